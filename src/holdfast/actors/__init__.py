@@ -1,0 +1,1 @@
+"""Who owns state: the trio actor on pykka, its mailbox and messages; accounts, sign-ins, tasks, workers."""

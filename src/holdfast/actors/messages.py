@@ -1,0 +1,206 @@
+"""Every message and reply that travels between actors, and from the front end to them.
+
+Commands are imperative, frozen and typed; a reply is a typed value or a :class:`Refusal`. Replies that an
+idempotency key may bring back are members of :data:`StoredReply` and survive a round trip through JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from holdfast.ledger.quotes import Terms
+from holdfast.ledger.refusals import Refusal
+
+# --------------------------------------------------------------------------------------------- shared parts
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A caller's Idempotency-Key: scope is (account, route, key); ``fingerprint`` is SHA-256 of path + body."""
+
+    route: str
+    key: str
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """The API key a command came in with; the account's actor checks that it may still write."""
+
+    key_id: str
+    scope: str
+
+
+class AccountSummary(msgspec.Struct, frozen=True):
+    """An account's totals as of one version, in micro-credits."""
+
+    account_id: str
+    balance_micro: int
+    held_micro: int
+
+    @property
+    def available_micro(self) -> int:
+        """The balance less everything held."""
+        return self.balance_micro - self.held_micro
+
+
+# --------------------------------------------------------------------------------- commands to an account
+
+
+@dataclass(frozen=True, slots=True)
+class Recharge:
+    """Add sandbox credit. Reply: :class:`Recharged`."""
+
+    amount_micro: int
+    idempotency: IdempotencyKey | None = None
+
+
+class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
+    """Sandbox credit was added."""
+
+    operation_id: str
+    amount_micro: int
+    account: AccountSummary
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTask:
+    """Hold credit and accept a task. ``input`` is normalised JSON. Reply: :class:`TaskAccepted`."""
+
+    input: bytes
+    terms: Terms
+    quote_id: str
+    claim: KeyClaim
+    metadata: tuple[tuple[str, str], ...] = ()
+    webhook_url: str | None = None
+    retry_of: str | None = None
+    idempotency: IdempotencyKey | None = None
+
+
+class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
+    """A task exists and its credit is held. Amounts in micro-credits."""
+
+    request_id: str
+    quote_id: str
+    status: str
+    retry_of: str | None
+    estimated_micro: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateApiKey:
+    """Make an API key whose secret the caller has already drawn. Reply: :class:`ApiKeyCreated`."""
+
+    key_id: str
+    secret_sha256: bytes
+    prefix: str
+    name: str
+    scopes: tuple[str, ...]
+
+
+class ApiKeyCreated(msgspec.Struct, frozen=True, tag="api_key_created"):
+    """An API key exists; its secret is known to the caller alone."""
+
+    key_id: str
+    prefix: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeApiKey:
+    """Revoke an API key at once; repeating it changes nothing. Reply: :class:`ApiKeyRevoked`."""
+
+    key_id: str
+
+
+class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
+    """The API key no longer opens anything."""
+
+    key_id: str
+    revoked_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SignOut:
+    """Revoke a session. Reply: :class:`SignedOut`."""
+
+    session_id: str
+
+
+class SignedOut(msgspec.Struct, frozen=True, tag="signed_out"):
+    """The session's token no longer opens anything."""
+
+    session_id: str
+
+
+# --------------------------------------------------------------------------------- commands to a sign-in
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitOrigin:
+    """Count one code request against an address of origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginAdmitted:
+    """The address of origin is within its hourly limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCode:
+    """Draw a one-time code for an e-mail (key ``email:…``). Reply: :class:`CodeIssued`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CodeIssued:
+    """A code to be mailed; only its HMAC is stored."""
+
+    otp_id: str
+    code: str
+    expires_in_s: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VerifyCode:
+    """Try a code (key ``email:…``). Reply: :class:`SignedIn`."""
+
+    otp_id: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SignedIn:
+    """The e-mail is proved; its account exists and a session is open."""
+
+    account_id: str
+    email: str
+    role: str
+    session_id: str
+    session_token: str
+    session_expires_at: datetime
+
+
+# ------------------------------------------------------------------------------------ commands to a task
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    """Cancel by the owner. Reply: :class:`TaskRef` once it stands as canceled, or a Refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """The command took effect, or had before; the task's row tells the rest."""
+
+    request_id: str
+    account_id: str
+
+
+StoredReply = Recharged | TaskAccepted | Refusal
+"""What an idempotency record can hold."""

@@ -1,0 +1,1 @@
+"""What credit is: rules without machinery. Nothing here knows trio, SQL or HTTP."""

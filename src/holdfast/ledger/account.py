@@ -1,0 +1,350 @@
+"""An account's credit: its state, the operations that change it, and the functions that decide them.
+
+Every ``decide_*`` function is pure: it reads the state, gives every refusal first and in the order its
+docstring lists, and otherwise returns the one :class:`Operation` that happens. :meth:`AccountState.apply`
+then moves the state, and cannot fail for a decided operation.
+
+Ledger accounts of a customer are ``available`` and ``held``; balance is their sum. The other side of an
+operation is a platform account (``cash:…``, ``revenue``), which has no stored balance: its balance is the
+sum of its postings. A positive posting raises what the ledger account holds for its owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.refusals import Refusal
+
+AVAILABLE = "available"
+HELD = "held"
+REVENUE = "revenue"
+
+
+def cash_account(provider: str) -> str:
+    """The platform account that stands for money held at a payment provider."""
+    return f"cash:{provider}"
+
+
+class OperationKind(StrEnum):
+    """What an operation does to an account."""
+
+    CREDIT = "credit"
+    HOLD = "hold"
+    CAPTURE = "capture"
+    RELEASE = "release"
+    REVERSAL = "reversal"
+
+
+SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
+"""The kinds that end a hold; each hold has at most one of them."""
+
+
+class Posting(NamedTuple):
+    """One line of an operation; the amounts of an operation's postings sum to zero."""
+
+    ledger_account: str
+    amount_micro: int
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One double-entry movement of one account, as decided; it becomes fact when the journal commits it.
+
+    ``number`` counts an account's operations from 1 without gaps. ``chain_hash`` covers this operation and
+    the hash before it, so a changed, missing or cut-off row is evident.
+    """
+
+    operation_id: str
+    account_id: str
+    number: int
+    kind: OperationKind
+    amount_micro: int
+    postings: tuple[Posting, ...]
+    balance_after_micro: int
+    held_after_micro: int
+    hold_id: str | None
+    reference: str
+    reason: str
+    at: datetime
+    chain_hash: bytes = b""
+
+    def hash_after(self, previous: bytes) -> bytes:
+        """The chain hash of this operation standing behind ``previous`` (32 bytes, SHA-256)."""
+        body = msgspec.json.encode(
+            [
+                self.account_id,
+                self.number,
+                self.operation_id,
+                self.kind,
+                self.amount_micro,
+                self.postings,
+                self.balance_after_micro,
+                self.held_after_micro,
+                self.hold_id,
+                self.reference,
+                self.reason,
+                int(self.at.astimezone(UTC).timestamp() * 1000),
+            ]
+        )
+        return hashlib.sha256(previous + body).digest()
+
+
+CHAIN_START = bytes(32)
+"""The hash before an account's first operation."""
+
+
+class AccountState:
+    """What an account holds at one version. Only :meth:`apply` changes it."""
+
+    __slots__ = ("account_id", "balance_micro", "chain_head", "held_micro", "holds", "number", "version")
+
+    def __init__(
+        self,
+        account_id: str,
+        *,
+        version: int = 0,
+        number: int = 0,
+        balance_micro: int = 0,
+        held_micro: int = 0,
+        holds: dict[str, int] | None = None,
+        chain_head: bytes = CHAIN_START,
+    ) -> None:
+        self.account_id = account_id
+        self.version = version
+        self.number = number
+        self.balance_micro = balance_micro
+        self.held_micro = held_micro
+        self.holds = {} if holds is None else holds
+        self.chain_head = chain_head
+
+    @property
+    def available_micro(self) -> int:
+        """What a new hold may take: the balance less everything held. Below zero only after a reversal."""
+        return self.balance_micro - self.held_micro
+
+    def apply(self, operation: Operation) -> None:
+        """Move the state behind ``operation``, which must have been decided on exactly this state."""
+        assert operation.account_id == self.account_id
+        assert operation.number == self.number + 1
+        if operation.kind is OperationKind.HOLD:
+            assert operation.hold_id is not None
+            self.holds[operation.hold_id] = operation.amount_micro
+        elif operation.kind in SETTLING:
+            assert operation.hold_id is not None
+            del self.holds[operation.hold_id]
+        self.number = operation.number
+        self.balance_micro = operation.balance_after_micro
+        self.held_micro = operation.held_after_micro
+        self.chain_head = operation.chain_hash
+
+
+def decide_credit(
+    state: AccountState,
+    *,
+    operation_id: str,
+    amount_micro: int,
+    source: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Add ``amount_micro`` that came in through ``source``.
+
+    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would pass the limit).
+    """
+    if amount_micro <= 0:
+        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+    if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
+        return Refusal(
+            code="amount_too_large", message="The balance would pass the largest one allowed.", param="amount"
+        )
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.CREDIT,
+        amount_micro=amount_micro,
+        postings=(Posting(cash_account(source), -amount_micro), Posting(AVAILABLE, amount_micro)),
+        balance_delta_micro=amount_micro,
+        held_delta_micro=0,
+        hold_id=None,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_hold(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    amount_micro: int,
+    reference: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Set ``amount_micro`` aside under a new ``hold_id``.
+
+    Refuses: 1. ``hold_already_open``; 2. ``insufficient_credit`` (more than is available, or the available
+    balance is below zero). An amount of zero is a hold like any other: free work still has one outcome.
+    """
+    assert amount_micro >= 0
+    if hold_id in state.holds:
+        return Refusal(code="hold_already_open", message="This hold is already open.")
+    available_micro = state.available_micro
+    if available_micro < amount_micro or available_micro < 0:
+        return Refusal(
+            code="insufficient_credit",
+            message="The account's available credit does not cover this hold.",
+            required_micro=amount_micro,
+            available_micro=available_micro,
+        )
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.HOLD,
+        amount_micro=amount_micro,
+        postings=(Posting(AVAILABLE, -amount_micro), Posting(HELD, amount_micro)),
+        balance_delta_micro=0,
+        held_delta_micro=amount_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason="task created",
+        at=at,
+    )
+
+
+def decide_capture(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    charge_micro: int,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Charge ``charge_micro`` of an open hold and give the rest back to the available credit.
+
+    Refuses: 1. ``hold_not_open`` (unknown, or already captured or released); 2. ``capture_exceeds_hold``.
+    """
+    assert charge_micro >= 0
+    held_micro = state.holds.get(hold_id)
+    if held_micro is None:
+        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+    if charge_micro > held_micro:
+        return Refusal(code="capture_exceeds_hold", message="A charge never exceeds its hold.", final=True)
+    postings = [Posting(HELD, -held_micro), Posting(REVENUE, charge_micro)]
+    if held_micro > charge_micro:
+        postings.append(Posting(AVAILABLE, held_micro - charge_micro))
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.CAPTURE,
+        amount_micro=charge_micro,
+        postings=tuple(postings),
+        balance_delta_micro=-charge_micro,
+        held_delta_micro=-held_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_release(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Give an open hold back whole.
+
+    Refuses: 1. ``hold_not_open`` (unknown, or already captured or released).
+    """
+    held_micro = state.holds.get(hold_id)
+    if held_micro is None:
+        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.RELEASE,
+        amount_micro=held_micro,
+        postings=(Posting(HELD, -held_micro), Posting(AVAILABLE, held_micro)),
+        balance_delta_micro=0,
+        held_delta_micro=-held_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_reversal(
+    state: AccountState,
+    *,
+    operation_id: str,
+    amount_micro: int,
+    source: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Take back money that ``source`` took back from us. The one way below zero; open holds stay untouched.
+
+    Refuses: 1. ``invalid_amount`` (not above zero).
+    """
+    if amount_micro <= 0:
+        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.REVERSAL,
+        amount_micro=amount_micro,
+        postings=(Posting(AVAILABLE, -amount_micro), Posting(cash_account(source), amount_micro)),
+        balance_delta_micro=-amount_micro,
+        held_delta_micro=0,
+        hold_id=None,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def _operation(
+    state: AccountState,
+    *,
+    operation_id: str,
+    kind: OperationKind,
+    amount_micro: int,
+    postings: tuple[Posting, ...],
+    balance_delta_micro: int,
+    held_delta_micro: int,
+    hold_id: str | None,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation:
+    """After this point nothing may fail: number the operation, total it and chain it."""
+    unchained = Operation(
+        operation_id=operation_id,
+        account_id=state.account_id,
+        number=state.number + 1,
+        kind=kind,
+        amount_micro=amount_micro,
+        postings=postings,
+        balance_after_micro=state.balance_micro + balance_delta_micro,
+        held_after_micro=state.held_micro + held_delta_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+    return msgspec.structs.replace(unchained, chain_hash=unchained.hash_after(state.chain_head))

@@ -1,0 +1,23 @@
+"""Refusals: the answers that say no. They are values, never exceptions, and name the rule that spoke."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
+    """A command was understood and turned down; nothing changed.
+
+    ``code`` is one of the codes of the error table (``holdfast.http.errors`` gives each its status).
+    ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``retry_after_s`` for
+    refusals that pass with time; ``param`` names the offending field.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+    required_micro: int | None = None
+    available_micro: int | None = None
+    retry_after_s: int | None = None
+    final: bool = False
+    """True where repeating the same call can never succeed (``x-should-retry: false``)."""

@@ -1,0 +1,255 @@
+"""Every table, in SQLAlchemy Core. Migrations make them; this module is what code reads and writes by.
+
+Hot tables lead their primary key with the account id, so that they can be spread by account. Amounts are
+micro-credits in BIGINT. ``operations`` and ``postings`` are the immutable journal: the first migration adds
+triggers that refuse UPDATE, DELETE and TRUNCATE on them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Time = TIMESTAMP(timezone=True)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("email", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("brand_id", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+    # The fence: one unit of work moves it by one, whatever the unit holds.
+    Column("version", BigInteger, nullable=False),
+    # The account's newest operation: its number, the totals behind it and its chain hash.
+    Column("operation_count", BigInteger, nullable=False),
+    Column("balance_micro", BigInteger, nullable=False),
+    Column("held_micro", BigInteger, nullable=False),
+    Column("chain_head", LargeBinary, nullable=False),
+    Index("uq_accounts_email", "email", unique=True),
+    postgresql_with={"fillfactor": "60"},
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("operation_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    Column("balance_after_micro", BigInteger, nullable=False),
+    Column("held_after_micro", BigInteger, nullable=False),
+    Column("hold_id", Text),
+    Column("reference", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("chain_hash", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("account_id", "number"),
+    Index("uq_operations_operation_id", "operation_id", unique=True),
+    # The last lock against settling a hold twice; the account's actor and its fence come first.
+    Index(
+        "uq_operations_settled_hold",
+        "account_id",
+        "hold_id",
+        unique=True,
+        postgresql_where=text("kind in ('capture', 'release')"),
+    ),
+)
+
+postings = Table(
+    "postings",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("line", SmallInteger, nullable=False),
+    Column("ledger_account", Text, nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    PrimaryKeyConstraint("account_id", "number", "line"),
+)
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("hold_id", Text, nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    Column("reference", Text, nullable=False),
+    Column("opened_number", BigInteger, nullable=False),
+    Column("settled_number", BigInteger),
+    PrimaryKeyConstraint("account_id", "hold_id"),
+    Index("ix_holds_open", "account_id", postgresql_where=text("settled_number is null")),
+    postgresql_with={"fillfactor": "80"},
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    # When the task next wants attention (dispatch, poll, deadline); null once it has ended.
+    # Claiming a due task moves this forward, so several processes share the work.
+    Column("wake_at", Time),
+    # False until the job has been handed to its provider: what waits for one of the provider's places.
+    Column("dispatched", Boolean, nullable=False),
+    Column("request", JSONB, nullable=False),
+    Column("state", JSONB, nullable=False),
+    PrimaryKeyConstraint("account_id", "request_id"),
+    Index("uq_tasks_request_id", "request_id", unique=True),
+    Index("ix_tasks_listing", "account_id", "created_at", "request_id"),
+    Index("ix_tasks_due", "wake_at", postgresql_where=text("wake_at is not null")),
+    postgresql_with={"fillfactor": "70"},
+)
+
+task_events = Table(
+    "task_events",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("received_at", Time, nullable=False),
+    Column("verdict", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("account_id", "request_id", "provider", "event_id"),
+)
+
+usage_entries = Table(
+    "usage_entries",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("ts", Time, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("modality", Text, nullable=False),
+    Column("api_key_id", Text),
+    Column("status", Text, nullable=False),
+    Column("billable_units", BigInteger, nullable=False),
+    Column("tokens_in", BigInteger, nullable=False),
+    Column("tokens_out", BigInteger, nullable=False),
+    Column("latency_ms", BigInteger),
+    Column("cost_micro", BigInteger, nullable=False),
+    Column("error", Text),
+    Column("operation_id", Text),
+    Column("status_history", JSONB, nullable=False),
+    PrimaryKeyConstraint("account_id", "request_id"),
+    Index("ix_usage_entries_listing", "account_id", "ts", "request_id"),
+    postgresql_with={"fillfactor": "80"},
+)
+
+assets = Table(
+    "assets",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("asset_id", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "request_id", "position"),
+    Index("uq_assets_asset_id", "asset_id", unique=True),
+    Index("ix_assets_sha256", "sha256"),
+    Index("ix_assets_expires_at", "expires_at"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("secret_sha256", LargeBinary, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("scopes", ARRAY(Text), nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("last_used_at", Time),
+    Column("revoked_at", Time),
+    PrimaryKeyConstraint("account_id", "key_id"),
+    Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("token_sha256", LargeBinary, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False),
+    Column("revoked_at", Time),
+    PrimaryKeyConstraint("account_id", "session_id"),
+    Index("uq_sessions_token_sha256", "token_sha256", unique=True),
+    Index("ix_sessions_expires_at", "expires_at"),
+)
+
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    # "email:ada@example.com" or "origin:127.0.0.1": what the sign-in limits count by.
+    Column("key", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Column("state", JSONB, nullable=False),
+    Index("ix_sign_ins_updated_at", "updated_at"),
+    postgresql_with={"fillfactor": "70"},
+)
+
+idempotency_records = Table(
+    "idempotency_records",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("route", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("fingerprint", LargeBinary, nullable=False),
+    # The typed reply, as JSON; the HTTP room renders it the same way each time.
+    Column("reply", LargeBinary, nullable=False),
+    Column("created_at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "route", "key"),
+    Index("ix_idempotency_records_created_at", "created_at"),
+)
+
+journal_batches = Table(
+    "journal_batches",
+    metadata,
+    # Written inside each batch's transaction: a lost answer to COMMIT is settled by looking here.
+    Column("batch_id", Text, primary_key=True),
+    Column("units", Integer, nullable=False),
+    Column("committed", Boolean, nullable=False),
+    Column("at", Time, nullable=False),
+    Index("ix_journal_batches_at", "at"),
+)
+
+
