@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Generic, TypeVar
 
 import msgspec
 
-from holdfast.ledger.quotes import Terms
+from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.terms import Terms
+
+R = TypeVar("R", covariant=True)
 
 # --------------------------------------------------------------------------------------------- shared parts
+
+
+class Command(Generic[R]):
+    """A message that asks for a change (or a fact) and is answered by an ``R`` or a :class:`Refusal`."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,7 @@ class AccountSummary(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Recharge:
+class Recharge(Command["Recharged"]):
     """Add sandbox credit. Reply: :class:`Recharged`."""
 
     amount_micro: int
@@ -67,7 +77,7 @@ class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTask:
+class CreateTask(Command["TaskAccepted"]):
     """Hold credit and accept a task. ``input`` is normalised JSON. Reply: :class:`TaskAccepted`."""
 
     input: bytes
@@ -92,7 +102,7 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateApiKey:
+class CreateApiKey(Command["ApiKeyCreated"]):
     """Make an API key whose secret the caller has already drawn. Reply: :class:`ApiKeyCreated`."""
 
     key_id: str
@@ -113,7 +123,7 @@ class ApiKeyCreated(msgspec.Struct, frozen=True, tag="api_key_created"):
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeApiKey:
+class RevokeApiKey(Command["ApiKeyRevoked"]):
     """Revoke an API key at once; repeating it changes nothing. Reply: :class:`ApiKeyRevoked`."""
 
     key_id: str
@@ -127,7 +137,7 @@ class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
 
 
 @dataclass(frozen=True, slots=True)
-class SignOut:
+class SignOut(Command["SignedOut"]):
     """Revoke a session. Reply: :class:`SignedOut`."""
 
     session_id: str
@@ -143,7 +153,7 @@ class SignedOut(msgspec.Struct, frozen=True, tag="signed_out"):
 
 
 @dataclass(frozen=True, slots=True)
-class AdmitOrigin:
+class AdmitOrigin(Command["OriginAdmitted"]):
     """Count one code request against an address of origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
 
 
@@ -153,7 +163,7 @@ class OriginAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestCode:
+class RequestCode(Command["CodeIssued"]):
     """Draw a one-time code for an e-mail (key ``email:…``). Reply: :class:`CodeIssued`."""
 
 
@@ -167,7 +177,7 @@ class CodeIssued:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class VerifyCode:
+class VerifyCode(Command["SignedIn"]):
     """Try a code (key ``email:…``). Reply: :class:`SignedIn`."""
 
     otp_id: str
@@ -190,8 +200,16 @@ class SignedIn:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTask:
+class CancelTask(Command["TaskRef"]):
     """Cancel by the owner. Reply: :class:`TaskRef` once it stands as canceled, or a Refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class HearNews(Command["TaskRef"]):
+    """A provider's verified news of a task; ``body`` is kept as received. Reply: :class:`TaskRef`."""
+
+    news: ProviderNews
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,5 +251,3 @@ journal_batches = Table(
     Column("at", Time, nullable=False),
     Index("ix_journal_batches_at", "at"),
 )
-
-

@@ -1,0 +1,85 @@
+"""Terms: the frozen price and conditions of one run, kept by a quote and by the task that runs on it.
+
+Settling a task uses its own terms, never the catalog of the day, so a price change cannot reach a live task.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PricingMode = Literal[
+    "per_request", "per_image", "per_megapixel", "per_second", "per_character", "per_token"
+]  # fmt: skip
+
+
+class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task's outputs are kept: ``rehost`` copies them, ``passthrough`` hands on the provider's URLs."""
+
+    mode: Literal["rehost", "passthrough"] = "rehost"
+    retention_s: int = 7 * 24 * 3600
+    bytes_max: int = 256 * 1024 * 1024
+    content_types: tuple[str, ...] = ()
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """How long each part of a task's life may take."""
+
+    dispatch_s: int = 60
+    run_s: int = 900
+    hosting_s: int = 300
+    review_s: int = 24 * 3600
+    overall_s: int = 24 * 3600
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the customer pays: amounts in micro-credits per unit as exact decimal strings, markup included.
+
+    A rate may be finer than a micro-credit (tokens cost less), so it is a string read as a Decimal. Single-rate
+    modes use ``unit_price``; ``per_token`` uses ``input_price`` and ``output_price`` (credits per ``unit``).
+    """
+
+    mode: PricingMode
+    unit: str
+    unit_size: int = 1
+    unit_price: str | None = None
+    input_price: str | None = None
+    output_price: str | None = None
+    minimum_micro: int = 0
+
+
+class Units(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured amount of work. Single-rate modes count ``units``; ``per_token`` counts both kinds of token."""
+
+    units: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a task needs to be held, run, hosted and settled, as fixed when it was quoted.
+
+    ``estimate_micro`` is the expected charge, ``hold_micro`` what is set aside (the most it can cost);
+    ``exact`` says the two agree. ``input_hash`` binds the terms to one normalised input.
+    """
+
+    model: str
+    modality: str
+    catalog_version: str
+    input_hash: str
+    rate: Rate
+    estimated: Units
+    largest: Units
+    smallest: Units
+    estimate_micro: int
+    minimum_micro: int
+    maximum_micro: int
+    hold_micro: int
+    exact: bool
+    basis: str
+    provider: str
+    upstream_model: str
+    provider_quote_hash: str
+    hosting: Hosting = Hosting()
+    deadlines: Deadlines = Deadlines()
