@@ -16,13 +16,13 @@ from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Terms
 
-R = TypeVar("R", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 # --------------------------------------------------------------------------------------------- shared parts
 
 
-class Command(Generic[R]):
-    """A message that asks for a change (or a fact) and is answered by an ``R`` or a :class:`Refusal`."""
+class Command(Generic[R_co]):
+    """A message that asks for a change (or a fact) and is answered by its own reply type or a :class:`Refusal`."""
 
     __slots__ = ()
 
