@@ -1,0 +1,35 @@
+"""What the service counts about itself, for ``GET /metrics``."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
+JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work by how their batch ended.", ["verdict"])
+JOURNAL_BATCH_UNITS = Histogram(
+    "holdfast_journal_batch_units",
+    "Units of work in one batch.",
+    buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500),
+)
+JOURNAL_COMMIT_S = Histogram(
+    "holdfast_journal_commit_seconds",
+    "Time from taking a batch to its durable answer.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
+)
+JOURNAL_QUEUE = Gauge("holdfast_journal_queue_units", "Units of work waiting for the next batch.")
+FENCE_STALE = Counter(
+    "holdfast_fence_stale_units",
+    "Units refused by the version fence: another process, or an older decision, had moved the row first.",
+    ["kind"],
+)
+COMMIT_LOOKUPS = Counter(
+    "holdfast_commit_lookups", "Batches whose COMMIT answer was lost, by what the look-up found.", ["found"]
+)
+ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Virtual actors awake.", ["kind"])
+ACTOR_EVENTS = Counter(
+    "holdfast_actor_events",
+    "What happened to virtual actors: activated, passivated, crashed, voided, quarantined, released.",
+    ["kind", "event"],
+)
+DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages nobody answered or read, by why.", ["reason"])
+DATABASE_AWAY = Counter("holdfast_database_away", "Times the database went away.")

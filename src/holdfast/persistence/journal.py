@@ -1,0 +1,193 @@
+"""The journal: the one write path. Units of work come in, gather while a commit is under way, and go together.
+
+There is no timer. Under light load a batch is one unit; under heavy load it grows by itself to what arrived
+during the last commit, up to ``batch_units_max``. One commit is under way at a time, in a thread that no
+cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is
+gathered: a unit of an author that has become void in between is never written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.persistence.units import (
+    AlreadyAnswered,
+    Author,
+    Broken,
+    Committed,
+    NotWritten,
+    Stale,
+    Unit,
+    Unknown,
+    Verdict,
+)
+from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
+
+log = structlog.get_logger(__name__)
+
+
+class Writer(Protocol):
+    """What the journal needs of a batch writer; tests put a fake in its place."""
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]: ...
+
+    def look_up(self, batch_id: str) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Gate(Protocol):
+    """Knows whether the database is there."""
+
+    def report_away(self, cause: BaseException) -> None: ...
+
+    async def wait_open(self) -> None: ...
+
+
+class Journal:
+    """Accepts units at any time; writes them while :meth:`run` runs."""
+
+    def __init__(self, writer: Writer, gate: Gate, *, batch_units_max: int = 500) -> None:
+        self._writer = writer
+        self._gate = gate
+        self._batch_units_max = batch_units_max
+        self._queue: deque[tuple[Unit, Author]] = deque()
+        self._arrived = trio.Event()
+        self._thread = trio.CapacityLimiter(1)
+        self._stopping = False
+
+    def submit(self, unit: Unit, author: Author) -> None:
+        """Queue a unit; ``author.settle`` is called with its verdict once that is known."""
+        self._queue.append((unit, author))
+        self._arrived.set()
+
+    async def write(self, unit: Unit) -> Verdict:
+        """Queue a unit and wait for its verdict. A cancelled wait leaves the unit to its fate."""
+        waiter = _Waiter()
+        self.submit(unit, waiter)
+        await waiter.settled.wait()
+        assert waiter.verdict is not None
+        return waiter.verdict
+
+    @property
+    def queue_depth(self) -> int:
+        """Units waiting for a batch."""
+        return len(self._queue)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write batches until :meth:`stop`; then write what is left and return.
+
+        On the way out for any other reason every unit still queued is answered ``NotWritten``.
+        """
+        self._stopping = False
+        try:
+            await self._gate.wait_open()
+            task_status.started()
+            while True:
+                batch = self._gather()
+                if batch:
+                    await self._commit(batch)
+                elif self._stopping:
+                    return
+                else:
+                    await self._arrived.wait()
+        finally:
+            while self._queue:
+                unit, author = self._queue.popleft()
+                _settle(author, unit, NotWritten("the journal stopped"))
+            self._writer.close()
+
+    async def stop(self) -> None:
+        """Ask :meth:`run` to finish what is queued and return."""
+        self._stopping = True
+        self._arrived.set()
+
+    # ------------------------------------------------------------------------------------------------- batches
+
+    def _gather(self) -> list[tuple[Unit, Author]]:
+        batch: list[tuple[Unit, Author]] = []
+        while self._queue and len(batch) < self._batch_units_max:
+            unit, author = self._queue.popleft()
+            if author.is_void:
+                _settle(author, unit, NotWritten("decided by an incarnation that no longer stands"))
+            else:
+                batch.append((unit, author))
+        if not self._queue and not self._stopping:
+            self._arrived = trio.Event()
+        metrics.JOURNAL_QUEUE.set(len(self._queue))
+        return batch
+
+    async def _commit(self, batch: list[tuple[Unit, Author]]) -> None:
+        begun = trio.current_time()
+        units = [unit for unit, _ in batch]
+        verdicts: list[Verdict] = [Unknown("the journal was cut off during a commit")] * len(units)
+        try:
+            verdicts = await self._write(units)
+        finally:
+            metrics.JOURNAL_COMMIT_S.observe(trio.current_time() - begun)
+            metrics.JOURNAL_BATCHES.inc()
+            metrics.JOURNAL_BATCH_UNITS.observe(len(units))
+            for (unit, author), verdict in zip(batch, verdicts, strict=True):
+                _settle(author, unit, verdict)
+
+    async def _write(self, units: list[Unit]) -> list[Verdict]:
+        try:
+            return await trio.to_thread.run_sync(self._writer.write, units, limiter=self._thread)
+        except ConnectionLost as lost:
+            log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
+            self._gate.report_away(lost)
+            return [NotWritten("the database connection was lost before the commit")] * len(units)
+        except CommitUnanswered as lost:
+            log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
+            return await self._look_up(lost)
+
+    async def _look_up(self, lost: CommitUnanswered) -> list[Verdict]:
+        """Ask the database, for as long as it takes, what became of a batch whose COMMIT was not answered."""
+        while True:
+            try:
+                durable = await trio.to_thread.run_sync(self._writer.look_up, lost.batch_id, limiter=self._thread)
+                break
+            except ConnectionLost as still_lost:
+                self._gate.report_away(still_lost)
+                await self._gate.wait_open()
+        metrics.COMMIT_LOOKUPS.labels("committed" if durable else "void").inc()
+        log.warning("lost commit looked up", batch_id=lost.batch_id, durable=durable)
+        return lost.if_durable if durable else lost.if_void
+
+
+class _Waiter:
+    """An author that only wants to know."""
+
+    is_void = False
+
+    def __init__(self) -> None:
+        self.settled = trio.Event()
+        self.verdict: Verdict | None = None
+
+    def settle(self, unit: Unit, verdict: Verdict) -> None:  # noqa: ARG002 - it has only one
+        self.verdict = verdict
+        self.settled.set()
+
+
+_LABELS: dict[type[Verdict], str] = {
+    Committed: "committed",
+    Stale: "stale",
+    AlreadyAnswered: "already_answered",
+    NotWritten: "not_written",
+    Broken: "broken",
+    Unknown: "unknown",
+}
+
+
+def _settle(author: Author, unit: Unit, verdict: Verdict) -> None:
+    metrics.JOURNAL_UNITS.labels(_LABELS[type(verdict)]).inc()
+    if isinstance(verdict, Stale):
+        for fence in verdict.fences:
+            metrics.FENCE_STALE.labels(fence.kind).inc()
+    author.settle(unit, verdict)

@@ -1,0 +1,328 @@
+"""The journal's hand on the database: one connection, one transaction a batch. Runs in a worker thread.
+
+A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
+each by key) and then, in a statement of its own so that its snapshot is younger than the locks, looks up the
+idempotency keys. What fits is then written, marked with the batch's id, and committed in the second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from holdfast.ledger.account import SETTLING, OperationKind
+from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
+from holdfast.persistence.rows import (
+    STATEMENTS,
+    AccountHead,
+    BatchRow,
+    HoldRow,
+    HoldSettledRow,
+    OperationRow,
+    PostingRow,
+)
+from holdfast.persistence.units import (
+    AlreadyAnswered,
+    Broken,
+    Committed,
+    FenceKind,
+    IdempotencyProbe,
+    NotWritten,
+    RememberedAnswer,
+    Stale,
+    Unit,
+    Verdict,
+)
+
+_LOCK: dict[FenceKind, str] = {
+    "account": "select id, version from accounts where id = any(%s) order by id for no key update",
+    "task": "select request_id, version from tasks where request_id = any(%s) "
+    "order by request_id for no key update",
+    "sign_in": "select key, version from sign_ins where key = any(%s) order by key for no key update",
+}
+_FIRST_SIGN_IN = (
+    "insert into sign_ins (key, version, updated_at, state) "
+    "select k, 0, now(), '{}'::jsonb from unnest(%s::text[]) k order by k on conflict do nothing"
+)
+_PROBE = (
+    "select r.account_id, r.route, r.key, r.fingerprint, r.reply from idempotency_records r "
+    "join unnest(%s::text[], %s::text[], %s::text[]) as p(account_id, route, key) "
+    "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
+)
+_PASSING = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable, errors.QueryCanceled)
+"""Errors that say nothing against the batch: it was rolled back and may be tried again as it is."""
+
+_AWAY = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.DiskFull,
+    errors.OutOfMemory,
+    errors.IoError,
+    errors.ReadOnlySqlTransaction,
+)
+"""Errors of a database that cannot write at all now, whatever the batch."""
+
+
+class ConnectionLost(Exception):
+    """The connection broke before anything was sent to be written; nothing of the batch is there."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+
+
+class CommitUnanswered(Exception):
+    """The connection broke after the batch was sent: only a look-up can tell whether it is durable.
+
+    ``if_durable`` and ``if_void`` are the units' verdicts in either case.
+    """
+
+    def __init__(
+        self, batch_id: str, cause: BaseException, *, if_durable: list[Verdict], if_void: list[Verdict]
+    ) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.batch_id = batch_id
+        self.if_durable = if_durable
+        self.if_void = if_void
+
+
+class BatchWriter:
+    """Writes batches on one connection, made anew after it breaks. Not shared between threads."""
+
+    def __init__(
+        self, connect: Callable[[], psycopg.Connection[Any]], *, now: Now, idempotency_ttl_s: int = 86_400
+    ) -> None:
+        self._connect = connect
+        self._now = now
+        self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        """Write what fits of ``units``, in order, and return each one's verdict.
+
+        Raises :class:`ConnectionLost` or :class:`CommitUnanswered`; every other database error is settled here:
+        passing ones by ``NotWritten``, and one that a particular unit provokes by writing unit by unit.
+        """
+        try:
+            return self._transaction(units)
+        except _PASSING as exc:
+            return [NotWritten(type(exc).__name__)] * len(units)
+        except psycopg.Error as exc:
+            if len(units) == 1:
+                return [Broken(exc)]
+            return self._write_one_by_one(units)
+
+    def _write_one_by_one(self, units: Sequence[Unit]) -> list[Verdict]:
+        """Find the unit the database refuses: a transaction each, so that its neighbours do not fall with it."""
+        verdicts: list[Verdict] = []
+        for unit in units:
+            try:
+                verdicts += self.write([unit])
+            except CommitUnanswered as lost:
+                rest: list[Verdict] = [NotWritten("the connection was lost before this unit's turn")] * (
+                    len(units) - len(verdicts) - 1
+                )
+                raise CommitUnanswered(
+                    lost.batch_id,
+                    lost,
+                    if_durable=[*verdicts, *lost.if_durable, *rest],
+                    if_void=[*verdicts, *lost.if_void, *rest],
+                ) from lost
+            except ConnectionLost:
+                return verdicts + [NotWritten("the connection was lost")] * (len(units) - len(verdicts))
+        return verdicts
+
+    def look_up(self, batch_id: str) -> bool:
+        """Say whether a batch whose answer was lost is durable, and make sure it never becomes so if it is not.
+
+        Planting the batch's own key waits for a commit still under way on the server, and bars one that has
+        not started. Raises :class:`ConnectionLost` while the database is away.
+        """
+        try:
+            connection = self._connected()
+            planted = connection.execute(
+                "insert into journal_batches (batch_id, units, committed, at) values (%s, 0, false, %s) "
+                "on conflict do nothing returning batch_id",
+                (batch_id, self._now()),
+            ).fetchone()
+            found = connection.execute(
+                "select committed from journal_batches where batch_id = %s", (batch_id,)
+            ).fetchone()
+            connection.commit()
+        except psycopg.Error as exc:
+            self._discard()
+            raise ConnectionLost(exc) from exc
+        return planted is None and found is not None and bool(found[0])
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._discard()
+
+    # ------------------------------------------------------------------------------------------ one transaction
+
+    def _transaction(self, units: Sequence[Unit]) -> list[Verdict]:
+        try:
+            connection = self._connected()
+            versions, answers = self._lock(connection, units)
+        except psycopg.Error as exc:
+            self._recover(exc)
+            raise
+        verdicts = _judge(units, versions, answers)
+        passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
+        if not passed:
+            connection.rollback()
+            return verdicts
+        statements = _statements(passed)
+        batch_id = new_id("batch")
+        mark = STATEMENTS[BatchRow]
+        try:
+            with connection.pipeline():
+                for sql, parameters in statements:
+                    connection.execute(sql, parameters)
+                connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
+                connection.commit()
+        except psycopg.Error as exc:
+            try:
+                self._recover(exc)
+            except ConnectionLost as lost:
+                void = NotWritten("the commit did not happen")
+                if_void = [void if type(verdict) is Committed else verdict for verdict in verdicts]
+                raise CommitUnanswered(batch_id, exc, if_durable=verdicts, if_void=if_void) from lost
+            raise
+        return verdicts
+
+    def _lock(
+        self, connection: psycopg.Connection[Any], units: Sequence[Unit]
+    ) -> tuple[dict[tuple[FenceKind, str], int], dict[IdempotencyProbe, RememberedAnswer]]:
+        keys: dict[FenceKind, dict[str, int]] = {"account": {}, "task": {}, "sign_in": {}}
+        probes: dict[IdempotencyProbe, None] = {}
+        for unit in units:
+            for fence in unit.fences:
+                keys[fence.kind].setdefault(fence.key, fence.expected)
+            if unit.probe is not None:
+                probes[unit.probe] = None
+        if not probes and not any(keys.values()):
+            return {}, {}
+        with connection.pipeline():
+            first_sign_ins = [key for key, expected in keys["sign_in"].items() if expected == 0]
+            if first_sign_ins:
+                connection.execute(_FIRST_SIGN_IN, (first_sign_ins,))
+            locks = {
+                kind: connection.execute(sql, (list(keys[kind]),)) for kind, sql in _LOCK.items() if keys[kind]
+            }
+            found = None
+            if probes:
+                oldest = self._now() - self._idempotency_ttl
+                columns = [list(column) for column in zip(*probes, strict=True)]
+                found = connection.execute(_PROBE, (*columns, oldest))
+        versions = {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
+        answers = {}
+        if found is not None:
+            for account_id, route, key, fingerprint, reply in found.fetchall():
+                probe = IdempotencyProbe(account_id, route, key)
+                answers[probe] = RememberedAnswer(bytes(fingerprint), bytes(reply))
+        return versions, answers
+
+    # --------------------------------------------------------------------------------------------- connection
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def _is_broken(self, exc: psycopg.Error) -> bool:
+        return (
+            self._connection is None or self._connection.broken or self._connection.closed or isinstance(exc, _AWAY)
+        )
+
+    def _recover(self, exc: psycopg.Error) -> None:
+        """Roll back where the connection still stands; raise :class:`ConnectionLost` where it does not."""
+        if not self._is_broken(exc):
+            assert self._connection is not None
+            try:
+                self._connection.rollback()
+            except psycopg.Error:
+                pass
+            else:
+                return
+        self._discard()
+        raise ConnectionLost(exc) from exc
+
+    def _discard(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _judge(
+    units: Iterable[Unit],
+    versions: dict[tuple[FenceKind, str], int],
+    answers: dict[IdempotencyProbe, RememberedAnswer],
+) -> list[Verdict]:
+    """Each unit in turn: does it stand on the versions as the units before it leave them?
+
+    A unit that falls takes with it all later ones of the batch that were decided on top of it, since their
+    fences expect a version that never comes.
+    """
+    verdicts: list[Verdict] = []
+    for unit in units:
+        moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key), 0) != fence.expected)
+        if moved:
+            verdicts.append(Stale(moved))
+        elif unit.probe is not None and unit.probe in answers:
+            verdicts.append(AlreadyAnswered(answers[unit.probe]))
+        else:
+            for fence in unit.fences:
+                versions[fence.kind, fence.key] = fence.expected + 1
+            verdicts.append(Committed())
+    return verdicts
+
+
+def _statements(units: Iterable[Unit]) -> list[tuple[str, list[str]]]:
+    """The statements that write ``units``: one for each kind of row there is."""
+    rows: defaultdict[type[Any], list[Any]] = defaultdict(list)
+    heads: dict[str, AccountHead] = {}
+    for unit in units:
+        if unit.account is not None:
+            heads[unit.account.id] = unit.account
+        for operation in unit.operations:
+            account_id, number, hold_id = operation.account_id, operation.number, operation.hold_id
+            rows[OperationRow].append(
+                OperationRow(
+                    account_id,
+                    number,
+                    operation.operation_id,
+                    operation.kind,
+                    operation.amount_micro,
+                    operation.balance_after_micro,
+                    operation.held_after_micro,
+                    hold_id,
+                    operation.reference,
+                    operation.reason,
+                    operation.at,
+                    operation.chain_hash,
+                )
+            )
+            rows[PostingRow].extend(
+                PostingRow(account_id, number, line, posting.ledger_account, posting.amount_micro)
+                for line, posting in enumerate(operation.postings, start=1)
+            )
+            if hold_id is not None and operation.kind is OperationKind.HOLD:
+                rows[HoldRow].append(
+                    HoldRow(account_id, hold_id, operation.amount_micro, operation.reference, number)
+                )
+            elif hold_id is not None and operation.kind in SETTLING:
+                rows[HoldSettledRow].append(HoldSettledRow(account_id, hold_id, number))
+        for row in unit.rows:
+            rows[type(row)].append(row)
+    if heads:
+        rows[AccountHead] = list(heads.values())
+    return [
+        (statement.sql, statement.parameters(rows[kind])) for kind, statement in STATEMENTS.items() if kind in rows
+    ]
