@@ -222,3 +222,10 @@ class TaskRef:
 
 StoredReply = Recharged | TaskAccepted | Refusal
 """What an idempotency record can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The reply an earlier call with the same Idempotency-Key got; nothing happened this time."""
+
+    reply: StoredReply
