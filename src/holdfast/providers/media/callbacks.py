@@ -1,0 +1,219 @@
+"""Reading the body of a provider's callback: verified bytes in, :class:`ProviderNews` or a refusal out.
+
+The signature has been checked by then, so what is judged here is shape. The provider is trusted to speak for its
+jobs and for nothing more: every text is cut to a length that a row can hold, and control characters (a NUL cannot
+be stored at all) are taken out of prose and refused in identifiers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Annotated
+
+import msgspec
+
+from holdfast.ledger.news import Moderation, NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
+from holdfast.ledger.refusals import Refusal
+
+BODY_MAX_BYTES = 256 * 1024
+OUTPUTS_MAX_COUNT = 64
+INLINE_MAX_CHARS = 64 * 1024
+"""The most base64 text of one output carried inside a callback."""
+MESSAGE_MAX_CHARS = 500
+WORD_MAX_CHARS = 64
+CATEGORIES_MAX_COUNT = 32
+
+_COUNT_MAX = 2**63 - 1
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
+
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
+_Side = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class _Output(msgspec.Struct, frozen=True):
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=8192, pattern=r"^[!-~]+$")] | None = None
+    data: Annotated[str, msgspec.Meta(max_length=INLINE_MAX_CHARS)] | None = None
+    content_type: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[ -~]*$")] | None = None
+    bytes: _Count | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    width: _Side | None = None
+    height: _Side | None = None
+    duration_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    index: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    units: _Count | None = None
+    unit: str | None = None
+    tokens_in: _Count | None = None
+    tokens_out: _Count | None = None
+    provider_cost: str | int | float | None = None
+    provider_ms: _Count | None = None
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str | None = None
+    message: str | None = None
+    retryable: bool | None = None
+
+
+class _Moderation(msgspec.Struct, frozen=True):
+    flagged: bool
+    categories: list[str] | None = None
+
+
+class _Callback(msgspec.Struct, frozen=True):
+    event_id: _Id
+    request_id: _Id
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    status: NewsStatus
+    provider: str | None = None
+    provider_ref: _Id | None = None
+    sequence: _Count | None = None
+    raw_status: str | None = None
+    stage: str | None = None
+    message: str | None = None
+    percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    outputs: Annotated[list[_Output], msgspec.Meta(max_length=OUTPUTS_MAX_COUNT)] | None = None
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+    moderation: _Moderation | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Callback)
+
+
+def parse_callback(provider: str, body: bytes) -> ProviderNews | Refusal:
+    """Read a callback that ``provider``'s key has signed.
+
+    Refuses with ``request_too_large`` above 256 KiB, else with ``invalid_event`` and the offending ``param``.
+    Fields that are not ours are ignored. A body that names another provider than the one whose key signed it is
+    refused.
+    """
+    if len(body) > BODY_MAX_BYTES:
+        return Refusal(code="request_too_large", message=f"A callback has at most {BODY_MAX_BYTES} bytes.")
+    try:
+        raw = _DECODER.decode(body)
+    except msgspec.ValidationError as fault:
+        reason, _, where = str(fault).partition(" - at `$.")
+        return _invalid(f"The callback is not an event: {reason}.", where.rstrip("`") or None)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _invalid("The callback is not JSON in UTF-8.")
+    if raw.provider is not None and raw.provider != provider:
+        return _invalid("The callback names another provider than the one that signed it.", "provider")
+    outputs = []
+    for place, given in enumerate(raw.outputs or ()):
+        output = _output(given, place)
+        if isinstance(output, Refusal):
+            return output
+        outputs.append(output)
+    if len({output.index for output in outputs}) != len(outputs):
+        return _invalid("Two outputs carry the same index.", "outputs")
+    return ProviderNews(
+        source="callback",
+        provider=provider,
+        event_id=raw.event_id,
+        request_id=raw.request_id,
+        attempt=raw.attempt,
+        status=raw.status,
+        provider_ref=raw.provider_ref,
+        sequence=raw.sequence,
+        raw_status=tidy(raw.raw_status, WORD_MAX_CHARS),
+        stage=tidy(raw.stage, WORD_MAX_CHARS),
+        message=tidy(raw.message, MESSAGE_MAX_CHARS),
+        percent=raw.percent,
+        outputs=tuple(outputs),
+        usage=_usage(raw.usage),
+        error=_error(raw.error),
+        moderation=_moderation(raw.moderation),
+    )
+
+
+def tidy(text: str | None, limit_chars: int) -> str | None:
+    """Prose fit for a row: control characters become blanks, the end is cut; None where nothing is left."""
+    if text is None:
+        return None
+    clean = _CONTROLS.sub(" ", text[: limit_chars * 4]).strip()
+    return (clean if len(clean) <= limit_chars else clean[: limit_chars - 1] + "…") or None
+
+
+def split_data_url(url: str) -> tuple[str | None, str] | None:
+    """``data:image/png;base64,…`` as (content type, base64 text); None for any other URL."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+        return None
+    return head[5:].split(";")[0].lower() or None, data
+
+
+def _output(given: _Output, place: int) -> Output | Refusal:
+    where = f"outputs[{place}]"
+    url, data, content_type = given.url, given.data, given.content_type
+    if url is not None and url[:5].lower() == "data:":
+        split = split_data_url(url)
+        if split is None or data is not None:
+            return _invalid("A data URL is base64 and stands alone.", f"{where}.url")
+        url, data, content_type = None, split[1], content_type or split[0]
+    if (url is None) == (data is None):
+        return _invalid("An output has a url or data, and not both.", where)
+    if url is not None and not re.match(r"https?://", url, re.IGNORECASE):
+        return _invalid("An output's url is http or https.", f"{where}.url")
+    if data is not None and not _is_base64(data):
+        return _invalid("An output's data is base64.", f"{where}.data")
+    return Output(
+        index=place if given.index is None else given.index,
+        url=url,
+        data=data,
+        content_type=content_type.split(";")[0].strip().lower() or None if content_type else None,
+        bytes=given.bytes,
+        sha256=given.sha256.lower() if given.sha256 else None,
+        width=given.width,
+        height=given.height,
+        duration_s=given.duration_s,
+    )
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _usage(raw: _Usage | None) -> ReportedUsage | None:
+    if raw is None:
+        return None
+    return ReportedUsage(
+        units=raw.units,
+        unit=tidy(raw.unit, WORD_MAX_CHARS),
+        tokens_in=raw.tokens_in,
+        tokens_out=raw.tokens_out,
+        provider_cost=None if raw.provider_cost is None else tidy(str(raw.provider_cost), WORD_MAX_CHARS),
+        provider_ms=raw.provider_ms,
+    )
+
+
+def _error(raw: _Error | str | None) -> ReportedError | None:
+    if raw is None:
+        return None
+    if isinstance(raw, str):
+        return ReportedError(message=tidy(raw, MESSAGE_MAX_CHARS))
+    return ReportedError(
+        code=tidy(raw.code, WORD_MAX_CHARS),
+        message=tidy(raw.message, MESSAGE_MAX_CHARS),
+        retryable=bool(raw.retryable),
+    )
+
+
+def _moderation(raw: _Moderation | None) -> Moderation | None:
+    if raw is None:
+        return None
+    words = (tidy(word, WORD_MAX_CHARS) for word in (raw.categories or ())[:CATEGORIES_MAX_COUNT])
+    return Moderation(flagged=raw.flagged, categories=tuple(word for word in words if word))
+
+
+def _invalid(message: str, param: str | None = None) -> Refusal:
+    return Refusal(code="invalid_event", message=message, param=param)
