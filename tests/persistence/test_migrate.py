@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from holdfast.persistence import migrate as migrate_module
+from holdfast.persistence.database import DatabaseAway, connected
+from holdfast.persistence.migrate import MigrationRefused, MigrationReport, migrate, pending
+from holdfast.persistence.tables import metadata
+
+
+@pytest.fixture
+def empty_url(database_url: str) -> str:
+    """A database with nothing in it."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+    return database_url
+
+
+def test_the_migrated_schema_is_the_one_the_code_reads_by(database_url: str) -> None:
+    with connected(database_url) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_the_migrated_tables_have_the_storage_settings_of_the_code(database_url: str) -> None:
+    with connected(database_url) as connection:
+        rows = connection.execute(
+            text("select relname, reloptions from pg_class where relkind = 'r' and reloptions is not null")
+        )
+        found = {row.relname: row.reloptions for row in rows}
+    wanted = {
+        name: [f"{key}={value}" for key, value in table.dialect_options["postgresql"]["with"].items()]
+        for name, table in metadata.tables.items()
+        if table.dialect_options["postgresql"]["with"]
+    }
+    assert wanted
+    assert found == wanted
+
+
+def test_partial_indexes_keep_their_conditions(database_url: str) -> None:
+    with connected(database_url) as connection:
+        partial = set(
+            connection.execute(
+                text("select indexrelid::regclass::text from pg_index where indpred is not null")
+            ).scalars()
+        )
+    assert partial == {
+        index.name
+        for table in metadata.tables.values()
+        for index in table.indexes
+        if index.dialect_options["postgresql"]["where"] is not None
+    }
+
+
+def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
+    assert pending(empty_url) == ("0001",)
+    assert migrate(empty_url) == MigrationReport(before=None, after="0001", applied=("0001",))
+    assert pending(empty_url) == ()
+    assert migrate(empty_url) == MigrationReport(before="0001", after="0001", applied=())
+
+
+def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
+    reports: list[MigrationReport] = []
+    start = threading.Barrier(3)
+
+    def run() -> None:
+        start.wait()
+        reports.append(migrate(empty_url))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(len(report.applied) for report in reports) == [0, 0, 1]
+
+
+def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate_module, "TURN_S", 0.05)
+    with psycopg.connect(empty_url) as other:
+        other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
+        with pytest.raises(MigrationRefused, match="Another process"):
+            migrate(empty_url)
+    assert pending(empty_url) == ("0001",)
+
+
+def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    with pytest.raises(MigrationRefused, match="9999"):
+        migrate(database_url)
+
+
+def test_an_unreachable_database_is_away() -> None:
+    with pytest.raises(DatabaseAway):
+        migrate("postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2")
+
+
+@pytest.mark.parametrize("table", ["operations", "postings"])
+@pytest.mark.parametrize("statement", ["update {} set number = 2", "delete from {}", "truncate {}"])
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_the_journal_refuses_every_change(database_url: str, table: str, statement: str, role: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(f"set session_replication_role = {role}")
+        with pytest.raises(psycopg.errors.RestrictViolation, match="immutable"):
+            connection.execute(statement.format(table))
