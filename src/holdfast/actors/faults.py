@@ -25,3 +25,11 @@ class OutcomeUnknown(AskFault):
 
 class Deadlock(AskFault):
     """The question would wait for its own asker; the message names the cycle."""
+
+
+class Crashed(Exception):
+    """The actor broke while handling the command; nothing of it was written, and its incarnation has ended."""
+
+
+class StaleFence(Exception):
+    """A row of the asker's own had moved on, so the joint unit of work is void; the asker must reload."""

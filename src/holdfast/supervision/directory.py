@@ -1,0 +1,513 @@
+"""Keyed supervision: one kind of virtual actor, addressable by key, awake only while there is something to do.
+
+A key's slot owns the mailbox. The first message activates an incarnation, which loads its rows; an idle one is
+passivated; a void one is replaced and decides its unanswered messages again. Two budgets guard the rest:
+
+- a key whose incarnations keep crashing is **quarantined**: its asks are refused at once until an operator
+  releases it, and no other key notices;
+- when many keys crash together the trouble is not theirs: the group **pauses**, refuses at once, and probes
+  until it may go on. While the database's gate is closed it refuses without counting anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import trio
+
+from holdfast import metrics
+from holdfast.actors.actor import Ending, JournaledActor, TrioActor
+from holdfast.actors.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.future import TrioFuture
+from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.messages import Command
+from holdfast.actors.trace import trace_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.units import IdempotencyProbe, RememberedAnswer
+from holdfast.supervision.intensity import Backoff, RestartWindow
+from holdfast.supervision.reports import DeadLetters, DeadReason, Report, Reporter, describe
+
+R = TypeVar("R")
+
+SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]
+
+
+class Gate(Protocol):
+    """Whether the database answers; without it no actor can load or change anything."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def retry_after_s(self) -> float: ...
+
+    async def wait_open(self) -> None: ...
+
+
+_RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
+_PROBES = Backoff(0.5, 5.0, jitter=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedLimits:
+    """How many, how long, how often; the defaults suit accounts and tasks."""
+
+    mailbox_max: int = 1000
+    idle_s: float = 120.0
+    awake_max: int = 20_000
+    loading_max: int = 16
+    child_restarts: int = 5
+    child_period_s: float = 60.0
+    group_crashes: int = 20
+    group_period_s: float = 10.0
+    voids_in_row_max: int = 100
+    backoff: Backoff = _RESTARTS
+    probe_backoff: Backoff = _PROBES
+    quarantine_retry_after_s: float = 60.0
+
+
+class Slot:
+    """A key's place: its mailbox, and whichever incarnation lives there now."""
+
+    __slots__ = (
+        "actor",
+        "crashes",
+        "incarnation",
+        "key",
+        "last_used",
+        "learned",
+        "mailbox",
+        "state",
+        "voids_in_row",
+        "waiting_on",
+        "window",
+    )
+
+    def __init__(self, key: str, mailbox_max: int) -> None:
+        self.key = key
+        self.mailbox = Mailbox(mailbox_max)
+        self.state: SlotState = "asleep"
+        self.actor: TrioActor | None = None
+        self.incarnation = 0
+        self.last_used = 0.0
+        self.window: RestartWindow | None = None
+        self.crashes = 0
+        self.voids_in_row = 0
+        self.waiting_on: Slot | None = None
+        self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] | None = None
+
+
+_asking_from: ContextVar[Slot | None] = ContextVar("asking_from", default=None)
+"""The slot whose actor is in its turn: who would wait if it asked."""
+
+
+class KeyedDirectory:
+    """All virtual actors of one kind. Outlives the child of the tree that runs it, and so do the mailboxes."""
+
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[[str, Mailbox], TrioActor],
+        *,
+        gate: Gate,
+        probe: Callable[[], Awaitable[bool]],
+        reporter: Reporter,
+        dead_letters: DeadLetters,
+        limits: KeyedLimits | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.name = name
+        self.path = name
+        self.limits = limits if limits is not None else KeyedLimits()
+        self._factory = factory
+        self._gate = gate
+        self._probe = probe
+        self._reporter = reporter
+        self._dead_letters = dead_letters
+        self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
+        self._slots: OrderedDict[str, Slot] = OrderedDict()
+        self._nursery: trio.Nursery | None = None
+        self._loading = trio.CapacityLimiter(self.limits.loading_max)
+        self._crashes = RestartWindow(self.limits.group_crashes, self.limits.group_period_s)
+        self._pause: trio.Event | None = None
+        self._stopping = trio.Event()
+        self._emptied = trio.Event()
+        self._awake_count = 0
+
+    # ------------------------------------------------------------------------------------------------- talking
+
+    async def ask(self, key: str, command: Command[R], *, deadline_s: float = 10.0) -> R | Refusal:
+        """Send a command and wait for its durable answer; faults as ``Directory`` names them."""
+        self._refuse_if_unavailable()
+        slot = self._slot(key)
+        if slot.state == "quarantined":
+            raise Unavailable(
+                f"{self.name} {key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
+            )
+        asker = _asking_from.get()
+        if asker is not None:
+            _refuse_cycle(asker, slot)
+        now = trio.current_time()
+        future: TrioFuture[Any] = TrioFuture()
+        self._put(slot, Envelope(command, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
+        if asker is not None:
+            asker.waiting_on = slot
+        try:
+            with trio.move_on_at(now + deadline_s):
+                reply: R | Refusal = await future
+                return reply
+        finally:
+            if asker is not None:
+                asker.waiting_on = None
+        raise OutcomeUnknown(f"no answer within {deadline_s:g} s")
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        """Send a command nobody waits for. A full or quarantined mailbox makes it a dead letter."""
+        slot = self._slot(key)
+        envelope = Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get())
+        if slot.state == "quarantined":
+            self._bury("dead", slot, envelope)
+            return
+        try:
+            self._put(slot, envelope)
+        except Overloaded:
+            self._bury("full", slot, envelope)
+
+    def _refuse_if_unavailable(self) -> None:
+        if self._stopping.is_set() or self._nursery is None:
+            raise Unavailable(f"{self.name} are not running")
+        if not self._gate.is_open:
+            raise Unavailable("the database is away", retry_after_s=self._gate.retry_after_s)
+        if self._pause is not None:
+            raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
+
+    def _slot(self, key: str) -> Slot:
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Slot(key, self.limits.mailbox_max)
+        return slot
+
+    def _put(self, slot: Slot, envelope: Envelope) -> None:
+        try:
+            slot.mailbox.put(envelope)
+        except MailboxFull as full:
+            raise Overloaded(f"{self.name} {slot.key}: {full}") from full
+        slot.last_used = envelope.sent_at
+        self._slots.move_to_end(slot.key)
+        if slot.state == "asleep":
+            self._activate(slot)
+
+    # ------------------------------------------------------------------------------------------- incarnations
+
+    def _activate(self, slot: Slot) -> None:
+        """Start the slot's next incarnation; one flag and no await between its test and its setting."""
+        if self._nursery is None:
+            return
+        slot.state = "awake"
+        self._awake_count += 1
+        metrics.ACTORS_AWAKE.labels(self.name).set(self._awake_count)
+        self._nursery.start_soon(self._live, slot, name=f"actor:{self.name}:{slot.key}")
+        if self._awake_count > self.limits.awake_max:
+            self._passivate_oldest()
+
+    async def _live(self, slot: Slot) -> None:
+        """A slot's task: incarnation after incarnation until the slot may sleep. Nothing may escape from here."""
+        _asking_from.set(slot)
+        was_cut = True
+        try:
+            while await self._incarnate(slot):
+                pass
+            was_cut = False
+        except Exception as exc:
+            # A fault of this very code. The slot is set aside rather than its siblings pulled down.
+            self._quarantine(slot, exc)
+        finally:
+            self._awake_count -= 1
+            metrics.ACTORS_AWAKE.labels(self.name).set(self._awake_count)
+            slot.actor = None
+            if slot.state != "quarantined":
+                slot.state = "asleep"
+                if slot.mailbox.empty():
+                    if self._slots.get(slot.key) is slot:
+                        del self._slots[slot.key]
+                elif not was_cut and not self._stopping.is_set():
+                    self._activate(slot)
+            if not self._awake_count:
+                self._emptied.set()
+
+    async def _incarnate(self, slot: Slot) -> bool:
+        """Live one incarnation. True where another one is to follow at once."""
+        if self._pause is not None:
+            await self._pause.wait()
+        if not self._gate.is_open:
+            await self._gate.wait_open()
+        slot.incarnation += 1
+        actor: TrioActor | None = None
+        try:
+            async with self._loading:
+                actor = slot.actor = self._factory(slot.key, slot.mailbox)
+                if isinstance(actor, JournaledActor) and slot.learned:
+                    actor.learn(slot.learned)
+                    slot.learned = None
+                await actor.on_start()
+            self._count("activated")
+            ending = await actor.serve()
+        except Exception as exc:
+            if isinstance(actor, JournaledActor):
+                await actor.wind_down()
+            return await self._crashed(slot, exc)
+        if ending is Ending.VOIDED:
+            return await self._voided(slot, actor)
+        self._count(ending.value)
+        return False
+
+    async def _voided(self, slot: Slot, actor: TrioActor) -> bool:
+        self._count("voided")
+        assert isinstance(actor, JournaledActor)
+        slot.learned = actor.learned
+        slot.voids_in_row = 0 if actor.committed_any else slot.voids_in_row + 1
+        if slot.voids_in_row > self.limits.voids_in_row_max:
+            slot.voids_in_row = 0
+            return await self._crashed(slot, RuntimeError("its decisions were void time after time"))
+        if slot.voids_in_row > 3:
+            # Two owners at odds over one row make way for each other.
+            await trio.sleep(self._rng.uniform(0, 0.002 * min(slot.voids_in_row, 20)))
+        return True
+
+    async def _crashed(self, slot: Slot, exc: Exception) -> bool:
+        if not self._gate.is_open:
+            # The database went away under the actor; that is nobody's crash.
+            return not slot.mailbox.empty()
+        self._count("crashed")
+        now = trio.current_time()
+        if slot.window is None:
+            slot.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
+        within_budget = slot.window.record(now)
+        if not self._crashes.record(now):
+            self._pause_group(exc)
+            self._report_crash(slot, exc, "pause", None)
+            return not slot.mailbox.empty()
+        if not within_budget:
+            self._quarantine(slot, exc)
+            return False
+        slot.crashes = slot.window.count(now)
+        delay_s = self.limits.backoff.delay(slot.crashes, self._rng)
+        self._report_crash(slot, exc, "backoff", delay_s)
+        slot.state = "backing_off"
+        await trio.sleep(delay_s)
+        slot.state = "awake"
+        return not slot.mailbox.empty()
+
+    # ------------------------------------------------------------------------------------------- the two budgets
+
+    def _quarantine(self, slot: Slot, exc: Exception) -> None:
+        slot.state = "quarantined"
+        self._count("quarantined")
+        self._report_crash(slot, exc, "quarantine", None)
+        while not slot.mailbox.empty():
+            envelope = slot.mailbox.get()
+            fault = Unavailable(
+                f"{self.name} {slot.key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
+            )
+            if not envelope.fail(fault):
+                self._bury("dead", slot, envelope)
+
+    def release(self, key: str) -> bool:
+        """Let a quarantined key try again; an operator's decision. False where it is not quarantined."""
+        slot = self._slots.get(key)
+        if slot is None or slot.state != "quarantined":
+            return False
+        self._count("released")
+        slot.window = None
+        slot.state = "asleep"
+        if slot.mailbox.empty():
+            del self._slots[key]
+        else:
+            self._activate(slot)
+        return True
+
+    def quarantined(self) -> list[str]:
+        """The keys in quarantine."""
+        return [slot.key for slot in self._slots.values() if slot.state == "quarantined"]
+
+    def _pause_group(self, exc: Exception) -> None:
+        if self._pause is not None or self._nursery is None:
+            return
+        self._pause = trio.Event()
+        self._nursery.start_soon(self._probe_until_well, self._pause)
+        cause = describe(exc)
+        self._reporter.report(
+            Report(
+                kind="pause",
+                at=self._reporter.now(),
+                path=self.path,
+                reason_type=cause.reason_type,
+                reason=cause.reason,
+                restarts=self._crashes.count(trio.current_time()),
+                budget=self.limits.group_crashes,
+                decision="pause",
+            )
+        )
+
+    async def _probe_until_well(self, pause: trio.Event) -> None:
+        tries = 0
+        while True:
+            tries += 1
+            await trio.sleep(self.limits.probe_backoff.delay(tries, self._rng))
+            try:
+                if await self._probe():
+                    break
+            except Exception as exc:
+                self._report_crash(None, exc, "pause", None)
+        self._crashes.clear()
+        self._pause = None
+        pause.set()
+        self._reporter.report(Report(kind="progress", at=self._reporter.now(), path=self.path, decision="restart"))
+
+    # ------------------------------------------------------------------------------------- the tree's side of it
+
+    def child(self) -> KeyedChild:
+        """A fresh incarnation of this keyed supervisor, for its place in the tree."""
+        return KeyedChild(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether asks are taken in now."""
+        return self._nursery is not None and not self._stopping.is_set() and self._pause is None
+
+    @property
+    def awake_count(self) -> int:
+        """How many actors are awake."""
+        return self._awake_count
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Run incarnations until :meth:`drain` is done; mail left over wakes its actors when run again."""
+        self._stopping = trio.Event()
+        self._pause = None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for slot in list(self._slots.values()):
+                    if slot.state == "asleep" and not slot.mailbox.empty():
+                        self._activate(slot)
+                task_status.started()
+                nursery.start_soon(self._sweep)
+                await self._stopping.wait()
+                await self._drained()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+
+    async def drain(self) -> None:
+        """Take no more asks, let every actor finish its mail and its decisions under way, then end."""
+        self._stopping.set()
+
+    async def _drained(self) -> None:
+        while self._awake_count:
+            self._emptied = trio.Event()
+            for slot in self._slots.values():
+                if slot.state == "awake" and not slot.mailbox.has_orders:
+                    slot.mailbox.order(Order.STOP)
+            with trio.move_on_after(0.5):
+                await self._emptied.wait()
+
+    async def _sweep(self) -> None:
+        """Put idle actors to sleep, the longest idle first."""
+        while True:
+            await trio.sleep(max(self.limits.idle_s / 8, 0.05))
+            oldest = trio.current_time() - self.limits.idle_s
+            for slot in self._slots.values():
+                if slot.last_used > oldest:
+                    break
+                if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
+                    slot.mailbox.order(Order.PASSIVATE)
+
+    def _passivate_oldest(self) -> None:
+        for slot in self._slots.values():
+            if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
+                slot.mailbox.order(Order.PASSIVATE)
+                return
+
+    # ----------------------------------------------------------------------------------------------- book-keeping
+
+    def _count(self, event: str) -> None:
+        metrics.ACTOR_EVENTS.labels(self.name, event).inc()
+
+    def _bury(self, reason: DeadReason, slot: Slot, envelope: Envelope) -> None:
+        metrics.DEAD_LETTERS.labels(reason).inc()
+        self._dead_letters.record(
+            reason,
+            path=self.path,
+            key=slot.key,
+            message_type=type(envelope.message).__name__,
+            trace_id=envelope.trace_id,
+        )
+
+    def _report_crash(
+        self,
+        slot: Slot | None,
+        exc: Exception,
+        decision: Literal["backoff", "quarantine", "pause"],
+        delay_s: float | None,
+    ) -> None:
+        cause = describe(exc)
+        last = slot.actor.last_message if slot is not None and slot.actor is not None else None
+        oldest = slot.mailbox.oldest_sent_at() if slot is not None else None
+        now = trio.current_time()
+        self._reporter.report(
+            Report(
+                kind="quarantine" if decision == "quarantine" else "crash",
+                at=self._reporter.now(),
+                path=self.path,
+                key=slot.key if slot is not None else None,
+                incarnation=slot.incarnation if slot is not None else None,
+                context="child_terminated",
+                reason_type=cause.reason_type,
+                reason=cause.reason,
+                location=cause.location,
+                last_message_type=last.__name__ if last is not None else None,
+                mailbox_depth=len(slot.mailbox) if slot is not None else None,
+                oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
+                restarts=slot.window.count(now) if slot is not None and slot.window is not None else None,
+                budget=self.limits.child_restarts,
+                decision=decision,
+                delay_s=delay_s,
+                trace_id=trace_id.get(),
+            )
+        )
+
+
+class KeyedChild:
+    """One run of a :class:`KeyedDirectory` under its supervisor."""
+
+    def __init__(self, directory: KeyedDirectory) -> None:
+        self._directory = directory
+
+    def place(self, path: str) -> None:
+        """Learn where in the tree it lives."""
+        self._directory.path = path
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the directory."""
+        await self._directory.run(task_status)
+
+    async def stop(self) -> None:
+        """Drain the directory."""
+        await self._directory.drain()
+
+
+def _refuse_cycle(asker: Slot, target: Slot) -> None:
+    """Raise :class:`Deadlock` where ``target`` waits, directly or through others, for ``asker``."""
+    chain = [asker.key, target.key]
+    step: Slot | None = target
+    while step is not None:
+        if step is asker:
+            raise Deadlock(" -> ".join(chain))
+        step = step.waiting_on
+        if step is not None:
+            chain.append(step.key)
