@@ -1,0 +1,369 @@
+"""Settings: one frozen, validated object, and the only reader of the environment.
+
+Every name has the prefix ``HOLDFAST_``; a blank value counts as unset. All faults are found before any is
+reported. In development missing secrets are made once and kept in ``DATA_DIR/secrets``, one file each; in
+production they must be given, and weak ones are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit
+
+from holdfast.ledger.money import parse_amount
+
+S = TypeVar("S", bound=str)
+T = TypeVar("T")
+
+PREFIX = "HOLDFAST_"
+SECRET_CHARS_MIN = 32
+SECRET_DISTINCT_MIN = 6
+"""Fewer different characters than this is a keyboard held down, not a secret."""
+
+_EMAIL = re.compile(r"[^@\s,]+@[^@\s,]+", re.ASCII)
+_SECRET = re.compile(r"[!-~]+", re.ASCII)
+
+
+class SettingsFault(Exception):
+    """The environment cannot be served from. ``lines`` has one clear line for each fault."""
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What this process was told. Seconds, bytes, milliseconds and micro-credits are in the names.
+
+    ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
+    purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``warnings`` are
+    lines worth showing at start. Secrets are left out of the repr.
+    """
+
+    env: Literal["development", "production"]
+    host: str
+    port: int
+    data_dir: Path
+    database_url: str | None = field(repr=False)
+    public_url: str | None
+    operator_token: str = field(repr=False)
+    catalog: Path | None
+    callback_secret: str = field(repr=False)
+    sandbox_secret: str = field(repr=False)
+    server_key: bytes = field(repr=False)
+    card_api_key: str | None = field(repr=False)
+    card_api_base: str | None
+    card_webhook_secrets: tuple[str, ...] = field(repr=False)
+    card_publishable_key: str | None
+    smtp_url: str | None = field(repr=False)
+    mail_from: str
+    log_format: Literal["console", "json"]
+    operators: tuple[str, ...]
+    brand_id: str
+    legal_entity_id: str
+    merchant_of_record: str
+    provider_account_id: str
+    sandbox_enabled: bool
+    otp_ttl_s: int
+    otp_attempts: int
+    otp_failures_day: int
+    otp_resend_s: int
+    otp_per_email_hour: int
+    otp_per_origin_hour: int
+    session_ttl_s: int
+    quote_ttl_s: int
+    asset_link_ttl_s: int
+    recharge_max_micro: int
+    order_max_micro: int
+    body_bytes_max: int
+    header_bytes_max: int
+    header_count_max: int
+    ask_deadline_s: float
+    mailbox_max: int
+    idle_passivate_s: float
+    awake_max: int
+    tasks_in_flight_max: int
+    pool_size: int
+    shutdown_s: float
+    studio_port: int
+    idempotency_ttl_s: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_production(self) -> bool:
+        """Whether this serves real customers: no debug codes, no emulators, no secrets of its own making."""
+        return self.env == "production"
+
+    def derived_key(self, purpose: str) -> bytes:
+        """A 32-byte key for one purpose, so that what one seals no other opens."""
+        return hmac.digest(self.server_key, b"holdfast " + purpose.encode(), "sha256")
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Every secret in clear, for the scrubber that keeps them out of logs and reports."""
+        several = (self.operator_token, self.callback_secret, self.sandbox_secret, *self.card_webhook_secrets)
+        passwords = (urlsplit(url).password for url in (self.database_url, self.smtp_url) if url)
+        return tuple(value for value in (*several, self.card_api_key, *passwords) if value)
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Read, validate and complete the settings; may make DATA_DIR and, in development, its secrets.
+
+    Raises :class:`SettingsFault`. Nothing is written unless everything else is in order.
+    """
+    reader = _Reader(environ)
+    env: Literal["development", "production"] = reader.choice(
+        "ENV", ("development", "production"), default="development"
+    )
+    production = env == "production"
+    data_dir = Path(reader.text("DATA_DIR") or "./var").expanduser().absolute()
+    given = {
+        name: reader.secret(name, required=production)
+        for name in ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
+    }
+    given["SERVER_KEY"] = reader.secret("SERVER_KEY", required=False, strong=production)
+    settings = Settings(
+        env=env,
+        host=reader.text("HOST") or "127.0.0.1",
+        port=reader.whole("PORT", 8000, least=0, most=65535),
+        data_dir=data_dir,
+        database_url=reader.url("DATABASE_URL", ("postgresql", "postgres"), host_needed=False),
+        public_url=reader.base_url("PUBLIC_URL"),
+        catalog=reader.file("CATALOG"),
+        card_api_key=reader.text("CARD_API_KEY"),
+        card_api_base=reader.base_url("CARD_API_BASE"),
+        card_webhook_secrets=reader.several("CARD_WEBHOOK_SECRET"),
+        card_publishable_key=reader.text("CARD_PUBLISHABLE_KEY"),
+        smtp_url=reader.url("SMTP_URL", ("smtp", "smtps")),
+        mail_from=reader.text("MAIL_FROM") or "Holdfast <no-reply@localhost>",
+        log_format=reader.choice("LOG_FORMAT", ("console", "json"), default="json" if production else "console"),
+        operators=reader.emails("OPERATORS"),
+        brand_id=reader.text("BRAND_ID") or "holdfast",
+        legal_entity_id=reader.text("LEGAL_ENTITY_ID") or "holdfast",
+        merchant_of_record=reader.text("MERCHANT_OF_RECORD") or "Holdfast",
+        provider_account_id=reader.text("PROVIDER_ACCOUNT_ID") or "holdfast",
+        sandbox_enabled=reader.truth("SANDBOX_ENABLED", default=not production),
+        otp_ttl_s=reader.whole("OTP_TTL_S", 600, least=30, most=3600),
+        otp_attempts=reader.whole("OTP_ATTEMPTS", 5, most=20),
+        otp_failures_day=reader.whole("OTP_FAILURES_DAY", 20, most=1000),
+        otp_resend_s=reader.whole("OTP_RESEND_S", 30, least=0, most=3600),
+        otp_per_email_hour=reader.whole("OTP_PER_EMAIL_HOUR", 5),
+        otp_per_origin_hour=reader.whole("OTP_PER_ORIGIN_HOUR", 30),
+        session_ttl_s=reader.whole("SESSION_TTL_S", 86_400, least=60),
+        quote_ttl_s=reader.whole("QUOTE_TTL_S", 900),
+        asset_link_ttl_s=reader.whole("ASSET_LINK_TTL_S", 3600),
+        recharge_max_micro=reader.credits("RECHARGE_MAX", "10000.00"),
+        order_max_micro=reader.credits("ORDER_MAX", "10000.00"),
+        body_bytes_max=reader.whole("BODY_BYTES_MAX", 1024 * 1024, least=1024, most=64 * 1024 * 1024),
+        header_bytes_max=reader.whole("HEADER_BYTES_MAX", 32 * 1024, least=4096, most=1024 * 1024),
+        header_count_max=reader.whole("HEADER_COUNT_MAX", 100, least=20, most=1000),
+        ask_deadline_s=reader.seconds("ASK_DEADLINE_S", 10.0),
+        mailbox_max=reader.whole("MAILBOX_MAX", 1000),
+        idle_passivate_s=reader.seconds("IDLE_PASSIVATE_S", 120.0),
+        awake_max=reader.whole("AWAKE_MAX", 20_000),
+        tasks_in_flight_max=reader.whole("TASKS_IN_FLIGHT_MAX", 1000),
+        pool_size=reader.whole("POOL_SIZE", 8, most=100),
+        shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
+        studio_port=reader.whole("STUDIO_PORT", 0, least=0, most=65535),
+        idempotency_ttl_s=reader.whole("IDEMPOTENCY_TTL_S", 86_400, least=60),
+        operator_token="",
+        callback_secret="",
+        sandbox_secret="",
+        server_key=b"",
+    )
+    reader.refuse_unknown()
+    reader.raise_faults()
+    made = _production_secrets(given) if production else _development_secrets(data_dir, given)
+    settings = replace(
+        settings,
+        operator_token=made["OPERATOR_TOKEN"],
+        callback_secret=made["CALLBACK_SECRET"],
+        sandbox_secret=made["SANDBOX_SECRET"],
+        server_key=hmac.digest(made["SERVER_KEY"].encode(), b"holdfast server key", "sha256"),
+    )
+    return replace(settings, warnings=_warnings(settings))
+
+
+class _Reader:
+    """Takes typed values out of the environment, gathering a line for each that does not fit."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._given = {
+            name.removeprefix(PREFIX): value.strip()
+            for name, value in environ.items()
+            if name.startswith(PREFIX) and value.strip()
+        }
+        self._known: set[str] = set()
+        self._lines: list[str] = []
+
+    def fault(self, name: str, trouble: str) -> None:
+        self._lines.append(f"{PREFIX}{name} {trouble}")
+
+    def raise_faults(self) -> None:
+        if self._lines:
+            raise SettingsFault(tuple(self._lines))
+
+    def refuse_unknown(self) -> None:
+        for name in sorted(set(self._given) - self._known):
+            near = difflib.get_close_matches(name, self._known, n=1)
+            self.fault(name, "is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
+
+    def text(self, name: str) -> str | None:
+        self._known.add(name)
+        return self._given.get(name)
+
+    def _read(self, name: str, default: T, convert: Callable[[str], T | None], expected: str) -> T:
+        text = self.text(name)
+        if text is None:
+            return default
+        value = convert(text)
+        if value is None:
+            self.fault(name, f"must be {expected}")
+            return default
+        return value
+
+    def choice(self, name: str, among: tuple[S, ...], *, default: S) -> S:
+        by_text = {str(each): each for each in among}
+        return self._read(name, default, by_text.get, " or ".join(among))
+
+    def truth(self, name: str, *, default: bool) -> bool:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        return self._read(name, default, lambda text: words.get(text.lower()), "true or false")
+
+    def whole(self, name: str, default: int, *, least: int = 1, most: int = 2**31 - 1) -> int:
+        def convert(text: str) -> int | None:
+            fits = re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) is not None and least <= int(text) <= most
+            return int(text) if fits else None
+
+        return self._read(name, default, convert, f"a whole number from {least} to {most}")
+
+    def seconds(self, name: str, default: float) -> float:
+        def convert(text: str) -> float | None:
+            plain = re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,3})?", text, re.ASCII)
+            return float(text) if plain and float(text) > 0 else None
+
+        return self._read(name, default, convert, "a number of seconds above zero")
+
+    def credits(self, name: str, default: str) -> int:
+        default_micro = parse_amount(default, decimals_max=6)
+        assert default_micro is not None
+        return self._read(
+            name,
+            default_micro,
+            lambda text: parse_amount(text, decimals_max=6),
+            'an amount of credits above zero, such as "10000.00"',
+        )
+
+    def several(self, name: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in (self.text(name) or "").split(",") if part.strip())
+
+    def emails(self, name: str) -> tuple[str, ...]:
+        found = tuple(email.lower() for email in self.several(name))
+        if not all(_EMAIL.fullmatch(email) for email in found):
+            self.fault(name, "must be e-mail addresses separated by commas")
+        return found
+
+    def file(self, name: str) -> Path | None:
+        def convert(text: str) -> Path | None:
+            path = Path(text).expanduser().absolute()
+            return path if path.is_file() else None
+
+        return self._read(name, None, convert, "the name of a file that exists")
+
+    def url(self, name: str, schemes: tuple[str, ...], *, host_needed: bool = True) -> str | None:
+        def convert(text: str) -> str | None:
+            try:
+                parts = urlsplit(text)
+                # libpq's URLs may name several hosts, or none; elsewhere asking for a bad port raises.
+                named = (parts.hostname and parts.port != 0) if host_needed else parts.netloc + parts.path
+            except ValueError:
+                return None
+            return text if parts.scheme in schemes and named else None
+
+        expected = "a URL beginning " + " or ".join(f"{scheme}://" for scheme in schemes)
+        return self._read(name, None, convert, expected)
+
+    def base_url(self, name: str) -> str | None:
+        url = self.url(name, ("https", "http"))
+        if url is not None and (urlsplit(url).query or urlsplit(url).fragment):
+            self.fault(name, "must be a base address, without a query")
+        return None if url is None else url.rstrip("/")
+
+    def secret(self, name: str, *, required: bool, strong: bool | None = None) -> str | None:
+        """A secret, or None; ``strong`` (by default ``required``) refuses a weak one. Never shows the value."""
+        value = self.text(name)
+        if value is None:
+            if required:
+                self.fault(name, "is missing; production needs it")
+        elif not _SECRET.fullmatch(value):
+            self.fault(name, "must be printable ASCII without blanks")
+        elif (required if strong is None else strong) and (
+            len(value) < SECRET_CHARS_MIN or len(set(value)) < SECRET_DISTINCT_MIN
+        ):
+            self.fault(name, f"is too weak; give at least {SECRET_CHARS_MIN} random characters")
+        return value
+
+
+def _production_secrets(given: Mapping[str, str | None]) -> dict[str, str]:
+    """The given secrets; a server key not given is derived from the operator's token (and changes with it)."""
+    found = {name: value for name, value in given.items() if value is not None}
+    derived = hmac.new(found["OPERATOR_TOKEN"].encode(), b"holdfast server key material", hashlib.sha256)
+    return {"SERVER_KEY": derived.hexdigest(), **found}
+
+
+def _development_secrets(data_dir: Path, given: Mapping[str, str | None]) -> dict[str, str]:
+    """The given secrets, and for each missing one the one kept in ``data_dir``, made now if need be."""
+    folder = data_dir / "secrets"
+    try:
+        data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return {name: value or _kept_secret(folder / name.lower()) for name, value in given.items()}
+    except OSError as exc:
+        raise SettingsFault((f"{PREFIX}DATA_DIR: secrets cannot be kept in {folder}: {exc.strerror}",)) from exc
+
+
+def _kept_secret(path: Path) -> str:
+    """Read a secret's file, or make it whole in one step: of racing processes one wins and all agree."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text("ascii").strip()
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        draft.touch(mode=0o600, exist_ok=False)
+        with draft.open("w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(36) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path.read_text("ascii").strip()
+
+
+def _warnings(settings: Settings) -> tuple[str, ...]:
+    lines: list[str] = []
+    if settings.is_production:
+        if settings.smtp_url is None:
+            lines.append(f"{PREFIX}SMTP_URL is not set: sign-in codes cannot be mailed")
+        if settings.sandbox_enabled:
+            lines.append(f"{PREFIX}SANDBOX_ENABLED is true: every account can give itself credit without paying")
+        if settings.public_url is None:
+            lines.append(f"{PREFIX}PUBLIC_URL is not set: links will name the address the service listens on")
+        elif settings.public_url.startswith("http:"):
+            lines.append(f"{PREFIX}PUBLIC_URL is not https: tokens would travel in clear")
+    if settings.card_api_key is not None:
+        if not settings.card_webhook_secrets:
+            lines.append(f"{PREFIX}CARD_WEBHOOK_SECRET is not set: the card webhook stays shut")
+        if settings.card_publishable_key is None:
+            lines.append(f"{PREFIX}CARD_PUBLISHABLE_KEY is not set: card orders carry no key for the browser")
+    return tuple(lines)

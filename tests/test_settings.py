@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.settings import Settings, SettingsFault, load_settings
+
+STRONG = {
+    "HOLDFAST_OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
+    "HOLDFAST_CALLBACK_SECRET": "cb-Hy6tRw1QnMz8bVx3KdFj5sLp2GcEa9Uo",
+    "HOLDFAST_SANDBOX_SECRET": "sb-Lk4jHg7fDs2aPo9iUy5tRe3wQz8xCv6B",
+}
+
+
+@pytest.fixture
+def development(tmp_path: Path) -> dict[str, str]:
+    return {"HOLDFAST_DATA_DIR": str(tmp_path / "var")}
+
+
+@pytest.fixture
+def production(tmp_path: Path) -> dict[str, str]:
+    return {"HOLDFAST_ENV": "production", "HOLDFAST_DATA_DIR": str(tmp_path / "var"), **STRONG}
+
+
+def faults(environ: dict[str, str]) -> tuple[str, ...]:
+    with pytest.raises(SettingsFault) as caught:
+        load_settings(environ)
+    return caught.value.lines
+
+
+def test_development_needs_nothing(development: dict[str, str]) -> None:
+    settings = load_settings(development)
+    assert settings.env == "development"
+    assert not settings.is_production
+    assert (settings.host, settings.port, settings.log_format) == ("127.0.0.1", 8000, "console")
+    assert settings.database_url is None
+    assert settings.public_url is None
+    assert settings.sandbox_enabled
+    assert settings.recharge_max_micro == settings.order_max_micro == 10_000_000_000
+    assert settings.warnings == ()
+
+
+def test_missing_secrets_are_made_once_and_kept_private(development: dict[str, str]) -> None:
+    first = load_settings(development)
+    folder = first.data_dir / "secrets"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+        "operator_token": 0o600,
+        "callback_secret": 0o600,
+        "sandbox_secret": 0o600,
+        "server_key": 0o600,
+    }
+    assert (folder / "operator_token").read_text().strip() == first.operator_token
+    assert len({first.operator_token, first.callback_secret, first.sandbox_secret}) == 3
+    assert load_settings(development) == first
+
+
+def test_racing_processes_agree_on_the_secrets_they_make(development: dict[str, str]) -> None:
+    start = threading.Barrier(8)
+    found: list[Settings] = []
+
+    def load() -> None:
+        start.wait()
+        found.append(load_settings(development))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len({(each.operator_token, each.server_key) for each in found}) == 1
+    assert len(list((found[0].data_dir / "secrets").iterdir())) == 4
+
+
+def test_a_given_secret_goes_before_a_kept_one(development: dict[str, str]) -> None:
+    load_settings(development)
+    settings = load_settings({**development, "HOLDFAST_OPERATOR_TOKEN": "short"})
+    assert settings.operator_token == "short"
+
+
+def test_production_starts_with_strong_secrets_and_writes_nothing(production: dict[str, str]) -> None:
+    settings = load_settings(production)
+    assert settings.is_production
+    assert settings.operator_token == STRONG["HOLDFAST_OPERATOR_TOKEN"]
+    assert settings.log_format == "json"
+    assert not settings.sandbox_enabled
+    assert not settings.data_dir.exists()
+
+
+def test_production_refuses_each_missing_secret_with_a_line(production: dict[str, str]) -> None:
+    environ = {name: value for name, value in production.items() if name not in STRONG}
+    assert faults(environ) == (
+        "HOLDFAST_OPERATOR_TOKEN is missing; production needs it",
+        "HOLDFAST_CALLBACK_SECRET is missing; production needs it",
+        "HOLDFAST_SANDBOX_SECRET is missing; production needs it",
+    )
+
+
+@pytest.mark.parametrize("weak", ["x" * 64, "abab" * 16, "tooshort-1234567890"])
+@pytest.mark.parametrize("name", [*STRONG, "HOLDFAST_SERVER_KEY"])
+def test_production_refuses_a_weak_secret_without_showing_it(
+    production: dict[str, str], name: str, weak: str
+) -> None:
+    lines = faults({**production, name: weak})
+    assert lines == (f"{name} is too weak; give at least 32 random characters",)
+
+
+def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:
+    assert faults({**development, "HOLDFAST_OPERATOR_TOKEN": "two words"}) == (
+        "HOLDFAST_OPERATOR_TOKEN must be printable ASCII without blanks",
+    )
+
+
+def test_the_server_key_follows_the_operator_token_unless_given(production: dict[str, str]) -> None:
+    derived = load_settings(production).server_key
+    other_token = {**production, "HOLDFAST_OPERATOR_TOKEN": STRONG["HOLDFAST_CALLBACK_SECRET"]}
+    own = {"HOLDFAST_SERVER_KEY": STRONG["HOLDFAST_SANDBOX_SECRET"]}
+    assert len(derived) == 32
+    assert load_settings(production).server_key == derived
+    assert load_settings(other_token).server_key != derived
+    assert load_settings({**production, **own}).server_key == load_settings({**other_token, **own}).server_key
+
+
+def test_each_purpose_has_its_own_key(development: dict[str, str]) -> None:
+    settings = load_settings(development)
+    assert settings.derived_key("quotes") == settings.derived_key("quotes")
+    assert settings.derived_key("quotes") != settings.derived_key("assets")
+
+
+def test_no_secret_is_in_the_repr(production: dict[str, str]) -> None:
+    environ = {
+        **production,
+        "HOLDFAST_SERVER_KEY": "key-Mn3bVc6xZl9kJh2gFd5sQw8eRt1yUi7o",
+        "HOLDFAST_DATABASE_URL": "postgresql://user:dbpass@db/holdfast",
+        "HOLDFAST_SMTP_URL": "smtps://user:mailpass@mail.example:465",
+        "HOLDFAST_CARD_API_KEY": "sk_card",
+        "HOLDFAST_CARD_WEBHOOK_SECRET": "whsec_old, whsec_new",
+    }
+    settings = load_settings(environ)
+    assert settings.card_webhook_secrets == ("whsec_old", "whsec_new")
+    secret_values = settings.secret_values()
+    assert {"dbpass", "mailpass", "sk_card", "whsec_old", "whsec_new", *STRONG.values()} == set(secret_values)
+    for value in (*secret_values, repr(settings.server_key)):
+        assert value not in repr(settings)
+
+
+def test_every_fault_is_told_at_once(development: dict[str, str], tmp_path: Path) -> None:
+    lines = faults(
+        {
+            **development,
+            "HOLDFAST_ENV": "staging",
+            "HOLDFAST_PORT": "65536",
+            "HOLDFAST_DATABASE_URL": "mysql://x/y",
+            "HOLDFAST_PUBLIC_URL": "example.com",
+            "HOLDFAST_CATALOG": str(tmp_path / "none.toml"),
+            "HOLDFAST_SMTP_URL": "smtp://mail.example:notaport",
+            "HOLDFAST_LOG_FORMAT": "xml",
+            "HOLDFAST_OPERATORS": "ada@example.com, nobody",
+            "HOLDFAST_SANDBOX_ENABLED": "maybe",
+            "HOLDFAST_ORDER_MAX": "1e3",
+            "HOLDFAST_ASK_DEADLINE_S": "0",
+            "HOLDFAST_OPERATOR_TOKN": "typo",
+        }
+    )
+    assert lines == (
+        "HOLDFAST_ENV must be development or production",
+        "HOLDFAST_PORT must be a whole number from 0 to 65535",
+        "HOLDFAST_DATABASE_URL must be a URL beginning postgresql:// or postgres://",
+        "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
+        "HOLDFAST_CATALOG must be the name of a file that exists",
+        "HOLDFAST_SMTP_URL must be a URL beginning smtp:// or smtps://",
+        "HOLDFAST_LOG_FORMAT must be console or json",
+        "HOLDFAST_OPERATORS must be e-mail addresses separated by commas",
+        "HOLDFAST_SANDBOX_ENABLED must be true or false",
+        'HOLDFAST_ORDER_MAX must be an amount of credits above zero, such as "10000.00"',
+        "HOLDFAST_ASK_DEADLINE_S must be a number of seconds above zero",
+        "HOLDFAST_OPERATOR_TOKN is not a setting; did you mean HOLDFAST_OPERATOR_TOKEN?",
+    )
+    assert not (tmp_path / "var").exists()
+
+
+def test_a_data_folder_that_cannot_be_made_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    lines = faults({"HOLDFAST_DATA_DIR": str(tmp_path / "file" / "var")})
+    assert len(lines) == 1
+    assert lines[0].startswith("HOLDFAST_DATA_DIR: secrets cannot be kept")
+
+
+def test_values_are_read_by_their_kind(development: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "catalog.toml").write_text("")
+    settings = load_settings(
+        {
+            **development,
+            "HOLDFAST_PORT": "0",
+            "HOLDFAST_PUBLIC_URL": "https://pay.example/",
+            "HOLDFAST_CATALOG": str(tmp_path / "catalog.toml"),
+            "HOLDFAST_OPERATORS": " Ada@Example.com ,, bob@example.com",
+            "HOLDFAST_SANDBOX_ENABLED": "no",
+            "HOLDFAST_RECHARGE_MAX": "0.5",
+            "HOLDFAST_SHUTDOWN_S": "2.5",
+            "HOLDFAST_HOST": "   ",
+            "UNRELATED": "x",
+        }
+    )
+    assert settings.port == 0
+    assert settings.public_url == "https://pay.example"
+    assert settings.catalog == tmp_path / "catalog.toml"
+    assert settings.operators == ("ada@example.com", "bob@example.com")
+    assert settings.sandbox_enabled is False
+    assert settings.recharge_max_micro == 500_000
+    assert settings.shutdown_s == 2.5
+    assert settings.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://db/holdfast",
+        "postgresql:///holdfast?host=/run/postgresql",
+        "postgresql://one:5432,two:5433/holdfast?target_session_attrs=read-write",
+    ],
+)
+def test_every_form_of_database_url_is_taken(development: dict[str, str], url: str) -> None:
+    assert load_settings({**development, "HOLDFAST_DATABASE_URL": url}).database_url == url
+
+
+def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str]) -> None:
+    environ = {
+        **production,
+        "HOLDFAST_SANDBOX_ENABLED": "true",
+        "HOLDFAST_PUBLIC_URL": "http://pay.example",
+        "HOLDFAST_CARD_API_KEY": "sk_card",
+    }
+    settings = load_settings(environ)
+    assert settings.sandbox_enabled
+    assert [line.split()[0] for line in settings.warnings] == [
+        "HOLDFAST_SMTP_URL",
+        "HOLDFAST_SANDBOX_ENABLED",
+        "HOLDFAST_PUBLIC_URL",
+        "HOLDFAST_CARD_WEBHOOK_SECRET",
+        "HOLDFAST_CARD_PUBLISHABLE_KEY",
+    ]
