@@ -1,0 +1,192 @@
+"""The catalog: which models there are, what they cost, and which provider runs them.
+
+It is one TOML file with its JSON Schemas beside it. Prices are strings, never floats. A file with faults is
+refused whole, with one line for each fault. The catalog's version is a hash of what was read, with defaults
+filled in: comments, blanks and the order of keys do not change it, and neither does a provider's secret.
+
+    [catalog]
+    schema = 1
+    currency = "USD"
+
+    [defaults]                      # any key of a model; tables are filled up key by key
+    markup_multiplier = "1.20"
+
+    [providers.studio]
+    kind = "studio"                 # or cog, replicate; also url, secret, previous_secrets, concurrency
+
+    [[models]]
+    id = "studio/image-1"
+    modality = "image"
+    type = "async"
+    created = "2026-11-01"
+    pricing = { mode = "per_image", unit_price = "0.010" }
+    units = { n = "n" }
+    upstream = { provider = "studio", model = "image-1" }
+    input_schema = "schemas/image-1.json"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+from holdfast.ledger.catalog_entries import ReadSchema, read_model, read_provider
+from holdfast.ledger.models import Model, ProviderConfig
+from holdfast.ledger.money import CURRENCY
+from holdfast.ledger.plain_json import canonical_json
+from holdfast.ledger.toml_tables import Table
+
+__all__ = [
+    "Catalog",
+    "CatalogFault",
+    "Model",
+    "ProviderConfig",
+    "load_catalog",
+    "parse_catalog",
+]
+
+
+class CatalogFault(Exception):
+    """A catalog cannot be used; ``lines`` says why, one fault a line."""
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Catalog:
+    """A catalog without faults. ``models`` and ``providers`` stand in file order; ``created`` is epoch seconds."""
+
+    version: str
+    models: Mapping[str, Model]
+    providers: Mapping[str, ProviderConfig]
+    created: int
+
+
+def load_catalog(path: Path | None) -> Catalog:
+    """Read the catalog at ``path``, or the one shipped with the package. Raises :class:`CatalogFault`."""
+    folder: Traversable
+    if path is None:
+        folder = files("holdfast.ledger").joinpath("default_catalog")
+        name = "catalog.toml"
+    else:
+        folder, name = path.parent, path.name
+
+    def read(wanted: str) -> str:
+        parts = PurePosixPath(wanted).parts
+        if wanted.startswith("/") or ".." in parts:
+            raise ValueError("must lie beside the catalog file")
+        return folder.joinpath(*parts).read_text(encoding="utf-8")
+
+    try:
+        text = read(name)
+    except (OSError, ValueError) as error:
+        raise CatalogFault((f"{path}: cannot be read: {error}",)) from error
+    return parse_catalog(text, read_schema=read)
+
+
+def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
+    """Read a catalog from its text. Raises :class:`CatalogFault` with every fault found."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogFault((f"catalog: is not TOML: {error}",)) from error
+    faults: list[str] = []
+    top = Table(data, "catalog", faults)
+    about = Table(_table(data, "catalog"), "[catalog]", faults)
+    top.table("catalog")
+    about.integer("schema", 1, least=1, most=1)
+    about.choice("currency", (CURRENCY,), CURRENCY)
+    created = about.day("created", 0)
+    about.close()
+
+    top.table("providers")
+    providers: dict[str, ProviderConfig] = {}
+    for name, entry in _table(data, "providers").items():
+        provider = (
+            read_provider(name, Table(entry, f"provider {name}", faults)) if isinstance(entry, dict) else None
+        )
+        if provider is None:
+            faults.append(f"provider {name}: must be a table")
+        else:
+            providers[name] = provider
+
+    top.table("defaults")
+    defaults = _table(data, "defaults")
+    models: dict[str, Model] = {}
+    entries = data.get("models")
+    top.tables("models")
+    for number, entry in enumerate(entries if isinstance(entries, list) else (), 1):
+        if not isinstance(entry, dict):
+            continue
+        named = entry.get("id")
+        where = f"model {named}" if isinstance(named, str) and named else f"model number {number}"
+        before = len(faults)
+        model = read_model(Table(_filled(entry, defaults), where, faults), providers, read_schema)
+        if model is None or len(faults) > before:
+            continue
+        if model.id in models:
+            faults.append(f"{where}: id is taken by another model")
+        models[model.id] = model
+    if not entries:
+        faults.append("catalog: models must list at least one model")
+    top.close()
+    if faults:
+        raise CatalogFault(tuple(dict.fromkeys(faults)))
+    return Catalog(
+        version=_version(models, providers),
+        models=MappingProxyType(models),
+        providers=MappingProxyType(providers),
+        created=created or max(model.created for model in models.values()),
+    )
+
+
+def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's table over the defaults; tables in both are filled up key by key."""
+    filled = dict(defaults)
+    for key, value in entry.items():
+        default = defaults.get(key)
+        filled[key] = {**default, **value} if isinstance(default, dict) and isinstance(value, dict) else value
+    return filled
+
+
+def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig]) -> str:
+    """Hash what was read, defaults filled in. A provider's secrets are left out: the version is public."""
+    read = {
+        "currency": CURRENCY,
+        "providers": {
+            name: [each.kind, each.url, each.concurrency, each.submit_timeout_s] for name, each in providers.items()
+        },
+        "models": {
+            each.id: {
+                "modality": each.modality,
+                "type": each.type,
+                "created": each.created,
+                "owned_by": each.owned_by,
+                "capabilities": each.capabilities,
+                "status": each.status,
+                "pricing": each.pricing,
+                "markup_multiplier": each.markup_multiplier,
+                "units": each.meter.fields,
+                "upstream": [each.provider, each.upstream_model],
+                "input_schema": each.input_schema,
+                "hosting": each.hosting,
+                "deadlines": each.deadlines,
+            }
+            for each in models.values()
+        },
+    }
+    return "cat_" + hashlib.sha256(canonical_json(read)).hexdigest()[:16]

@@ -1,0 +1,258 @@
+"""The entries of a catalog file: one provider, or one model with its prices, fields of measure and schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.ledger.input_schema import InputSchema
+from holdfast.ledger.metering import Meter, UnitFields
+from holdfast.ledger.models import (
+    Modality,
+    Model,
+    Pricing,
+    ProviderConfig,
+    ProviderKind,
+    RunType,
+    Status,
+    Tier,
+)
+from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.pricing import make_tariff, price_micro
+from holdfast.ledger.terms import Deadlines, Hosting, PricingMode
+from holdfast.ledger.toml_tables import Table
+
+ReadSchema = Callable[[str], str]
+"""Reads a schema file by the name the catalog gives it; raises OSError, LookupError or ValueError if it cannot."""
+
+
+PROVIDER_NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
+MODEL_ID = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}(/[A-Za-z0-9._:-]{1,64}){0,3}"
+SECRET_CHARS_MIN = 16
+DEADLINE_S_MAX = 30 * 24 * 3600
+RETENTION_HOURS_MAX = 10 * 365 * 24
+
+_UNIT_NAMES: Mapping[PricingMode, str] = {
+    "per_request": "request",
+    "per_image": "image",
+    "per_megapixel": "megapixel",
+    "per_second": "second",
+    "per_character": "character",
+    "per_token": "token",
+}
+_CONCURRENCY: Mapping[ProviderKind, int] = {"studio": 4, "cog": 16, "replicate": 16}
+
+
+def read_provider(name: str, table: Table) -> ProviderConfig:
+    """Read one ``[providers.NAME]``; what is wrong is noted in the table."""
+    if Table({"name": name}, "", []).optional_text("name", pattern=PROVIDER_NAME) is None:
+        table.fault("name", "must be lower-case letters, digits, - and _")
+    kind = cast(ProviderKind, table.choice("kind", get_args(ProviderKind)))
+    url = table.optional_text("url")
+    if url is None and kind != "studio":
+        table.fault("url", "is missing")
+    if url is not None and (reason := _url_fault(url)) is not None:
+        table.fault("url", reason)
+    secret = table.optional_text("secret")
+    previous_secrets = table.texts("previous_secrets")
+    for each in (secret, *previous_secrets):
+        if each is not None and len(each) < SECRET_CHARS_MIN:
+            table.fault("secret", f"and previous_secrets must have at least {SECRET_CHARS_MIN} characters")
+    provider = ProviderConfig(
+        name=name,
+        kind=kind,
+        url=None if url is None else url.rstrip("/"),
+        secret=secret,
+        previous_secrets=previous_secrets,
+        concurrency=table.integer("concurrency", _CONCURRENCY[kind], least=1, most=10_000),
+        submit_timeout_s=table.integer("submit_timeout_s", 15, least=1, most=600),
+        # Hosted predictions are named by the service, so a second submit would be a second job.
+        submit_is_idempotent=kind != "replicate",
+    )
+    table.close()
+    return provider
+
+
+def _url_fault(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        return "is not a URL"
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_fine:
+        return "must be an http or https address"
+    if parts.username is not None or parts.password is not None:
+        return "must not carry a user or password"
+    if parts.query or parts.fragment:
+        return "must not have a query or fragment"
+    return None
+
+
+def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schema: ReadSchema) -> Model | None:
+    """Read one ``[[models]]`` with the defaults below it; what is wrong is noted in the table."""
+    model_id = table.text("id", pattern=MODEL_ID)
+    run_type = cast(RunType, table.choice("type", get_args(RunType)))
+    upstream = table.table("upstream")
+    provider = upstream.text("provider", pattern=PROVIDER_NAME)
+    upstream_model = upstream.text("model", model_id)
+    upstream.close()
+    # What answers at once is not run as a task, so its provider is only a name in the listing.
+    if run_type == "async" and provider and provider not in providers:
+        upstream.fault("provider", f"'{provider}' is not one of [providers]")
+    pricing = _pricing(table.table("pricing"))
+    markup_multiplier = table.markup("markup_multiplier", "1")
+    units = _units(table.table("units"))
+    schema = _schema(table, read_schema)
+    modality = cast(Modality, table.choice("modality", get_args(Modality)))
+    created = table.day("created")
+    owned_by = table.text("owned_by", provider or "holdfast")
+    capabilities = table.texts("capabilities")
+    status = cast(Status, table.choice("status", get_args(Status), "active"))
+    hosting = _hosting(table.table("hosting"))
+    deadlines = _deadlines(table.table("deadlines"))
+    table.close()
+    if schema is None or pricing is None:
+        return None
+    _check_tiers(table, pricing, schema)
+    try:
+        meter = Meter(pricing.mode, units, schema)
+    except ValueError as fault:
+        table.fault("units:", str(fault))
+        return None
+    tariff = make_tariff(
+        pricing, markup_multiplier=markup_multiplier, provider=provider, upstream_model=upstream_model
+    )
+    if any(price_micro(line.rate, meter.most) > AMOUNT_MICRO_MAX for line in (tariff.base, *tariff.tiers)):
+        table.fault("pricing:", "the largest input would cost more than the ledger can hold")
+    return Model(
+        id=model_id,
+        modality=modality,
+        type=run_type,
+        created=created,
+        owned_by=owned_by,
+        capabilities=capabilities,
+        status=status,
+        pricing=pricing,
+        markup_multiplier=markup_multiplier,
+        provider=provider,
+        upstream_model=upstream_model,
+        schema=schema,
+        meter=meter,
+        tariff=tariff,
+        hosting=hosting,
+        deadlines=deadlines,
+    )
+
+
+def _pricing(table: Table) -> Pricing | None:
+    mode = cast(PricingMode, table.choice("mode", get_args(PricingMode)))
+    if table.value("mode") != mode:
+        # Without a mode there is no telling which other keys are wrong.
+        return None
+    sized = mode in {"per_token", "per_character"}
+    tiers = []
+    for entry in table.tables("tiers"):
+        when = entry.value("when")
+        if not isinstance(when, dict) or not when or not all(type(v) in (str, int, bool) for v in when.values()):
+            entry.fault("when", "must be a table of input fields and their values")
+            when = {}
+        tiers.append(Tier(when=when, **_prices(entry, mode)))
+        entry.close()
+    pricing = Pricing(
+        mode=mode,
+        unit=table.text("unit", _UNIT_NAMES[mode]),
+        unit_size=table.integer("unit_size", 1, least=1, most=10**9 if sized else 1),
+        minimum=table.price("minimum"),
+        tiers=tuple(tiers),
+        **_prices(table, mode),
+    )
+    table.close()
+    return pricing
+
+
+def _prices(table: Table, mode: PricingMode) -> dict[str, str | None]:
+    used = ("input_price", "output_price") if mode == "per_token" else ("unit_price",)
+    prices = {}
+    for key in ("unit_price", "input_price", "output_price"):
+        prices[key] = table.price(key)
+        if key in used and not table.has(key):
+            table.fault(key, "is missing")
+        if key not in used and table.has(key):
+            table.fault(key, f"is not used by {mode}")
+    return prices
+
+
+def _check_tiers(table: Table, pricing: Pricing, schema: InputSchema) -> None:
+    seen = []
+    for number, tier in enumerate(pricing.tiers, 1):
+        if tier.when in seen:
+            table.fault(f"pricing: tiers {number}:", "repeats the condition of another tier")
+        seen.append(tier.when)
+        for name, value in tier.when.items():
+            listed = schema.listed_values(name)
+            if schema.field(name) is None:
+                table.fault(f"pricing: tiers {number}: when.{name}", "is not a field of the input schema")
+            elif listed is not None and value not in listed:
+                table.fault(f"pricing: tiers {number}: when.{name}", "has a value the input schema never admits")
+
+
+def _units(table: Table) -> UnitFields:
+    fields = {name: table.optional_text(name) for name in UnitFields.__struct_fields__ if name != "typical"}
+    typical = table.integer("typical", 0, least=1, most=10**9) if table.has("typical") else None
+    table.close()
+    return UnitFields(**fields, typical=typical)
+
+
+def _schema(table: Table, read_schema: ReadSchema) -> InputSchema | None:
+    given = table.value("input_schema")
+    if given is None:
+        table.fault("input_schema", "is missing")
+        return None
+    try:
+        if isinstance(given, str):
+            document = msgspec.json.decode(read_schema(given))
+        else:
+            # Through JSON and back, so that dates and infinities of TOML do not reach the schema.
+            document = msgspec.json.decode(msgspec.json.encode(given))
+    except (OSError, LookupError) as error:
+        table.fault("input_schema", f"'{given}' cannot be read: {error}")
+        return None
+    except (ValueError, TypeError) as error:
+        table.fault("input_schema", f"is not JSON or cannot be read: {error}")
+        return None
+    if not isinstance(document, dict):
+        table.fault("input_schema", "must be a JSON object, or the name of a file with one")
+        return None
+    try:
+        return InputSchema(document)
+    except ValueError as fault:
+        table.fault("input_schema", str(fault))
+        return None
+
+
+def _hosting(table: Table) -> Hosting:
+    hosting = Hosting(
+        mode="passthrough"
+        if table.choice("mode", ("rehost", "passthrough"), "rehost") == "passthrough"
+        else "rehost",
+        retention_s=3600 * table.integer("retention_hours", 7 * 24, least=1, most=RETENTION_HOURS_MAX),
+        bytes_max=table.integer("bytes_max", Hosting().bytes_max, least=1, most=2**40),
+        content_types=table.texts("content_types"),
+    )
+    table.close()
+    return hosting
+
+
+def _deadlines(table: Table) -> Deadlines:
+    usual = Deadlines()
+    deadlines = Deadlines(
+        **{
+            name: table.integer(name, getattr(usual, name), least=1, most=DEADLINE_S_MAX)
+            for name in usual.__struct_fields__
+        }
+    )
+    table.close()
+    return deadlines

@@ -1,0 +1,115 @@
+"""What a catalog is made of: providers, and models with their base prices and the fields that measure an input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from jsonschema import Draft202012Validator
+
+from holdfast.ledger.input_schema import InputSchema
+from holdfast.ledger.metering import Meter
+from holdfast.ledger.terms import Deadlines, Hosting, PricingMode, Rate
+
+ProviderKind = Literal["studio", "cog", "replicate"]
+Modality = Literal["llm", "image", "video", "audio"]
+RunType = Literal["sync", "async"]
+Status = Literal["active", "deprecated", "disabled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderConfig:
+    """Where a provider is and how to talk to it.
+
+    ``url`` is its base address without a closing slash; None means the in-tree studio's own address.
+    ``secret`` signs or opens what passes between us; ``previous_secrets`` are still believed during rotation.
+    """
+
+    name: str
+    kind: ProviderKind
+    url: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    previous_secrets: tuple[str, ...] = field(default=(), repr=False)
+    concurrency: int = 4
+    """The most jobs in flight at once."""
+    submit_timeout_s: int = 15
+    submit_is_idempotent: bool = True
+    """A job may be submitted again under the same id without running twice."""
+    can_poll: bool = True
+    can_cancel: bool = True
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """A base price that holds where the input has every value in ``when``."""
+
+    when: dict[str, str | int | bool]
+    unit_price: str | None = None
+    input_price: str | None = None
+    output_price: str | None = None
+
+
+class Pricing(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's base prices, as plain decimal strings of credits per ``unit``; the markup comes on top.
+
+    ``unit_size`` is how many measured units one priced ``unit`` is (1000000 where a price is per "1M tokens").
+    ``minimum`` is the least that anything above zero units costs.
+    """
+
+    mode: PricingMode
+    unit: str
+    unit_size: int = 1
+    unit_price: str | None = None
+    input_price: str | None = None
+    output_price: str | None = None
+    minimum: str | None = None
+    tiers: tuple[Tier, ...] = ()
+
+
+class TariffLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One price as the customer pays it: which input selects it, the rate, and the proof of the base behind it."""
+
+    when: tuple[tuple[str, str | int | bool], ...]
+    rate: Rate
+    provider_quote_hash: str
+
+
+class Tariff(msgspec.Struct, frozen=True, kw_only=True):
+    """All prices of one model. ``fields`` are the input fields that select a tier; without them ``base`` holds."""
+
+    base: TariffLine
+    tiers: tuple[TariffLine, ...] = ()
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """One entry of the catalog. ``created`` is in seconds since the epoch."""
+
+    id: str
+    modality: Modality
+    type: RunType
+    created: int
+    owned_by: str
+    capabilities: tuple[str, ...]
+    status: Status
+    pricing: Pricing
+    markup_multiplier: str
+    provider: str
+    upstream_model: str
+    schema: InputSchema = field(repr=False)
+    meter: Meter = field(repr=False)
+    tariff: Tariff = field(repr=False)
+    hosting: Hosting
+    deadlines: Deadlines
+
+    @property
+    def input_schema(self) -> Mapping[str, object]:
+        """The JSON Schema an input must meet."""
+        return self.schema.document
+
+    @property
+    def validator(self) -> Draft202012Validator:
+        """The compiled form of the input schema."""
+        return self.schema.validator
