@@ -15,6 +15,7 @@ import msgspec
 from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Terms
+from holdfast.persistence.rows import Row
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -147,6 +148,40 @@ class SignedOut(msgspec.Struct, frozen=True, tag="signed_out"):
     """The session's token no longer opens anything."""
 
     session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTask(Command["TaskSettled"]):
+    """A task's actor has decided how its task ends: settle the hold and write both in one unit of work.
+
+    ``task_version`` is the version the step was decided on; ``rows`` are the task's own. ``charge_micro`` is
+    None for a release. Reply: :class:`TaskSettled`, or a Refusal ``hold_not_open`` where the hold has ended
+    otherwise. Raises :class:`~holdfast.actors.faults.StaleFence` in the asker where the task had moved on.
+    """
+
+    request_id: str
+    task_version: int
+    hold_id: str
+    charge_micro: int | None
+    operation_id: str
+    reason: str
+    at: datetime
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettled:
+    """The hold is captured or released, and the task's rows are written."""
+
+    operation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteKeyUse(Command[None]):
+    """An API key was used; told at most once a minute for each key."""
+
+    key_id: str
+    at: datetime
 
 
 # --------------------------------------------------------------------------------- commands to a sign-in

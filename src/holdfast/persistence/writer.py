@@ -271,13 +271,18 @@ def _judge(
     fences expect a version that never comes.
     """
     verdicts: list[Verdict] = []
+    probed: set[IdempotencyProbe] = set()
     for unit in units:
         moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key), 0) != fence.expected)
         if moved:
             verdicts.append(Stale(moved))
         elif unit.probe is not None and unit.probe in answers:
             verdicts.append(AlreadyAnswered(answers[unit.probe]))
+        elif unit.probe in probed:
+            verdicts.append(NotWritten("its idempotency key is used earlier in this batch"))
         else:
+            if unit.probe is not None:
+                probed.add(unit.probe)
             for fence in unit.fences:
                 versions[fence.kind, fence.key] = fence.expected + 1
             verdicts.append(Committed())

@@ -1,0 +1,399 @@
+"""The account actor: everything that moves one account's credit, its keys and its remembered answers.
+
+Each command is decided on the newest decided state and becomes one unit of work, fenced by the account's
+version. Refusals come first and in a written order: the credential, then the idempotency key, then the rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.actors.actor import JournaledActor
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import (
+    AccountSummary,
+    ApiKeyCreated,
+    ApiKeyRevoked,
+    CreateApiKey,
+    CreateTask,
+    IdempotencyKey,
+    KeyClaim,
+    NoteKeyUse,
+    Recharge,
+    Recharged,
+    Replayed,
+    RevokeApiKey,
+    SettleTask,
+    SignedOut,
+    SignOut,
+    StoredReply,
+    TaskAccepted,
+    TaskSettled,
+)
+from holdfast.actors.turns import Commit, Tell
+from holdfast.ledger.account import (
+    AccountState,
+    Operation,
+    decide_capture,
+    decide_credit,
+    decide_hold,
+    decide_release,
+)
+from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import Task, accept_task, usage_of
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.loading import LoadedAccount
+from holdfast.persistence.rows import (
+    AccountHead,
+    ApiKeyRevokedRow,
+    ApiKeyRow,
+    ApiKeyUsedRow,
+    IdempotencyRow,
+    Row,
+    SessionRevokedRow,
+    TaskRow,
+    UsageRow,
+)
+from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer, Unit
+
+REMEMBERED_REFUSALS = frozenset({"insufficient_credit"})
+"""Refusals that a repeated idempotency key brings back; all others may turn out differently next time."""
+
+_reply_encoder = msgspec.json.Encoder()
+_reply_decoder: msgspec.json.Decoder[StoredReply] = msgspec.json.Decoder(StoredReply)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """Bounds of one account."""
+
+    tasks_in_flight_max: int = 1000
+    live_keys_max: int = 100
+    answers_kept_max: int = 128
+
+
+class AccountActor(JournaledActor):
+    """One account. ``load`` reads its rows; ``announce`` makes the news that a new task is due."""
+
+    own_fence = "account"
+
+    def __init__(
+        self,
+        account_id: str,
+        mailbox: Mailbox,
+        journal: Journal,
+        *,
+        load: Callable[[str], Any],
+        announce: Callable[[Task], Tell],
+        now: Now,
+        limits: AccountLimits,
+    ) -> None:
+        super().__init__(mailbox, journal)
+        self._account_id = account_id
+        self._load = load
+        self._announce = announce
+        self._now = now
+        self._limits = limits
+        self._state: AccountState
+        self._live_keys: dict[str, frozenset[str]]
+        self._answers: OrderedDict[tuple[str, str], RememberedAnswer] = OrderedDict()
+
+    async def on_start(self) -> None:  # type: ignore[override]  # may await
+        """Read the account's head, open holds and live keys."""
+        loaded: LoadedAccount = await self._load(self._account_id)
+        self._state = loaded.state
+        self._live_keys = loaded.live_keys
+
+    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
+        """Remember answers that were found in the rows."""
+        for probe, answer in learned:
+            self._answers[probe.route, probe.key] = answer
+
+    def on_receive(self, message: Any) -> Any:
+        """Decide one command: a reply, or a unit of work with the reply that leaves once it is durable."""
+        return _HANDLERS[type(message)](self, message)
+
+    # --------------------------------------------------------------------------------------------------- credit
+
+    def _recharge(self, command: Recharge) -> Commit | Replayed | Refusal:
+        """Refuses: 1. a used idempotency key; 2. the ledger's refusals of a credit."""
+        known = self._known(command.idempotency)
+        if known is not None:
+            return known
+        operation_id = new_id("op")
+        operation = decide_credit(
+            self._state,
+            operation_id=operation_id,
+            amount_micro=command.amount_micro,
+            source="sandbox",
+            reference=operation_id,
+            reason="sandbox recharge",
+            at=self._now(),
+        )
+        if isinstance(operation, Refusal):
+            return operation
+        self._state.apply(operation)
+        reply = Recharged(operation_id, command.amount_micro, self._summary())
+        return self._commit(reply, operation=operation, idempotency=command.idempotency)
+
+    def _create_task(self, command: CreateTask) -> Commit | Replayed | Refusal:
+        """Refuses: 1. the API key; 2. a used idempotency key; 3. too many tasks in flight; 4. lack of credit."""
+        refusal = self._refuse_claim(command.claim)
+        if refusal is not None:
+            return refusal
+        known = self._known(command.idempotency)
+        if known is not None:
+            return known
+        state, terms = self._state, command.terms
+        if len(state.holds) >= self._limits.tasks_in_flight_max:
+            return Refusal(
+                code="concurrency_limit_exceeded",
+                message=f"This account has {len(state.holds)} tasks in flight, as many as it may.",
+                retry_after_s=5,
+            )
+        at = self._now()
+        request_id, hold_id = new_id("task"), new_id("hold")
+        operation = decide_hold(
+            state,
+            operation_id=new_id("op"),
+            hold_id=hold_id,
+            amount_micro=terms.hold_micro,
+            reference=request_id,
+            at=at,
+        )
+        if isinstance(operation, Refusal):
+            return self._refuse(operation, command.idempotency)
+        state.apply(operation)
+        task = accept_task(
+            account_id=state.account_id,
+            request_id=request_id,
+            hold_id=hold_id,
+            input=command.input,
+            terms=terms,
+            quote_id=command.quote_id,
+            api_key_id=command.claim.key_id,
+            now=at,
+            metadata=command.metadata,
+            webhook_url=command.webhook_url,
+            retry_of=command.retry_of,
+        )
+        reply = TaskAccepted(
+            request_id, command.quote_id, task.status, command.retry_of, terms.estimate_micro, terms.basis
+        )
+        return self._commit(
+            reply,
+            operation=operation,
+            rows=(_task_row(task), _usage_row(task)),
+            idempotency=command.idempotency,
+            tells=(self._announce(task),),
+        )
+
+    def _settle_task(self, command: SettleTask) -> Commit | Refusal:
+        """Refuses: 1. the ledger's refusals of a capture or release."""
+        operation: Operation | Refusal
+        if command.charge_micro is None:
+            operation = decide_release(
+                self._state,
+                operation_id=command.operation_id,
+                hold_id=command.hold_id,
+                reference=command.request_id,
+                reason=command.reason,
+                at=command.at,
+            )
+        else:
+            operation = decide_capture(
+                self._state,
+                operation_id=command.operation_id,
+                hold_id=command.hold_id,
+                charge_micro=command.charge_micro,
+                reference=command.request_id,
+                reason=command.reason,
+                at=command.at,
+            )
+        if isinstance(operation, Refusal):
+            return operation
+        self._state.apply(operation)
+        return self._commit(
+            TaskSettled(command.operation_id),
+            operation=operation,
+            rows=command.rows,
+            fences=(Fence("task", command.request_id, command.task_version),),
+        )
+
+    # --------------------------------------------------------------------------------------- keys and sessions
+
+    def _create_api_key(self, command: CreateApiKey) -> Commit | Refusal:
+        """Refuses: 1. too many live keys."""
+        if len(self._live_keys) >= self._limits.live_keys_max:
+            return Refusal(
+                code="api_key_limit_reached",
+                message=f"This account has {len(self._live_keys)} live API keys, as many as it may.",
+                final=True,
+            )
+        at = self._now()
+        self._live_keys[command.key_id] = frozenset(command.scopes)
+        row = ApiKeyRow(
+            self._account_id,
+            command.key_id,
+            command.secret_sha256,
+            command.prefix,
+            command.name,
+            command.scopes,
+            at,
+        )
+        reply = ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, at)
+        return self._commit(reply, rows=(row,))
+
+    def _revoke_api_key(self, command: RevokeApiKey) -> Commit | Refusal:
+        """Refuses: 1. a key that is not live here."""
+        if self._live_keys.pop(command.key_id, None) is None:
+            return Refusal(code="api_key_not_found", message="This account has no such live API key.")
+        at = self._now()
+        row = ApiKeyRevokedRow(self._account_id, command.key_id, at)
+        return self._commit(ApiKeyRevoked(command.key_id, at), rows=(row,))
+
+    def _note_key_use(self, command: NoteKeyUse) -> Commit:
+        return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
+
+    def _sign_out(self, command: SignOut) -> Commit:
+        row = SessionRevokedRow(self._account_id, command.session_id, self._now())
+        return self._commit(SignedOut(command.session_id), rows=(row,))
+
+    def _refuse_claim(self, claim: KeyClaim) -> Refusal | None:
+        scopes = self._live_keys.get(claim.key_id)
+        if scopes is None:
+            return Refusal(code="invalid_api_key", message="This API key is not valid.")
+        if claim.scope not in scopes:
+            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {claim.scope}.")
+        return None
+
+    # --------------------------------------------------------------------------------------------- idempotency
+
+    def _known(self, idempotency: IdempotencyKey | None) -> Replayed | Refusal | None:
+        """The answer a used key brings back, or the refusal of a key used for something else."""
+        if idempotency is None:
+            return None
+        answer = self._answers.get((idempotency.route, idempotency.key))
+        if answer is None:
+            return None
+        if answer.fingerprint != idempotency.fingerprint:
+            return Refusal(
+                code="idempotency_key_reused",
+                message="This Idempotency-Key was used with another request.",
+                final=True,
+            )
+        return Replayed(_reply_decoder.decode(answer.reply))
+
+    def _refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Commit | Refusal:
+        if idempotency is None or refusal.code not in REMEMBERED_REFUSALS:
+            return refusal
+        return self._commit(refusal, idempotency=idempotency)
+
+    # ----------------------------------------------------------------------------------------------- unit of work
+
+    def _summary(self) -> AccountSummary:
+        return AccountSummary(self._account_id, self._state.balance_micro, self._state.held_micro)
+
+    def _commit(
+        self,
+        reply: Any,
+        *,
+        operation: Operation | None = None,
+        rows: tuple[Row, ...] = (),
+        fences: tuple[Fence, ...] = (),
+        idempotency: IdempotencyKey | None = None,
+        tells: tuple[Tell, ...] = (),
+    ) -> Commit:
+        """Move to the next version and say what it takes to make that durable."""
+        state = self._state
+        fence = Fence("account", state.account_id, state.version)
+        state.version += 1
+        probe = None
+        if idempotency is not None:
+            probe = IdempotencyProbe(state.account_id, idempotency.route, idempotency.key)
+            answer = RememberedAnswer(idempotency.fingerprint, _reply_encoder.encode(reply))
+            self._remember(idempotency, answer)
+            rows = (*rows, _idempotency_row(probe, answer, self._now()))
+        head = AccountHead(
+            state.account_id,
+            state.version,
+            state.number,
+            state.balance_micro,
+            state.held_micro,
+            state.chain_head,
+        )
+        unit = Unit(
+            fences=(fence, *fences),
+            account=head,
+            operations=(operation,) if operation is not None else (),
+            rows=rows,
+            probe=probe,
+        )
+        return Commit(unit, reply, tells)
+
+    def _remember(self, idempotency: IdempotencyKey, answer: RememberedAnswer) -> None:
+        """Keep the newest answers at hand; the journal's own look-up stands behind those let go."""
+        self._answers[idempotency.route, idempotency.key] = answer
+        if len(self._answers) > self._limits.answers_kept_max:
+            self._answers.popitem(last=False)
+
+
+_HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
+    Recharge: AccountActor._recharge,
+    CreateTask: AccountActor._create_task,
+    SettleTask: AccountActor._settle_task,
+    CreateApiKey: AccountActor._create_api_key,
+    RevokeApiKey: AccountActor._revoke_api_key,
+    NoteKeyUse: AccountActor._note_key_use,
+    SignOut: AccountActor._sign_out,
+}
+
+
+def _idempotency_row(probe: IdempotencyProbe, answer: RememberedAnswer, at: datetime) -> IdempotencyRow:
+    return IdempotencyRow(probe.account_id, probe.route, probe.key, answer.fingerprint, answer.reply, at)
+
+
+def _task_row(task: Task) -> TaskRow:
+    return TaskRow(
+        task.account_id,
+        task.request_id,
+        task.version,
+        task.status,
+        task.model,
+        task.provider,
+        task.created_at,
+        task.updated_at,
+        task.wake_at,
+        task.dispatched,
+        msgspec.json.encode(task.request).decode(),
+        msgspec.json.encode(task.state).decode(),
+    )
+
+
+def _usage_row(task: Task) -> UsageRow:
+    usage = usage_of(task)
+    return UsageRow(
+        usage.account_id,
+        usage.request_id,
+        usage.ts,
+        usage.model,
+        usage.modality,
+        usage.api_key_id,
+        usage.status,
+        usage.billable_units,
+        usage.tokens_in,
+        usage.tokens_out,
+        usage.latency_ms,
+        usage.cost_micro,
+        usage.error,
+        usage.operation_id,
+        msgspec.json.encode(usage.status_history).decode(),
+    )
