@@ -178,8 +178,10 @@ class EmbeddedPostgres:
             child = _Child(command, user=user, log_path=log_path)
             if _await_ready(child, _url(socket_folder, "postgres"), deadline):
                 break
-            child.signal(signal.SIGQUIT)
-            child.wait(5.0)
+            if not child.wait(0):
+                # Recovery from a long log takes its time; cutting it short would only begin it anew.
+                self._child = child
+                raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
             # A crashed server's last backends may hold its shared memory for a moment; then it starts.
             if time.monotonic() > deadline or not _tail(log_path, "still in use"):
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import trio
+
+from holdfast.persistence import embedded
+from holdfast.persistence.database import Database
+from holdfast.persistence.embedded import (
+    DataFolderInUse,
+    EmbeddedFault,
+    EmbeddedPostgres,
+    database_url_of,
+    temporary_embedded,
+)
+
+SERVICE = """
+import signal, sys
+from pathlib import Path
+from holdfast.persistence import embedded
+if sys.argv[2] == "orphan":
+    embedded._die_with_parent = lambda: None
+server = embedded.EmbeddedPostgres(Path(sys.argv[1]))
+server.start()
+print(server.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A data folder that does not exist yet, below one the server's user may pass through."""
+    above = Path(tempfile.mkdtemp(prefix="holdfast-embedded-"))
+    yield above / "var"
+    shutil.rmtree(above)
+
+
+@pytest.fixture
+def server(data_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """A started server; stopped and released afterwards."""
+    server = EmbeddedPostgres(data_dir)
+    server.start()
+    yield server
+    server.stop()
+    server.release()
+
+
+def remember(url: str, number: int) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("create table if not exists remembered (number int)")
+        connection.execute("insert into remembered values (%s)", (number,))
+
+
+def remembered(url: str) -> list[int]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("select number from remembered order by number")]
+
+
+def killed_service(data_dir: Path, kind: str) -> int:
+    """Run a service with a server of its own, commit through it, kill the service; the server's pid."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(data_dir), kind], stdout=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        pid = int(service.stdout.readline())
+        url = database_url_of(data_dir)
+        assert url is not None
+        remember(url, 1)
+        service.kill()
+    return pid
+
+
+def test_what_was_committed_is_there_after_a_stop_and_a_start(data_dir: Path) -> None:
+    server = EmbeddedPostgres(data_dir)
+    url = server.start()
+    assert server.start() == url
+    assert server.is_running()
+    assert not server.wait(0)
+    remember(url, 1)
+    server.stop()
+    assert not server.is_running()
+    assert server.wait(0)
+    assert server.pid is None
+    server.stop()
+    assert server.start() == url
+    assert remembered(url) == [1]
+    server.stop()
+    server.release()
+
+
+def test_the_server_is_durable_private_and_unprivileged(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.url) as connection:
+        found: dict[str, str] = dict(
+            connection.execute(
+                "select name, setting from pg_settings where name in"
+                " ('fsync', 'synchronous_commit', 'full_page_writes', 'listen_addresses', 'data_checksums')"
+            ).fetchall()
+        )
+    assert found == {
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "full_page_writes": "on",
+        "listen_addresses": "",
+        "data_checksums": "on",
+    }
+    pgdata = server.data_dir / "postgres"
+    assert pgdata.stat().st_mode & 0o077 == 0
+    assert pgdata.stat().st_uid != 0
+
+
+def test_one_owner_at_a_time_has_the_data_folder(server: EmbeddedPostgres) -> None:
+    other = EmbeddedPostgres(server.data_dir)
+    with pytest.raises(DataFolderInUse) as caught:
+        other.start()
+    assert str(server.data_dir) in str(caught.value)
+    assert f"pid {os.getpid()}" in str(caught.value)
+    server.stop()
+    server.release()
+    other.start()
+    other.stop()
+    other.release()
+
+
+def test_commands_find_the_running_server(server: EmbeddedPostgres) -> None:
+    url = database_url_of(server.data_dir)
+    assert url is not None
+    remember(url, 7)
+    assert remembered(server.url) == [7]
+    server.stop()
+    assert database_url_of(server.data_dir) is None
+
+
+def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
+    assert database_url_of(data_dir) is None
+    with temporary_embedded(data_dir) as url:
+        remember(url, 1)
+    assert database_url_of(data_dir) is None
+    with temporary_embedded(data_dir) as url:
+        assert remembered(url) == [1]
+
+
+@pytest.mark.parametrize("kind", ["follows", "orphan"])
+def test_a_killed_service_leaves_its_folder_to_the_next_one(data_dir: Path, kind: str) -> None:
+    pid = killed_service(data_dir, kind)
+    server = EmbeddedPostgres(data_dir)
+    url = server.start()
+    assert server.pid != pid
+    assert remembered(url) == [1]
+    server.stop()
+    server.release()
+
+
+def test_a_server_that_crashed_recovers_at_the_next_start(server: EmbeddedPostgres) -> None:
+    remember(server.url, 1)
+    pid = server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert server.wait(10)
+    assert not server.is_running()
+    assert remembered(server.start()) == [1]
+    assert server.pid not in (None, pid)
+
+
+def test_a_pid_file_that_names_a_foreign_process_is_cleared(data_dir: Path) -> None:
+    with temporary_embedded(data_dir):
+        pass
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        (data_dir / "postgres" / "postmaster.pid").write_text(f"{stranger.pid}\n{data_dir / 'postgres'}\n")
+        assert database_url_of(data_dir) is None
+        with temporary_embedded(data_dir):
+            assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_cluster_half_made_is_made_anew(data_dir: Path) -> None:
+    making = data_dir / "postgres.making"
+    making.mkdir(parents=True)
+    (making / "PG_VERSION").write_text("18\n")
+    with temporary_embedded(data_dir) as url:
+        remember(url, 1)
+    assert not making.exists()
+
+
+def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -> None:
+    deep = data_dir / ("d" * 60) / ("e" * 60)
+    server = EmbeddedPostgres(deep)
+    url = server.start()
+    remember(url, 1)
+    found = database_url_of(deep)
+    assert found is not None
+    assert remembered(found) == [1]
+    with psycopg.connect(url) as connection:
+        folder = Path(connection.info.host)
+    assert deep not in folder.parents
+    assert folder.stat().st_mode & 0o077 == 0
+    server.stop()
+    server.release()
+    shutil.rmtree(folder)
+
+
+def test_a_socket_folder_laid_out_by_somebody_else_is_refused(data_dir: Path) -> None:
+    deep = data_dir / ("d" * 60) / ("e" * 60)
+    planted = embedded._socket_folder(deep / "postgres")
+    planted.symlink_to(tempfile.gettempdir())
+    server = EmbeddedPostgres(deep)
+    try:
+        with pytest.raises(EmbeddedFault, match="is not a folder of the user"):
+            server.start()
+    finally:
+        planted.unlink()
+        server.release()
+
+
+def test_a_server_that_cannot_start_says_where_its_log_is(data_dir: Path) -> None:
+    server = EmbeddedPostgres(data_dir, settings={"max_connections": "nonsense"})
+    with pytest.raises(EmbeddedFault, match=r"postgres\.log"):
+        server.start()
+    assert not server.is_running()
+    server.release()
+
+
+def test_a_cluster_of_an_unknown_version_is_refused(data_dir: Path) -> None:
+    (data_dir / "postgres").mkdir(parents=True)
+    (data_dir / "postgres" / "PG_VERSION").write_text("9\n")
+    server = EmbeddedPostgres(data_dir)
+    with pytest.raises(EmbeddedFault, match="PostgreSQL 9"):
+        server.start()
+    server.release()
+
+
+async def test_the_watcher_starts_a_died_server_again(server: EmbeddedPostgres) -> None:
+    database = Database(server.url, embedded=server)
+    await trio.to_thread.run_sync(remember, server.url, 1)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(database.run)
+            await database.gate.wait_open()
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await database.gate.wait_closed()
+            await database.gate.wait_open()
+            assert server.pid not in (None, pid)
+            assert await trio.to_thread.run_sync(remembered, server.url) == [1]
+            nursery.cancel_scope.cancel()
