@@ -1,0 +1,11 @@
+"""The studio's models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from holdfast.providers.studio import render_image
+from holdfast.providers.studio.craft import Prepare
+
+CRAFTS: Mapping[str, Prepare] = MappingProxyType({"poster": render_image.prepare})

@@ -1,0 +1,349 @@
+"""The studio over real HTTP: orders, progress, callbacks, files, cancel, and every fault it can be told to show."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from PIL import Image
+
+from holdfast.providers.studio.craft import Bench, Rendered
+from holdfast.providers.studio.jobs import StudioFaults
+from holdfast.providers.studio.service import serve_studio
+from holdfast.providers.studio.workshop import Workshop
+
+from .conftest import SECRET, Ear, Heard, StartStudio, is_last
+
+POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
+
+
+class Slow:
+    """A model whose work goes on only as the test lets it."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.begun = trio.Event()
+
+    def prepare(self, data: Mapping[str, object]) -> Slow:
+        return self
+
+    def render(self, bench: Bench) -> list[Rendered]:
+        trio.from_thread.run_sync(self.begun.set)
+        path = bench.new_file(".bin")
+        path.write_bytes(b"half")
+        for step in range(10):
+            bench.step(step / 10, "render")
+            assert self.go.acquire(timeout=10)
+        return [Rendered(path, "application/octet-stream")]
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def reached(percent: int, heard: list[Heard]) -> bool:
+    return bool(heard) and heard[-1].body["percent"] >= percent
+
+
+async def test_poster_is_ordered_rendered_told_of_and_fetched(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            client = {"request_id": "task_01", "attempt": 2}
+            answer = await studio.put("task_01.2", **POSTER, webhook=ear.url, client=client)
+            assert answer.status_code == 202
+            assert answer.json()["id"] == "task_01.2"
+            last = await ear.last_word()
+            assert all(heard.verdict == "valid" for heard in ear.heard)
+            assert last.header is not None
+            assert last.header.startswith("k=studio,t=")
+            assert last.body["status"] == "succeeded"
+            assert (last.body["request_id"], last.body["attempt"]) == ("task_01", 2)
+            assert last.body["provider_ref"] == "task_01.2"
+            assert last.body["percent"] == 100
+            (output,) = last.body["outputs"]
+            content = (await studio.http.get(output["url"])).content
+            assert hashlib.sha256(content).hexdigest() == output["sha256"]
+            assert len(content) == output["bytes"]
+            with Image.open(io.BytesIO(content)) as image:
+                assert image.size == (128, 256) == (output["width"], output["height"])
+            shown = await studio.get("task_01.2")
+            assert shown["status"] == "succeeded"
+            assert shown["output"][0]["sha256"] == output["sha256"]
+            sequences = [heard.body["sequence"] for heard in ear.heard]
+            assert sequences == sorted(set(sequences))
+            assert len({heard.body["event_id"] for heard in ear.heard}) == len(ear.heard)
+
+
+async def test_progress_is_told_while_work_goes_on(start_studio: StartStudio, ear: Ear) -> None:
+    slow = Slow()
+    with trio.fail_after(20):
+        async with start_studio(crafts={"slow": slow.prepare}, progress_every_s=0) as studio:
+            await studio.put("a.1", model="slow", input={}, webhook=ear.url)
+            for percent in range(0, 100, 10):
+                await ear.until(partial(reached, percent))
+                slow.go.release()
+            assert (await ear.last_word()).body["status"] == "succeeded"
+            assert ear.heard[0].body["status"] in ("queued", "processing")
+
+
+async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            assert (await studio.put("a.1", **POSTER)).status_code == 202
+            done = await studio.finished("a.1")
+            again = await studio.put("a.1", **POSTER)
+            assert again.status_code == 200
+            assert again.json()["output"][0]["sha256"] == done["output"][0]["sha256"]
+            other = await studio.put("a.1", model="poster", input={"prompt": "other"})
+            assert other.status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("job_id", "order", "status"),
+    [
+        ("a.1", {"model": "poster", "input": {}}, 422),
+        ("a.1", {"model": "poster", "input": []}, 422),
+        ("a.1", {"model": "poster"}, 422),
+        ("a.1", {"model": "oil", "input": {}}, 404),
+        ("a.1", {**POSTER, "webhook": "file:///etc/passwd"}, 422),
+        ("a.1", {**POSTER, "webhook_events_filter": ["everything"]}, 422),
+        ("a%20b", POSTER, 400),
+    ],
+)
+async def test_orders_out_of_shape_are_refused(
+    start_studio: StartStudio, job_id: str, order: dict[str, Any], status: int
+) -> None:
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            answer = await studio.http.put(f"/predictions/{job_id}", json=order)
+            assert answer.status_code == status
+            assert isinstance(answer.json()["detail"], str)
+            assert (await studio.http.get("/predictions/a.1")).status_code == 404
+
+
+async def test_body_must_be_json(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            for body in (b"", b"\xff", b"[", b'{"input":' + b"[" * 50_000):
+                assert (await studio.http.put("/predictions/a.1", content=body)).status_code == 422
+
+
+async def test_cancel_stops_the_work_at_its_next_step(start_studio: StartStudio, ear: Ear, tmp_path: Path) -> None:
+    slow = Slow()
+    with trio.fail_after(20):
+        async with start_studio(crafts={"slow": slow.prepare}) as studio:
+            await studio.put("a.1", model="slow", input={}, webhook=ear.url)
+            await slow.begun.wait()
+            answer = await studio.http.post("/predictions/a.1/cancel")
+            assert answer.json()["status"] == "canceled"
+            assert (await ear.last_word()).body["status"] == "canceled"
+            slow.go.release()
+            while names_in(studio.shop._files_dir):  # noqa: ASYNC110 - a file's end rings no bell
+                await trio.sleep(0.01)
+            again = await studio.http.post("/predictions/a.1/cancel")
+            assert again.json()["status"] == "canceled"
+
+
+async def test_cancel_of_what_waits_ends_it_at_once(start_studio: StartStudio) -> None:
+    slow = Slow()
+    with trio.fail_after(20):
+        async with start_studio(crafts={"slow": slow.prepare}) as studio:
+            for number in range(3):
+                await studio.put(f"a.{number}", model="slow", input={})
+            await slow.begun.wait()
+            waiting = [number for number in range(3) if (await studio.get(f"a.{number}"))["status"] == "starting"]
+            assert len(waiting) >= 1
+            canceled = await studio.http.post(f"/predictions/a.{waiting[0]}/cancel")
+            assert canceled.json()["status"] == "canceled"
+            slow.go.release(100)
+
+
+async def test_cancel_of_a_finished_job_changes_nothing(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            await studio.put("a.1", **POSTER)
+            await studio.finished("a.1")
+            assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "succeeded"
+            assert (await studio.http.post("/predictions/b.1/cancel")).status_code == 404
+
+
+async def test_last_word_is_repeated_until_heard_under_one_event_id(start_studio: StartStudio, ear: Ear) -> None:
+    ear.answers = [500, 302, 404, 500]
+    with trio.fail_after(20):
+        async with start_studio(retry_delays_s=(0, 0, 0, 0, 0)) as studio:
+            order = {**POSTER, "webhook": ear.url, "webhook_events_filter": ["completed"]}
+            await studio.put("a.1", **order)
+            await ear.until(lambda all_: len(all_) == 5)
+            assert {heard.body["event_id"] for heard in ear.heard} == {ear.heard[0].body["event_id"]}
+            assert all(is_last(heard) for heard in ear.heard)
+
+
+async def test_too_many_waiting_jobs_are_turned_away_with_a_time(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio(waiting_max_count=1, faults=StudioFaults(stall=True)) as studio:
+            assert (await studio.put("a.1", **POSTER)).status_code == 202
+            busy = await studio.put("a.2", **POSTER)
+            assert (busy.status_code, busy.headers["Retry-After"]) == (503, "2")
+
+
+async def test_files_open_only_by_a_live_link(start_studio: StartStudio) -> None:
+    moment = [datetime.now(UTC)]
+    with trio.fail_after(20):
+        async with start_studio() as studio:
+            await studio.put("a.1", **POSTER)
+            url = (await studio.finished("a.1"))["output"][0]["url"]
+            good = await studio.http.get(url)
+            assert good.status_code == 200
+            assert good.headers["Content-Type"] == "image/png"
+            assert good.headers["X-Content-Type-Options"] == "nosniff"
+            bare = url.split("?")[0]
+            assert (await studio.http.get(bare)).status_code == 403
+            assert (await studio.http.get(url[:-1] + ("0" if url[-1] != "0" else "1"))).status_code == 403
+            assert (await studio.http.get(url.replace("exp=1", "exp=2"))).status_code == 403
+            assert (await studio.http.get(f"{studio.url}/files/..%2f..%2fetc%2fpasswd")).status_code in (403, 404)
+        moment[0] -= timedelta(hours=1)
+        async with start_studio(now=lambda: moment[0]) as studio:
+            await studio.put("a.1", **POSTER)
+            old = (await studio.finished("a.1"))["output"][0]["url"]
+            assert (await studio.http.get(old)).status_code == 410
+
+
+async def test_old_jobs_and_their_files_are_forgotten(start_studio: StartStudio) -> None:
+    moment = [datetime.now(UTC)]
+    with trio.fail_after(20):
+        async with start_studio(now=lambda: moment[0], keep_s=100) as studio:
+            await studio.put("a.1", **POSTER)
+            shown = await studio.finished("a.1")
+            await studio.shop.expire()
+            assert (await studio.http.get(shown["output"][0]["url"])).status_code == 200
+            moment[0] += timedelta(seconds=101)
+            await studio.shop.expire()
+            assert (await studio.http.get("/predictions/a.1")).status_code == 404
+            assert (await studio.http.get(shown["output"][0]["url"])).status_code == 404
+            assert names_in(studio.shop._files_dir) == []
+
+
+async def test_number_of_remembered_jobs_is_bounded(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio(kept_max_count=2) as studio:
+            for number in range(4):
+                await studio.put(f"a.{number}", **POSTER)
+                await studio.finished(f"a.{number}")
+            await studio.shop.expire()
+            known = [number for number in range(4) if studio.shop.get(f"a.{number}") is not None]
+            assert known == [2, 3]
+
+
+async def test_token_guards_predictions_but_not_files(start_studio: StartStudio) -> None:
+    with trio.fail_after(20):
+        async with start_studio(token="open-sesame") as studio:
+            assert (await studio.put("a.1", **POSTER)).status_code == 401
+            studio.http.headers["Authorization"] = "Bearer open-sesame"
+            assert (await studio.put("a.1", **POSTER)).status_code == 202
+            url = (await studio.finished("a.1"))["output"][0]["url"]
+            async with httpx.AsyncClient(trust_env=False) as anybody:
+                assert (await anybody.get(url)).status_code == 200
+
+
+async def test_fault_fail(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(fail="out of paint")) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url)
+            last = await ear.last_word()
+            assert last.body["status"] == "failed"
+            assert last.body["error"]["message"] == "out of paint"
+            assert (await studio.get("a.1"))["output"] is None
+
+
+async def test_fault_stall_begins_and_never_ends(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(stall=True)) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url)
+            await ear.until(lambda all_: any(heard.body["status"] == "processing" for heard in all_))
+            assert (await studio.get("a.1"))["status"] == "processing"
+            assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "canceled"
+
+
+async def test_fault_drop_tells_nothing(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(drop=True)) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url)
+            assert (await studio.finished("a.1"))["status"] == "succeeded"
+        assert ear.heard == []
+
+
+async def test_fault_duplicate_sends_each_event_twice(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(duplicate=True)) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url, webhook_events_filter=["completed"])
+            first, second = await ear.until(lambda all_: len(all_) == 2)
+            assert first.raw == second.raw
+
+
+async def test_fault_reorder_tells_old_progress_after_the_end(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(reorder=True)) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url)
+            await ear.until(lambda all_: any(map(is_last, all_)) and not is_last(all_[-1]))
+            assert ear.heard[-1].body["event_id"] != ear.heard[0].body["event_id"]
+            assert ear.heard[-1].body["sequence"] == ear.heard[0].body["sequence"]
+
+
+async def test_fault_wrong_signature(start_studio: StartStudio, ear: Ear) -> None:
+    with trio.fail_after(20):
+        async with start_studio(faults=StudioFaults(wrong_signature=True)) as studio:
+            await studio.put("a.1", **POSTER, webhook=ear.url)
+            assert (await ear.last_word()).verdict == "invalid"
+
+
+async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
+    class Broken:
+        def render(self, bench: Bench) -> list[Rendered]:
+            raise ZeroDivisionError
+
+    crafts = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}
+    with trio.fail_after(20):
+        async with start_studio(crafts=crafts) as studio:
+            await studio.put("a.1", model="broken", input={})
+            assert (await studio.finished("a.1"))["status"] == "failed"
+            slow.go.release(10)
+            await studio.put("a.2", model="slow", input={})
+            assert (await studio.finished("a.2"))["status"] == "succeeded"
+
+
+async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_path: Path) -> None:
+    slow = Slow()
+    with trio.fail_after(20):
+        for _ in range(2):
+            shop = Workshop(SECRET, tmp_path, crafts={"slow": slow.prepare})
+            async with trio.open_nursery() as nursery:
+
+                async def run(
+                    *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, shop: Workshop = shop
+                ) -> None:
+                    await serve_studio(secret=SECRET, files_dir=tmp_path, workshop=shop, task_status=task_status)
+
+                port = await nursery.start(run)
+                async with httpx.AsyncClient(trust_env=False) as http:
+                    url = f"http://127.0.0.1:{port}/predictions/a.1"
+                    assert (await http.put(url, json={"model": "slow", "input": {}})).status_code == 202
+                    await slow.begun.wait()
+                slow.go.release()
+                nursery.cancel_scope.cancel()
+            with pytest.raises(OSError):
+                await trio.open_tcp_stream("127.0.0.1", port)
+    assert names_in(tmp_path) == []
+
+
+def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="secret"):
+        Workshop(" ", tmp_path)
