@@ -1,0 +1,111 @@
+"""What a supervisor is told about a child: how to start it, when to restart it, how long it may take to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import trio
+
+from holdfast.supervision.intensity import Backoff
+
+Restart = Literal["permanent", "transient", "temporary"]
+"""permanent: always restarted. transient: only after a crash. temporary: never, not even with its siblings."""
+
+Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
+"""Who falls with a child that is restarted: nobody, everybody, or those started after it."""
+
+AutoShutdown = Literal["never", "any_significant", "all_significant"]
+"""Whether the supervisor finishes once one (or the last) of its significant children has finished for good."""
+
+
+DEFAULT_BACKOFF = Backoff(0.1, 30.0, jitter=0.2)
+
+
+class Child(Protocol):
+    """Something that lives under a supervisor. One object is one incarnation; a restart makes a new one.
+
+    Cleaning up belongs into ``finally`` of ``run``: a kill is a cancellation.
+    """
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Live. Call ``task_status.started()`` once up; to return is a normal exit, to raise is a crash."""
+        ...
+
+    async def stop(self) -> None:
+        """Ask ``run`` to return soon. Called at most once, and only after ``started()``.
+
+        A child that is not up yet has nothing to drain and is cancelled instead.
+        """
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A child that wants to know where in the tree it lives; told before it runs."""
+
+    def place(self, path: str) -> None:
+        """Learn the path, such as ``holdfast/workers``."""
+        ...
+
+
+class FunctionChild:
+    """A plain async function as a child: up at once; a polite stop is ``stop_fn``, or else cancels the function."""
+
+    def __init__(
+        self, run_fn: Callable[[], Awaitable[None]], stop_fn: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._run_fn = run_fn
+        self._stop_fn = stop_fn
+        self._scope = trio.CancelScope()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Report started, then await the function."""
+        with self._scope:
+            task_status.started()
+            await self._run_fn()
+
+    async def stop(self) -> None:
+        """Call ``stop_fn``, or cancel the function."""
+        if self._stop_fn is None:
+            self._scope.cancel()
+        else:
+            await self._stop_fn()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One child of a supervisor. ``start`` makes a fresh object for every incarnation and may raise.
+
+    ``shutdown_s`` is the patience after a polite stop; then the child is killed (0: killed at once). Give a child
+    that is itself a supervisor at least its ``drain_timeout_s``. A child that stayed up for ``backoff.max_s`` has
+    recovered: its next crash waits ``backoff.min_s`` again.
+
+    Raises ValueError for an id that would not fit into a path, an endless patience, or a significant child that is
+    permanent (it never finishes, so it can never be the reason to shut down).
+    """
+
+    child_id: str
+    start: Callable[[], Child]
+    restart: Restart = "permanent"
+    shutdown_s: float = 5.0
+    significant: bool = False
+    backoff: Backoff = DEFAULT_BACKOFF
+
+    def __post_init__(self) -> None:
+        if not self.child_id or "/" in self.child_id:
+            raise ValueError("a child id is not empty and has no slash")
+        if not 0 <= self.shutdown_s < math.inf:
+            raise ValueError("shutdown_s is finite and not negative")
+        if self.significant and self.restart == "permanent":
+            raise ValueError("a permanent child cannot be significant")
+
+
+@dataclass(frozen=True, slots=True)
+class Intensity:
+    """A supervisor's budget: more than ``restarts`` within ``period_s`` seconds and it gives up."""
+
+    restarts: int
+    period_s: float

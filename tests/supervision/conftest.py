@@ -1,0 +1,145 @@
+"""Players: scripted children for tests of supervision, and the troupe that remembers what they did."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.reports import Report, Reporter
+from holdfast.supervision.spec import ChildSpec, Intensity, Restart, Strategy
+from holdfast.supervision.supervisor import Supervisor
+
+NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
+
+
+class Player:
+    """One incarnation of a scripted child."""
+
+    def __init__(self, troupe: Troupe, child_id: str) -> None:
+        self._troupe = troupe
+        self._child_id = child_id
+        self._cue = trio.Event()
+        self._fault: BaseException | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        troupe, me = self._troupe, self._child_id
+        troupe.live[me] += 1
+        troupe.most_live[me] = max(troupe.most_live[me], troupe.live[me])
+        troupe.players[me] = self
+        try:
+            await trio.sleep(troupe.start_takes_s.get(me, 0.0))
+            if troupe.failing_starts[me] > 0:
+                troupe.failing_starts[me] -= 1
+                raise RuntimeError(f"{me} cannot start")
+            troupe.ups[me] += 1
+            troupe.log.append(f"+{me}")
+            task_status.started()
+            await self._cue.wait()
+            if self._fault is not None:
+                raise self._fault
+            await trio.sleep(troupe.stop_takes_s.get(me, 0.0))
+        finally:
+            troupe.live[me] -= 1
+            troupe.log.append(f"-{me}")
+
+    async def stop(self) -> None:
+        self._troupe.log.append(f"?{self._child_id}")
+        if self._child_id in self._troupe.rude:
+            raise OSError("cannot stop politely")
+        if self._child_id not in self._troupe.deaf:
+            self._cue.set()
+
+    def end(self, fault: BaseException | None) -> None:
+        """Finish (None) or crash."""
+        self._fault = fault
+        self._cue.set()
+
+
+class Troupe:
+    """Makes players and supervisors. ``log`` holds +id (up), ?id (asked to stop), -id (gone), in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.live: Counter[str] = Counter()
+        self.most_live: Counter[str] = Counter()
+        self.ups: Counter[str] = Counter()
+        self.failing_starts: Counter[str] = Counter()
+        self.players: dict[str, Player] = {}
+        self.start_takes_s: dict[str, float] = {}
+        self.stop_takes_s: dict[str, float] = {}
+        self.deaf: set[str] = set()
+        self.rude: set[str] = set()
+        self.reporter = Reporter()
+
+    def spec(self, child_id: str, restart: Restart = "permanent", **more: Any) -> ChildSpec:
+        more.setdefault("backoff", NO_WAIT)
+        return ChildSpec(child_id, lambda: Player(self, child_id), restart, **more)
+
+    def supervisor(
+        self, *specs: ChildSpec, strategy: Strategy = "one_for_one", restarts: int = 3, **more: Any
+    ) -> Supervisor:
+        return Supervisor(
+            more.pop("name", "top"),
+            specs,
+            strategy=strategy,
+            intensity=Intensity(restarts, more.pop("period_s", 5.0)),
+            reporter=self.reporter,
+            rng=random.Random(1),
+            **more,
+        )
+
+    def crash(self, child_id: str, fault: BaseException | None = None) -> None:
+        self.players[child_id].end(fault if fault is not None else ValueError(f"{child_id} broke"))
+
+    def finish(self, child_id: str) -> None:
+        self.players[child_id].end(None)
+
+    def take_log(self) -> list[str]:
+        log, self.log = self.log, []
+        return log
+
+    def reports(self, kind: str, context: str | None = None) -> list[Report]:
+        """Oldest first."""
+        return [
+            report
+            for report in reversed(self.reporter.recent())
+            if report.kind == kind and context in (None, report.context)
+        ]
+
+    def playing(self, supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
+        """Run ``supervisor`` around the body, which begins when all are up with an empty log; then stop it."""
+        return self._playing(supervisor)
+
+    @asynccontextmanager
+    async def _playing(self, supervisor: Supervisor) -> AsyncIterator[None]:
+        with trio.fail_after(10_000):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
+                self.log.clear()
+                yield
+                await supervisor.stop()
+
+    @staticmethod
+    async def settle() -> None:
+        """Wait until nothing more happens without time passing."""
+        await wait_all_tasks_blocked()
+        await trio.sleep(0)
+        await wait_all_tasks_blocked()
+
+
+@pytest.fixture(scope="session")
+def new_troupe() -> Callable[[], Troupe]:
+    return Troupe
+
+
+@pytest.fixture
+def troupe() -> Troupe:
+    return Troupe()

@@ -1,0 +1,246 @@
+"""Who is restarted, who falls with whom, and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from holdfast.supervision.faults import GaveUp, NotRunning
+from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.spec import ChildSpec, FunctionChild, Restart, Strategy
+
+if TYPE_CHECKING:
+    from tests.supervision.conftest import Troupe
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("one_for_one", ["-b", "+b"]),
+        ("rest_for_one", ["-b", "?c", "-c", "+b", "+c"]),
+        ("one_for_all", ["-b", "?c", "-c", "?a", "-a", "+a", "+b", "+c"]),
+    ],
+)
+async def test_a_crash_takes_down_in_reverse_and_starts_in_order(
+    troupe: Troupe, autojump_clock: MockClock, strategy: Strategy, expected: list[str]
+) -> None:
+    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy=strategy)
+    async with troupe.playing(supervisor):
+        troupe.crash("b")
+        await troupe.settle()
+        assert troupe.take_log() == expected
+    assert troupe.take_log() == ["?c", "-c", "?b", "-b", "?a", "-a"]
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "rest_for_one", "one_for_all"])
+@pytest.mark.parametrize(
+    ("restart", "after_crash", "after_return"),
+    [
+        ("permanent", "running", "running"),
+        ("transient", "running", "finished"),
+        ("temporary", "failed", "finished"),
+    ],
+)
+async def test_the_restart_type_decides_on_crash_and_on_return(
+    troupe: Troupe,
+    autojump_clock: MockClock,
+    strategy: Strategy,
+    restart: Restart,
+    after_crash: str,
+    after_return: str,
+) -> None:
+    for end, state in (("crash", after_crash), ("finish", after_return)):
+        supervisor = troupe.supervisor(
+            troupe.spec("a"), troupe.spec("b", restart), troupe.spec("c"), strategy=strategy
+        )
+        async with troupe.playing(supervisor):
+            getattr(troupe, end)("b")
+            await troupe.settle()
+            assert supervisor.state_of("b") == state
+            neighbours_fell = strategy != "one_for_one" and state == "running"
+            assert ("-c" in troupe.log) == neighbours_fell
+            assert ("-a" in troupe.log) == (neighbours_fell and strategy == "one_for_all")
+            assert supervisor.state_of("a") == supervisor.state_of("c") == "running"
+
+
+async def test_temporary_victims_do_not_come_back_and_finished_transients_run_again(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    supervisor = troupe.supervisor(
+        troupe.spec("a"), troupe.spec("temp", "temporary"), troupe.spec("job", "transient"), strategy="one_for_all"
+    )
+    async with troupe.playing(supervisor):
+        troupe.finish("job")
+        await troupe.settle()
+        assert supervisor.state_of("job") == "finished"
+        troupe.crash("a")
+        await troupe.settle()
+        assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
+
+
+async def test_children_start_in_order_each_after_the_one_before_is_up(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    troupe.start_takes_s = {"a": 3.0, "b": 2.0}
+    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            await trio.sleep(2.5)
+            assert [child.state for child in supervisor.children()] == ["starting", "pending", "pending"]
+            await trio.sleep(1.0)
+            assert [child.state for child in supervisor.children()] == ["running", "starting", "pending"]
+            assert not supervisor.is_ready
+            await supervisor.wait_ready()
+            assert trio.current_time() == pytest.approx(5.0)
+            assert troupe.take_log() == ["+a", "+b", "+c"]
+            await supervisor.stop()
+
+
+async def test_waiting_for_readiness_ends_with_the_supervisor(troupe: Troupe, autojump_clock: MockClock) -> None:
+    troupe.failing_starts["a"] = 99
+    supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(1.0, 1.0, jitter=0.0)), restarts=2)
+    with trio.fail_after(100), pytest.RaisesGroup(NotRunning, GaveUp):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_keep, supervisor.wait_ready)
+            await supervisor.run()
+
+
+async def _keep(wait: object) -> None:
+    """Await despite the neighbour's failure, which would cancel it first."""
+    with trio.CancelScope(shield=True):
+        await wait()  # type: ignore[operator] # a bound async method, handed on as an object
+
+
+async def test_two_crashes_in_one_tick_cost_one_group_restart(troupe: Troupe, autojump_clock: MockClock) -> None:
+    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="one_for_all", restarts=1)
+    async with troupe.playing(supervisor):
+        troupe.crash("a")
+        troupe.crash("b")
+        await troupe.settle()
+        assert supervisor.is_ready
+        assert troupe.ups == {"a": 2, "b": 2, "c": 2}
+    assert len(troupe.reports("crash")) == 1
+    assert len(troupe.reports("drain", "shutdown_error")) == 1
+
+
+async def test_a_late_stop_never_hits_the_successor(troupe: Troupe, autojump_clock: MockClock) -> None:
+    supervisor = troupe.supervisor(troupe.spec("a"))
+    async with troupe.playing(supervisor):
+        async with trio.open_nursery() as nursery:
+            # The child ends by itself in the very tick in which its stop is ordered.
+            nursery.start_soon(supervisor.restart_child, "a")
+            troupe.crash("a")
+        await trio.sleep(100)
+        assert supervisor.children()[0].incarnation == 2
+        assert supervisor.is_ready
+    assert not troupe.reports("drain", "killed")
+
+
+async def test_an_operator_stops_and_restarts_a_child(troupe: Troupe, autojump_clock: MockClock) -> None:
+    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="rest_for_one", restarts=0)
+    async with troupe.playing(supervisor):
+        await supervisor.stop_child("b")
+        assert supervisor.state_of("b") == "stopped"
+        assert not supervisor.is_ready
+        assert troupe.take_log() == ["?b", "-b"]
+        await supervisor.restart_child("b")
+        await troupe.settle()
+        assert troupe.take_log() == ["?c", "-c", "+b", "+c"]
+        assert supervisor.is_ready
+        with pytest.raises(KeyError):
+            await supervisor.stop_child("nobody")
+    with pytest.raises(NotRunning):
+        await supervisor.restart_child("b")
+
+
+async def test_a_child_stopped_by_an_operator_does_not_come_back_with_its_group(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="one_for_all")
+    async with troupe.playing(supervisor):
+        await supervisor.stop_child("b")
+        troupe.crash("a")
+        await troupe.settle()
+        assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
+
+
+async def test_any_significant_child_finishing_shuts_down_the_supervisor(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    supervisor = troupe.supervisor(
+        troupe.spec("a"),
+        troupe.spec("b", "transient", significant=True),
+        troupe.spec("c", "temporary", significant=True),
+        auto_shutdown="any_significant",
+    )
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
+            troupe.take_log()
+            troupe.finish("b")
+    assert troupe.take_log() == ["-b", "?c", "-c", "?a", "-a"]
+
+
+async def test_all_significant_children_have_to_finish_before_the_supervisor_does(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    supervisor = troupe.supervisor(
+        troupe.spec("a"),
+        troupe.spec("b", "transient", significant=True),
+        troupe.spec("c", "temporary", significant=True),
+        auto_shutdown="all_significant",
+    )
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
+            troupe.finish("b")
+            await trio.sleep(10)
+            assert supervisor.is_ready
+            troupe.crash("c")
+    assert supervisor.state_of("a") == "stopped"
+
+
+async def test_a_supervisor_is_a_child_and_learns_its_place(troupe: Troupe, autojump_clock: MockClock) -> None:
+    troupe.start_takes_s["x"] = 4.0
+    inner = ChildSpec("workers", lambda: troupe.supervisor(troupe.spec("x"), troupe.spec("y")))
+    outer = troupe.supervisor(inner, troupe.spec("z"), name="holdfast")
+    async with troupe.playing(outer):
+        assert trio.current_time() == pytest.approx(4.0)
+        assert [child.child_id for child in outer.children()[0].children] == ["x", "y"]
+        troupe.crash("x")
+        await trio.sleep(1)
+        assert outer.state_of("workers") == "running"
+        assert not outer.is_ready
+        await outer.wait_ready()
+    assert troupe.reports("crash")[0].path == "holdfast/workers/x"
+
+
+async def test_a_plain_function_is_a_child(troupe: Troupe, autojump_clock: MockClock) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("cancelled politely")
+
+    supervisor = troupe.supervisor(ChildSpec("f", lambda: FunctionChild(work)))
+    async with troupe.playing(supervisor):
+        assert supervisor.is_ready
+    assert ended == ["cancelled politely"]
+    assert not troupe.reports("drain", "killed")
+
+
+def test_specs_that_make_no_sense_are_refused(troupe: Troupe) -> None:
+    with pytest.raises(ValueError, match="significant"):
+        troupe.spec("a", significant=True)
+    with pytest.raises(ValueError, match="finite"):
+        troupe.spec("a", shutdown_s=float("inf"))
+    with pytest.raises(ValueError, match="slash"):
+        troupe.spec("a/b")
+    with pytest.raises(ValueError, match="share an id"):
+        troupe.supervisor(troupe.spec("a"), troupe.spec("a"))
