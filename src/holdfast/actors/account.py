@@ -36,6 +36,7 @@ from holdfast.actors.messages import (
     TaskAccepted,
     TaskSettled,
 )
+from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Commit, Tell
 from holdfast.ledger.account import (
     AccountState,
@@ -48,7 +49,7 @@ from holdfast.ledger.account import (
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import Task, accept_task, usage_of
+from holdfast.ledger.tasks import Task, accept_task
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import LoadedAccount
 from holdfast.persistence.rows import (
@@ -59,8 +60,6 @@ from holdfast.persistence.rows import (
     IdempotencyRow,
     Row,
     SessionRevokedRow,
-    TaskRow,
-    UsageRow,
 )
 from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer, Unit
 
@@ -191,7 +190,7 @@ class AccountActor(JournaledActor):
         return self._commit(
             reply,
             operation=operation,
-            rows=(_task_row(task), _usage_row(task)),
+            rows=new_task_rows(task),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
         )
@@ -359,41 +358,3 @@ _HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
 
 def _idempotency_row(probe: IdempotencyProbe, answer: RememberedAnswer, at: datetime) -> IdempotencyRow:
     return IdempotencyRow(probe.account_id, probe.route, probe.key, answer.fingerprint, answer.reply, at)
-
-
-def _task_row(task: Task) -> TaskRow:
-    return TaskRow(
-        task.account_id,
-        task.request_id,
-        task.version,
-        task.status,
-        task.model,
-        task.provider,
-        task.created_at,
-        task.updated_at,
-        task.wake_at,
-        task.dispatched,
-        msgspec.json.encode(task.request).decode(),
-        msgspec.json.encode(task.state).decode(),
-    )
-
-
-def _usage_row(task: Task) -> UsageRow:
-    usage = usage_of(task)
-    return UsageRow(
-        usage.account_id,
-        usage.request_id,
-        usage.ts,
-        usage.model,
-        usage.modality,
-        usage.api_key_id,
-        usage.status,
-        usage.billable_units,
-        usage.tokens_in,
-        usage.tokens_out,
-        usage.latency_ms,
-        usage.cost_micro,
-        usage.error,
-        usage.operation_id,
-        msgspec.json.encode(usage.status_history).decode(),
-    )

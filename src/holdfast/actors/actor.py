@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NoReturn
 import pykka
 import trio
 
-from holdfast.actors.faults import Crashed, OutcomeUnknown, StaleFence
+from holdfast.actors.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.future import TrioFuture
 from holdfast.actors.mailbox import Envelope, Mailbox, Order
 from holdfast.actors.trace import trace_id
@@ -240,6 +240,10 @@ class JournaledActor(TrioActor):
         if isinstance(exc, Reload):
             self.is_void = True
             self._finish_again(envelope)
+        elif isinstance(exc, AskFault):
+            # Somebody asked in turn could not answer. Only where it may have acted is our memory in doubt.
+            envelope.fail(exc)
+            self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
         else:
             super()._break(envelope, exc)
 

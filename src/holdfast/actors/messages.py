@@ -12,10 +12,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from holdfast.ledger.news import ProviderNews
+from holdfast.ledger.news import Output, ProviderNews
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.terms import Terms
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure
+from holdfast.ledger.terms import Hosting, Terms
 from holdfast.persistence.rows import Row
+from holdfast.providers.media.base import CancelOutcome, Job, Submission
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -248,11 +250,106 @@ class HearNews(Command["TaskRef"]):
 
 
 @dataclass(frozen=True, slots=True)
+class Wake(Command["TaskRef"]):
+    """Something may be due: look. The task's row says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class HearSubmission(Command["TaskRef"]):
+    """What came of handing a job to its provider."""
+
+    attempt: int
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class HearPoll(Command["TaskRef"]):
+    """What a provider answered when polled; None: it does not know the job."""
+
+    attempt: int
+    news: ProviderNews | None
+
+
+@dataclass(frozen=True, slots=True)
+class HearCancel(Command["TaskRef"]):
+    """What a provider made of a cancel."""
+
+    attempt: int
+    outcome: CancelOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class HearHosting(Command["TaskRef"]):
+    """How a round of storing outputs went."""
+
+    attempt: int
+    results: tuple[HostedOutput | HostingFailure, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRef:
     """The command took effect, or had before; the task's row tells the rest."""
 
     request_id: str
     account_id: str
+
+
+# --------------------------------------------------------------------------------- commands to the workers
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCreated(Command[None]):
+    """To the dispatcher: a task waits for one of its provider's places."""
+
+    provider: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFreed(Command[None]):
+    """To the dispatcher: the task no longer occupies its provider."""
+
+    provider: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Command[None]):
+    """To the provider desk: hand a job over, and tell the task what came of it."""
+
+    provider: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Poll(Command[None]):
+    """To the provider desk: ask how a job stands, and tell the task."""
+
+    provider: str
+    request_id: str
+    attempt: int
+    provider_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob(Command[None]):
+    """To the provider desk: ask for a job to be stopped, and tell the task what the provider made of it."""
+
+    provider: str
+    request_id: str
+    attempt: int
+    provider_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Command[None]):
+    """To the hosting worker: store these outputs, and tell the task."""
+
+    request_id: str
+    attempt: int
+    provider: str
+    outputs: tuple[Output, ...]
+    hosting: Hosting
 
 
 StoredReply = Recharged | TaskAccepted | Refusal

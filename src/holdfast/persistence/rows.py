@@ -396,7 +396,7 @@ STATEMENTS: dict[type[Any], Statement] = {
     HoldSettledRow: _update(tables.holds, HoldSettledRow, keyed=["account_id", "hold_id"]),
     TaskRow: _insert(tables.tasks, TaskRow),
     TaskChangedRow: _update(tables.tasks, TaskChangedRow, keyed=["account_id", "request_id"]),
-    TaskEventRow: _insert(tables.task_events, TaskEventRow),
+    TaskEventRow: _insert(tables.task_events, TaskEventRow, on_conflict="on conflict do nothing"),
     UsageRow: _insert(tables.usage_entries, UsageRow),
     UsageChangedRow: _update(tables.usage_entries, UsageChangedRow, keyed=["account_id", "request_id"]),
     AssetRow: _insert(tables.assets, AssetRow),

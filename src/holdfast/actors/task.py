@@ -1,0 +1,286 @@
+"""The task actor: hears everything that happens to one task, and lets the ledger's rules decide what it means.
+
+A step that leaves the money alone is written here, fenced by the task's version. One that settles the hold is
+asked of the task's account, whose unit of work carries the task's rows as well: state, money and usage change
+in one commit or not at all. What has to be done outside follows the commit, told to the workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.actors.actor import JournaledActor, Reload
+from holdfast.actors.directory import Directory
+from holdfast.actors.faults import StaleFence
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import (
+    CancelJob,
+    CancelTask,
+    HearCancel,
+    HearHosting,
+    HearNews,
+    HearPoll,
+    HearSubmission,
+    Host,
+    PlaceFreed,
+    Poll,
+    SettleTask,
+    Submit,
+    TaskRef,
+    Wake,
+)
+from holdfast.actors.task_rows import changed_task_row, changed_usage_row
+from holdfast.actors.turns import Commit, Tell, Teller
+from holdfast.ledger import task_moves
+from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.task_dispatch import on_submit_failed, on_submitted
+from holdfast.ledger.task_hosting import on_hosted
+from holdfast.ledger.task_moves import HostedOutput, ProviderTraits, Step
+from holdfast.ledger.task_news import on_news, on_poll
+from holdfast.ledger.task_steps import on_cancel, on_cancel_told, on_wake
+from holdfast.ledger.tasks import Task
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.rows import AssetRow, Row, TaskEventRow
+from holdfast.persistence.units import Fence, Unit
+from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
+
+SETTLE_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWorld:
+    """What a task's actor works with: where it asks, where it tells, and what it must know of providers."""
+
+    accounts: Directory
+    dispatcher: Teller
+    desk: Teller
+    hosting: Teller
+    traits: Callable[[str], ProviderTraits]
+    callback_url: Callable[[str], str]
+    now: Now
+    rng: random.Random
+
+
+Load = Callable[[str], Awaitable[tuple[Task, frozenset[tuple[str, str]]]]]
+"""Reads a task and the provider events it has heard."""
+
+
+class TaskActor(JournaledActor):
+    """One task."""
+
+    own_fence = "task"
+
+    def __init__(
+        self, request_id: str, mailbox: Mailbox, journal: Journal, *, load: Load, world: TaskWorld
+    ) -> None:
+        super().__init__(mailbox, journal)
+        self._request_id = request_id
+        self._load = load
+        self._world = world
+        self._task: Task
+        self._heard: set[tuple[str, str]] = set()
+
+    async def on_start(self) -> None:  # type: ignore[override]  # may await
+        """Read the task's row and the events it has heard."""
+        self._task, heard = await self._load(self._request_id)
+        self._heard = set(heard)
+
+    async def on_receive(self, message: Any) -> Any:
+        """Decide one message; what it answers is :class:`TaskRef` once the step stands."""
+        return await _HANDLERS[type(message)](self, message)
+
+    # -------------------------------------------------------------------------------------------------- messages
+
+    async def _wake(self, _: Wake) -> Any:
+        task = self._task
+        step = on_wake(
+            task,
+            self._world.now(),
+            traits=self._world.traits(task.provider),
+            operation_id=new_id("op"),
+            jitter=self._world.rng.random(),
+        )
+        return await self._take(step)
+
+    async def _hear_news(self, command: HearNews) -> Any:
+        news, at = command.news, self._world.now()
+        event = (news.provider, news.event_id)
+        if event in self._heard:
+            return self._ref()
+        step = on_news(self._task, news, at, operation_id=new_id("op"))
+        row = TaskEventRow(self._task.account_id, self._request_id, *event, at, step.verdict, command.body)
+        taken = await self._take(step, row)
+        self._heard.add(event)
+        return taken
+
+    async def _hear_submission(self, command: HearSubmission) -> Any:
+        task, attempt, at = self._task, command.attempt, self._world.now()
+        match command.submission:
+            case Accepted(provider_ref=ref):
+                return await self._take(on_submitted(task, attempt, ref, at))
+            case NotSent(reason=reason, retry_after_s=retry_after_s):
+                outcome, code = ("busy" if retry_after_s else "not_sent"), "provider_error"
+            case Ambiguous(reason=reason):
+                outcome, code = "ambiguous", "provider_error"
+            case Rejected(code=code, reason=reason):
+                outcome = "rejected"
+        step = on_submit_failed(
+            task,
+            attempt,
+            outcome,  # type: ignore[arg-type]  # one of its words
+            reason,
+            at,
+            operation_id=new_id("op"),
+            error_code="invalid_upstream_input" if code == "invalid_upstream_input" else "provider_error",
+            jitter=self._world.rng.random(),
+        )
+        return await self._take(step)
+
+    async def _hear_poll(self, command: HearPoll) -> Any:
+        step = on_poll(
+            self._task,
+            command.news,
+            self._world.now(),
+            attempt=command.attempt,
+            traits=self._world.traits(self._task.provider),
+            operation_id=new_id("op"),
+            jitter=self._world.rng.random(),
+        )
+        return await self._take(step)
+
+    async def _hear_cancel(self, command: HearCancel) -> Any:
+        return await self._take(on_cancel_told(self._task, command.attempt, command.outcome, self._world.now()))
+
+    async def _hear_hosting(self, command: HearHosting) -> Any:
+        at = self._world.now()
+        step = on_hosted(
+            self._task,
+            command.attempt,
+            command.results,
+            at,
+            operation_id=new_id("op"),
+            jitter=self._world.rng.random(),
+        )
+        if step.task is None:
+            return await self._take(step)
+        known = {item.asset_id for item in self._task.state.output}
+        stored = {item.asset_id for item in step.task.state.output} - known
+        rows = [
+            AssetRow(
+                self._task.account_id,
+                self._request_id,
+                result.position,
+                result.asset_id,
+                result.sha256,
+                result.bytes,
+                result.content_type,
+                at,
+                result.expires_at,
+            )
+            for result in command.results
+            if isinstance(result, HostedOutput) and result.asset_id in stored
+        ]
+        return await self._take(step, *rows)
+
+    async def _cancel(self, _: CancelTask) -> Any:
+        step = on_cancel(self._task, self._world.now(), operation_id=new_id("op"))
+        return step if isinstance(step, Refusal) else await self._take(step)
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    async def _take(self, step: Step, *rows: Row) -> Any:
+        """Write a step with ``rows`` that belong to it; its effects follow once it stands."""
+        before, after = self._task, step.task
+        tells = [*self._effects(after or before, step), *self._freed_place(before, after)]
+        if after is None:
+            if not rows and not tells:
+                return self._ref()
+            return Commit(Unit(rows=tuple(rows)), self._ref(), tuple(tells))
+        rows = (changed_task_row(after), *rows)
+        if after.status != before.status:
+            rows = (*rows, changed_usage_row(after))
+        if step.settle is None:
+            self._task = after
+            unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
+            return Commit(unit, self._ref(), tuple(tells))
+        await self._settle_hold(before, after, step.settle, rows)
+        self._task = after
+        for tell in tells:
+            tell.to.tell(tell.key, tell.command)
+        return self._ref()
+
+    async def _settle_hold(
+        self, before: Task, after: Task, settlement: task_moves.Settlement, rows: tuple[Row, ...]
+    ) -> None:
+        command = SettleTask(
+            self._request_id,
+            before.version,
+            settlement.hold_id,
+            settlement.charge_micro if settlement.kind == "capture" else None,
+            settlement.operation_id,
+            settlement.reason,
+            after.updated_at,
+            rows,
+        )
+        try:
+            reply = await self._world.accounts.ask(before.account_id, command, deadline_s=SETTLE_DEADLINE_S)
+        except StaleFence as stale:
+            raise Reload(str(stale)) from stale
+        if isinstance(reply, Refusal):
+            raise Reload(f"the account refused to settle: {reply.code}")
+
+    def _effects(self, task: Task, step: Step) -> list[Tell]:
+        """What is to be done outside, as messages to who does it."""
+        world, tells = self._world, []
+        for effect in step.effects:
+            match effect:
+                case task_moves.SubmitJob(attempt=attempt):
+                    job = Job(
+                        task.request_id,
+                        attempt,
+                        task.request.terms.upstream_model,
+                        task.request.input,
+                        world.callback_url(task.provider),
+                    )
+                    tells.append(Tell(world.desk, task.request_id, Submit(task.provider, job)))
+                case task_moves.PollJob(attempt=attempt, provider_ref=ref):
+                    poll = Poll(task.provider, task.request_id, attempt, ref)
+                    tells.append(Tell(world.desk, task.request_id, poll))
+                case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
+                    cancel = CancelJob(task.provider, task.request_id, attempt, ref)
+                    tells.append(Tell(world.desk, task.request_id, cancel))
+                case task_moves.HostOutputs(attempt=attempt, outputs=outputs):
+                    host = Host(task.request_id, attempt, task.provider, outputs, task.request.terms.hosting)
+                    tells.append(Tell(world.hosting, task.request_id, host))
+        return tells
+
+    def _freed_place(self, before: Task, after: Task | None) -> list[Tell]:
+        """Word to the dispatcher when the task has stopped occupying its provider."""
+        if after is None or not _occupies(before) or _occupies(after):
+            return []
+        freed = PlaceFreed(after.provider, after.request_id)
+        return [Tell(self._world.dispatcher, after.request_id, freed)]
+
+    def _ref(self) -> TaskRef:
+        return TaskRef(self._request_id, self._task.account_id)
+
+
+def _occupies(task: Task) -> bool:
+    """Whether a task's job may be running at its provider."""
+    return not task.is_terminal and task.state.dispatch != "none" and task.state.hosting.status == "pending"
+
+
+_HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
+    Wake: TaskActor._wake,
+    HearNews: TaskActor._hear_news,
+    HearSubmission: TaskActor._hear_submission,
+    HearPoll: TaskActor._hear_poll,
+    HearCancel: TaskActor._hear_cancel,
+    HearHosting: TaskActor._hear_hosting,
+    CancelTask: TaskActor._cancel,
+}

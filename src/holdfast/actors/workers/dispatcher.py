@@ -1,0 +1,155 @@
+"""The dispatcher: gives waiting tasks a place at their provider, and wakes whatever is due.
+
+A provider has so many places. A new task takes a free one at once; otherwise it waits in its row, and the oldest
+go first when places come free. Everything else that falls due (polls, deadlines, hosting rounds, what a dead
+process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
+several processes share the work, and a claim whose process dies lapses by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import trio
+from sqlalchemy import Connection, TextClause, text
+
+from holdfast.actors.mailbox import Envelope, MailboxFull
+from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
+from holdfast.actors.turns import Teller
+from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.persistence.database import Database, DatabaseAway
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 1.0
+AUDIT_TICKS = 15
+FOLLOW_UPS_MAX = 200
+LEASE_S = 30
+
+_CLAIM_WAITING = text(
+    "with due as (select account_id, request_id from tasks where wake_at <= now() and not dispatched "
+    "and provider = :provider order by wake_at limit :places for update skip locked) "
+    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
+    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+)
+_CLAIM_FOLLOW_UPS = text(
+    "with due as (select account_id, request_id from tasks where wake_at <= now() and dispatched "
+    "order by wake_at limit :most for update skip locked) "
+    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
+    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+)
+_STILL_OCCUPYING = text(
+    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Command[None]):
+    """Look for what is due."""
+
+
+class Dispatcher(Worker):
+    """Knows which of this process's tasks occupy a provider, and hands out the places left."""
+
+    def __init__(
+        self,
+        post: WorkerPost,
+        *,
+        database: Database,
+        tasks: Teller,
+        places: Callable[[], Mapping[str, int]],
+    ) -> None:
+        super().__init__(post)
+        self._database = database
+        self._tasks = tasks
+        self._places = places
+        self._held: dict[str, dict[str, float]] = {}
+        # Providers for whose places rows may be waiting: a new task must not overtake them.
+        self._backlog: dict[str, bool] = {}
+        self._ticks = 0
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """Look around once a second."""
+        return (self._keep_time,)
+
+    async def _keep_time(self) -> None:
+        while True:
+            with suppress(MailboxFull):
+                self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
+            await trio.sleep(TICK_S)
+
+    async def on_receive(self, message: Any) -> None:
+        """Place a new task, pass a freed place on, or look around."""
+        try:
+            if isinstance(message, TaskCreated):
+                self._place_new(message)
+            elif isinstance(message, PlaceFreed):
+                self._held.get(message.provider, {}).pop(message.request_id, None)
+                if self._backlog.get(message.provider, True):
+                    await self._place_waiting(message.provider)
+            elif isinstance(message, Tick):
+                await self._look_around()
+        except DatabaseAway as away:
+            # What is due stays due; the next tick finds it.
+            log.info("due tasks cannot be read", reason=str(away))
+
+    def _place_new(self, created: TaskCreated) -> None:
+        if self._backlog.get(created.provider, True) or not self._free(created.provider):
+            self._backlog[created.provider] = True
+        else:
+            self._take(created.provider, created.request_id)
+
+    async def _look_around(self) -> None:
+        self._ticks += 1
+        if self._ticks % AUDIT_TICKS == 0:
+            await self._return_lost_places()
+        for provider in self._places():
+            await self._place_waiting(provider)
+        claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
+        for request_id in await self._claim(_CLAIM_FOLLOW_UPS, claim):
+            self._tasks.tell(request_id, Wake())
+
+    async def _place_waiting(self, provider: str) -> None:
+        """Give free places to the tasks that have waited longest."""
+        places = self._free(provider)
+        if not places:
+            self._backlog[provider] = True
+            return
+        claim = {"provider": provider, "places": places, "lease_s": LEASE_S}
+        waiting = await self._claim(_CLAIM_WAITING, claim)
+        self._backlog[provider] = len(waiting) == places
+        for request_id in waiting:
+            self._take(provider, request_id)
+
+    async def _claim(self, statement: TextClause, parameters: dict[str, Any]) -> list[str]:
+        def claim(connection: Connection) -> list[str]:
+            return [row.request_id for row in connection.execute(statement, parameters)]
+
+        return await self._database.work(claim)
+
+    async def _return_lost_places(self) -> None:
+        """Take back the places of tasks that ended without our hearing of it, through another process say."""
+        settled_before = trio.current_time() - LEASE_S
+        held = [r for places in self._held.values() for r, since in places.items() if since < settled_before]
+        if not held:
+            return
+
+        def occupying(connection: Connection) -> set[str]:
+            return {row.request_id for row in connection.execute(_STILL_OCCUPYING, {"held": held})}
+
+        still = await self._database.read(occupying)
+        for places in self._held.values():
+            for request_id in held:
+                if request_id not in still:
+                    places.pop(request_id, None)
+
+    def _free(self, provider: str) -> int:
+        return max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))
+
+    def _take(self, provider: str, request_id: str) -> None:
+        self._held.setdefault(provider, {})[request_id] = trio.current_time()
+        self._tasks.tell(request_id, Wake())

@@ -1,0 +1,66 @@
+"""What all workers share: a mailbox that outlives restarts, and a nursery for work that takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.actors.actor import TrioActor
+from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.messages import Command
+from holdfast.actors.trace import trace_id
+
+log = structlog.get_logger(__name__)
+
+POST_MAX = 10_000
+
+
+class WorkerPost:
+    """A worker's address. What is told here while the worker restarts waits for its next incarnation.
+
+    A full mailbox drops the message: every worker's work stands in rows as well, and is found there again.
+    """
+
+    def __init__(self, name: str, *, mailbox_max: int = POST_MAX) -> None:
+        self.name = name
+        self.mailbox = Mailbox(mailbox_max)
+
+    def tell(self, key: str, command: Command[Any]) -> None:  # noqa: ARG002 - a worker is one, whatever the key
+        """Send a command nobody waits for."""
+        try:
+            self.mailbox.put(Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get()))
+        except MailboxFull:
+            metrics.DEAD_LETTERS.labels("full").inc()
+            log.warning("worker mailbox full", worker=self.name, message=type(command).__name__)
+
+
+class Worker(TrioActor):
+    """One incarnation of a worker, run as a child of the tree. A handler that raises ends it."""
+
+    def __init__(self, post: WorkerPost) -> None:
+        super().__init__(post.mailbox)
+        self.nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Handle messages until stopped; errands under way are finished first, unless time runs out."""
+        self.actor_inbox.forget_orders()
+        async with trio.open_nursery() as self.nursery:
+            await self.on_start()
+            async with trio.open_nursery() as habits:
+                for habit in self.habits():
+                    habits.start_soon(habit)
+                task_status.started()
+                await self.serve()
+                habits.cancel_scope.cancel()
+
+    async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
+        """Ask for an end once the mail is done."""
+        self.actor_inbox.order(Order.STOP)
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """What the worker does by itself for as long as it lives."""
+        return ()
