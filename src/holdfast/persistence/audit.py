@@ -1,0 +1,195 @@
+"""The audit: every promise about credit, checked against the rows of one snapshot.
+
+It trusts nothing the service computed: balances are added up again from postings, chains are hashed again from
+the rows, and tasks, holds and usage are compared with each other. Most checks are one query that finds the
+rows breaking a rule; the history itself is read once, row by row, through a server-side cursor, so memory does
+not grow with it. Reading a database in use is fine: writers are neither blocked nor seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from holdfast.ledger.account import (
+    AVAILABLE,
+    CHAIN_START,
+    HELD,
+    REVENUE,
+    Operation,
+    OperationKind,
+    Posting,
+)
+from holdfast.ledger.tasks import TERMINAL
+from holdfast.persistence.audit_rules import RULES, Rule
+
+EXAMPLES_MAX = 10
+ROWS_PER_FETCH = 2000
+
+_HISTORY = text(
+    """
+    select o.account_id, o.number, o.operation_id, o.kind, o.amount_micro, o.balance_after_micro,
+           o.held_after_micro, o.hold_id, o.reference, o.reason, o.at, o.chain_hash,
+           p.ledger_accounts, p.amounts_micro
+    from operations o
+    left join (
+        select account_id, number,
+               array_agg(ledger_account order by line) as ledger_accounts,
+               array_agg(amount_micro order by line) as amounts_micro
+        from postings group by account_id, number
+    ) p using (account_id, number)
+    order by o.account_id, o.number
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise and whether the rows keep it. ``counted`` is how many things were looked at.
+
+    ``detail`` names the first few things that break it, and how many there are; empty when it is kept.
+    """
+
+    name: str
+    ok: bool
+    counted: int
+    detail: str
+
+
+def run_audit(connection: Connection) -> list[Check]:
+    """Check everything on one snapshot, read-only. Blocks for as long as reading the whole history takes.
+
+    The connection must have no transaction open; it is left without one.
+    """
+    connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    with connection.begin():
+        checks = _walk_history(connection)
+        checks += [_judge(connection, rule) for rule in RULES]
+    return checks
+
+
+def _judge(connection: Connection, rule: Rule) -> Check:
+    """Run a rule's two queries: how many rows it speaks of, and which break it."""
+    parameters: dict[str, Any] = {"terminal": list(TERMINAL), "chain_start": CHAIN_START}
+    counted = connection.execute(text(rule.counted)).scalar_one()
+    breaking = text(
+        f"select found.what, count(*) over () as total from ({rule.breaking}) as found (what) limit {EXAMPLES_MAX}"  # noqa: S608 - our own text
+    )
+    used = {name: value for name, value in parameters.items() if f":{name}" in rule.breaking}
+    rows = connection.execute(breaking, used).all()
+    total = int(rows[0].total) if rows else 0
+    return _check(rule.name, int(counted), [str(row.what) for row in rows], total)
+
+
+def _check(name: str, counted: int, examples: list[str], total: int) -> Check:
+    more = f" and {total - len(examples)} more" if total > len(examples) else ""
+    return Check(name=name, ok=total == 0, counted=counted, detail="; ".join(examples) + more)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A check that gathers its faults while the history goes by."""
+
+    name: str
+    counted: int = 0
+    total: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def look(self, kept: bool, operation: Operation, trouble: str) -> None:
+        self.counted += 1
+        if not kept:
+            self.total += 1
+            if len(self.examples) < EXAMPLES_MAX:
+                self.examples.append(f"{operation.account_id} operation {operation.number}: {trouble}")
+
+    def check(self) -> Check:
+        return _check(self.name, self.counted, self.examples, self.total)
+
+
+def _walk_history(connection: Connection) -> list[Check]:
+    """Read every operation once, in order, and hold each against the one before it."""
+    sums = _Tally("the postings of each operation sum to zero")
+    shapes = _Tally("each operation's postings say what its kind and amount say")
+    numbers = _Tally("operation numbers run from 1 without gaps")
+    totals = _Tally("running totals follow from the postings, row by row")
+    chains = _Tally("each operation's chain hash covers it and the one before")
+    floors = _Tally("available credit goes below zero by reversals alone")
+    account_id, number, balance_micro, held_micro, head = "", 0, 0, 0, CHAIN_START
+    for operation in _operations(connection):
+        if operation.account_id != account_id:
+            account_id, number, balance_micro, held_micro, head = operation.account_id, 0, 0, 0, CHAIN_START
+        available_delta_micro = _moved(operation, AVAILABLE)
+        held_delta_micro = _moved(operation, HELD)
+        sums.look(
+            sum(posting.amount_micro for posting in operation.postings) == 0,
+            operation,
+            "its postings do not cancel out",
+        )
+        shapes.look(_is_well_formed(operation), operation, f"not what a {operation.kind} of its amount posts")
+        numbers.look(operation.number == number + 1, operation, f"follows number {number}")
+        totals.look(
+            operation.balance_after_micro == balance_micro + available_delta_micro + held_delta_micro
+            and operation.held_after_micro == held_micro + held_delta_micro,
+            operation,
+            "its totals do not follow",
+        )
+        chains.look(operation.hash_after(head) == operation.chain_hash, operation, "its hash does not match")
+        available_micro = operation.balance_after_micro - operation.held_after_micro
+        floors.look(
+            available_micro >= 0
+            or operation.kind == OperationKind.REVERSAL
+            or available_micro >= balance_micro - held_micro,
+            operation,
+            f"takes the available credit to {available_micro} micro-credits",
+        )
+        number, head = operation.number, operation.chain_hash
+        balance_micro, held_micro = operation.balance_after_micro, operation.held_after_micro
+    return [tally.check() for tally in (sums, shapes, numbers, totals, chains, floors)]
+
+
+def _operations(connection: Connection) -> Iterator[Operation]:
+    rows = connection.execute(_HISTORY, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
+    for row in rows:
+        *values, ledger_accounts, amounts_micro = row
+        yield Operation(
+            account_id=values[0],
+            number=values[1],
+            operation_id=values[2],
+            kind=values[3],
+            amount_micro=values[4],
+            balance_after_micro=values[5],
+            held_after_micro=values[6],
+            hold_id=values[7],
+            reference=values[8],
+            reason=values[9],
+            at=values[10],
+            chain_hash=bytes(values[11]),
+            postings=tuple(map(Posting, ledger_accounts or (), amounts_micro or ())),
+        )
+
+
+def _moved(operation: Operation, ledger_account: str) -> int:
+    return sum(posting.amount_micro for posting in operation.postings if posting.ledger_account == ledger_account)
+
+
+def _is_well_formed(operation: Operation) -> bool:
+    """Whether the postings move the operation's amount between the ledger accounts its kind is about."""
+    amount_micro = operation.amount_micro
+    available_micro, held_micro = _moved(operation, AVAILABLE), _moved(operation, HELD)
+    revenue_micro = _moved(operation, REVENUE)
+    kind: str = operation.kind
+    match kind:
+        case OperationKind.CREDIT:
+            return (available_micro, held_micro, revenue_micro) == (amount_micro, 0, 0) and amount_micro > 0
+        case OperationKind.REVERSAL:
+            return (available_micro, held_micro, revenue_micro) == (-amount_micro, 0, 0) and amount_micro > 0
+        case OperationKind.HOLD:
+            return (available_micro, held_micro, revenue_micro) == (-amount_micro, amount_micro, 0)
+        case OperationKind.RELEASE:
+            return (available_micro, held_micro, revenue_micro) == (amount_micro, -amount_micro, 0)
+        case OperationKind.CAPTURE:
+            return revenue_micro == amount_micro and 0 <= amount_micro <= -held_micro
+    return False

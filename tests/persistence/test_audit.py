@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import Connection, insert, text, update
+
+from holdfast.ledger.account import (
+    AccountState,
+    Operation,
+    OperationKind,
+    decide_capture,
+    decide_credit,
+    decide_hold,
+    decide_release,
+    decide_reversal,
+)
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence import tables
+from holdfast.persistence.audit import Check, run_audit
+from holdfast.persistence.audit_rules import RULES
+from holdfast.persistence.database import connected
+
+START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+class Books:
+    """Writes one account's history as the service would leave it."""
+
+    def __init__(self, connection: Connection, account_id: str) -> None:
+        self.connection = connection
+        self.state = AccountState(account_id)
+        self.tasks: dict[str, str] = {}
+        connection.execute(
+            insert(tables.accounts).values(
+                id=account_id,
+                email=f"{account_id}@example.com",
+                role="User",
+                brand_id="holdfast",
+                created_at=START,
+                version=0,
+                operation_count=0,
+                balance_micro=0,
+                held_micro=0,
+                chain_head=self.state.chain_head,
+            )
+        )
+
+    @property
+    def next_id(self) -> str:
+        return f"op_{self.state.account_id}_{self.state.number + 1}"
+
+    @property
+    def next_at(self) -> datetime:
+        return START + timedelta(milliseconds=7 * self.state.number)
+
+    def write(self, decided: Operation | Refusal) -> Operation:
+        assert isinstance(decided, Operation)
+        self.state.apply(decided)
+        row = {name: getattr(decided, name) for name in decided.__struct_fields__ if name != "postings"}
+        self.connection.execute(insert(tables.operations).values(row))
+        for line, posting in enumerate(decided.postings):
+            self.connection.execute(
+                insert(tables.postings).values(
+                    account_id=decided.account_id,
+                    number=decided.number,
+                    line=line,
+                    ledger_account=posting.ledger_account,
+                    amount_micro=posting.amount_micro,
+                )
+            )
+        self.connection.execute(
+            update(tables.accounts)
+            .where(tables.accounts.c.id == decided.account_id)
+            .values(
+                version=decided.number,
+                operation_count=decided.number,
+                balance_micro=decided.balance_after_micro,
+                held_micro=decided.held_after_micro,
+                chain_head=decided.chain_hash,
+            )
+        )
+        return decided
+
+    def credit(self, amount_micro: int) -> None:
+        self.write(
+            decide_credit(
+                self.state,
+                operation_id=self.next_id,
+                amount_micro=amount_micro,
+                source="sandbox",
+                reference=self.next_id,
+                reason="recharge",
+                at=self.next_at,
+            )
+        )
+
+    def reverse(self, amount_micro: int) -> None:
+        self.write(
+            decide_reversal(
+                self.state,
+                operation_id=self.next_id,
+                amount_micro=amount_micro,
+                source="sandbox",
+                reference=self.next_id,
+                reason="chargeback",
+                at=self.next_at,
+            )
+        )
+
+    def task(self, name: str, amount_micro: int) -> None:
+        request_id, hold_id = f"task_{name}", f"hold_{name}"
+        opened = self.write(
+            decide_hold(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                amount_micro=amount_micro,
+                reference=request_id,
+                at=self.next_at,
+            )
+        )
+        owner = self.state.account_id
+        self.connection.execute(
+            insert(tables.holds).values(
+                account_id=owner,
+                hold_id=hold_id,
+                amount_micro=amount_micro,
+                reference=request_id,
+                opened_number=opened.number,
+            )
+        )
+        self.connection.execute(
+            insert(tables.tasks).values(
+                account_id=owner,
+                request_id=request_id,
+                version=1,
+                status="queued",
+                model="studio/still",
+                provider="studio",
+                created_at=opened.at,
+                updated_at=opened.at,
+                dispatched=False,
+                request={"hold_id": hold_id},
+                state={},
+            )
+        )
+        self.connection.execute(
+            insert(tables.usage_entries).values(
+                account_id=owner,
+                request_id=request_id,
+                ts=opened.at,
+                model="studio/still",
+                modality="image",
+                status="queued",
+                billable_units=0,
+                tokens_in=0,
+                tokens_out=0,
+                cost_micro=0,
+                status_history=[],
+            )
+        )
+
+    def end(self, name: str, status: str, charge_micro: int | None) -> None:
+        request_id, hold_id = f"task_{name}", f"hold_{name}"
+        decided: Operation | Refusal
+        if charge_micro is None:
+            decided = decide_release(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                reference=request_id,
+                reason=status,
+                at=self.next_at,
+            )
+        else:
+            decided = decide_capture(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                charge_micro=charge_micro,
+                reference=request_id,
+                reason=status,
+                at=self.next_at,
+            )
+        settled = self.write(decided)
+        key = {"hold_id": hold_id, "number": settled.number, "request_id": request_id, "status": status}
+        self.connection.execute(text("update holds set settled_number = :number where hold_id = :hold_id"), key)
+        self.connection.execute(text("update tasks set status = :status where request_id = :request_id"), key)
+        self.connection.execute(
+            text(
+                "update usage_entries set status = :status, cost_micro = :cost_micro, operation_id = :operation_id"
+                " where request_id = :request_id"
+            ),
+            {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
+        )
+
+
+def write_books(connection: Connection) -> None:
+    """Two accounts with every kind of operation and every kind of task."""
+    ada = Books(connection, "acct_ada")
+    ada.credit(10_000_000)
+    ada.task("done", 3_000_000)
+    ada.task("open", 1_000_000)
+    ada.end("done", "succeeded", 2_500_000)
+    ada.task("gone", 2_000_000)
+    ada.end("gone", "canceled", None)
+    ada.task("free", 0)
+    ada.end("free", "succeeded", 0)
+    ada.reverse(9_000_000)
+    ada.credit(100_000)
+    bob = Books(connection, "acct_bob")
+    bob.credit(5_000_000)
+    bob.task("failed", 5_000_000)
+    bob.end("failed", "failed", None)
+    Books(connection, "acct_new")
+    connection.commit()
+
+
+@pytest.fixture
+def books_url(database_url: str) -> str:
+    """A database with an honest history."""
+    with connected(database_url) as connection:
+        write_books(connection)
+    return database_url
+
+
+def audit(url: str) -> list[Check]:
+    with connected(url) as connection:
+        return run_audit(connection)
+
+
+def broken(url: str) -> dict[str, str]:
+    return {check.name: check.detail for check in audit(url) if not check.ok}
+
+
+def tamper(url: str, *statements: str) -> None:
+    """Change rows as nobody may: past the journal's triggers."""
+    with psycopg.connect(url) as connection:
+        for table in ("operations", "postings"):
+            connection.execute(f"alter table {table} disable trigger all")
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0, statement
+
+
+def test_an_empty_database_keeps_every_promise(database_url: str) -> None:
+    checks = audit(database_url)
+    assert len(checks) == 6 + len(RULES)
+    assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
+
+
+def test_an_honest_history_keeps_every_promise(books_url: str) -> None:
+    checks = audit(books_url)
+    assert [check for check in checks if not check.ok] == []
+    counted = {check.name: check.counted for check in checks}
+    assert counted["each operation's chain hash covers it and the one before"] == 13
+    assert counted["each account's balance and held total are the sums of its postings"] == 3
+    assert counted["each hold was opened by exactly one operation of its amount"] == 5
+    assert all(count > 0 for count in counted.values())
+
+
+def test_the_names_of_the_checks_are_unique(database_url: str) -> None:
+    names = [check.name for check in audit(database_url)]
+    assert len(set(names)) == len(names)
+
+
+SUMS = "the postings of each operation sum to zero"
+SHAPES = "each operation's postings say what its kind and amount say"
+NUMBERS = "operation numbers run from 1 without gaps"
+TOTALS = "running totals follow from the postings, row by row"
+CHAINS = "each operation's chain hash covers it and the one before"
+FLOORS = "available credit goes below zero by reversals alone"
+EVERYTHING = "the postings of everything sum to zero"
+BALANCES = "each account's balance and held total are the sums of its postings"
+NEWEST = "each account stands where its newest operation left it, chain head included"
+COUNTS = "each account counts as many operations as it has"
+OPENINGS = "each hold was opened by exactly one operation of its amount"
+OUTCOMES = "each hold has at most one outcome, and its settled number is that outcome's"
+LIMITS = "no capture is above its hold, and every release gives back the whole hold"
+OPEN_HOLDS = "each account's held total is the sum of its open holds"
+USAGE_SUM = "each account's usage costs what was captured from it"
+USAGE = "each usage entry names the operation that settled its request, and costs what it captured"
+PAIRS = "each task has its one hold, and each hold its task"
+ENDS = "a task has ended exactly when its hold is settled, and succeeded exactly when it was captured"
+STATUSES = "each task has one usage entry with its status and model"
+ORPHANS = "no row belongs to nothing"
+
+ADA = "account_id = 'acct_ada'"
+
+
+@pytest.mark.parametrize(
+    ("statements", "names"),
+    [
+        (
+            [f"update postings set amount_micro = amount_micro + 1 where {ADA} and number = 1 and line = 1"],
+            {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES},
+        ),
+        (
+            # Both sides together: the sums still agree, the chain and the totals do not.
+            [
+                f"update postings set amount_micro = amount_micro + 5 where {ADA} and number = 1 and line = 1",
+                f"update postings set amount_micro = amount_micro - 5 where {ADA} and number = 1 and line = 0",
+            ],
+            {SHAPES, TOTALS, CHAINS, BALANCES},
+        ),
+        ([f"update operations set reason = 'a gift' where {ADA} and number = 1"], {CHAINS}),
+        ([f"update operations set at = at + interval '1 ms' where {ADA} and number = 2"], {CHAINS}),
+        (
+            ["update accounts set balance_micro = balance_micro + 1 where id = 'acct_bob'"],
+            {BALANCES, NEWEST},
+        ),
+        (["update accounts set chain_head = sha256('') where id = 'acct_ada'"], {NEWEST}),
+        (["update accounts set chain_head = sha256('') where id = 'acct_new'"], {NEWEST}),
+        (["update accounts set operation_count = 11 where id = 'acct_ada'"], {NEWEST, COUNTS}),
+        (
+            # The history's tail cut off, totals put back to match: the head gives it away.
+            [
+                f"delete from postings where {ADA} and number = 10",
+                f"delete from operations where {ADA} and number = 10",
+                "update accounts set operation_count = 9, balance_micro = balance_micro - 100000"
+                " where id = 'acct_ada'",
+            ],
+            {NEWEST},
+        ),
+        (
+            [
+                f"delete from postings where {ADA} and number = 1",
+                f"delete from operations where {ADA} and number = 1",
+            ],
+            {NUMBERS, TOTALS, CHAINS, BALANCES, COUNTS},
+        ),
+        (
+            [f"update operations set kind = 'credit' where {ADA} and kind = 'reversal'"],
+            {SHAPES, CHAINS, FLOORS},
+        ),
+        (["update holds set amount_micro = 4000000 where hold_id = 'hold_done'"], {OPENINGS}),
+        (["update holds set amount_micro = 2000000 where hold_id = 'hold_done'"], {OPENINGS, LIMITS}),
+        (["update holds set amount_micro = 4000000 where hold_id = 'hold_failed'"], {OPENINGS, LIMITS}),
+        (["update holds set settled_number = null where hold_id = 'hold_done'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
+        (["update holds set settled_number = 9 where hold_id = 'hold_open'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
+        (["delete from holds where hold_id = 'hold_open'"], {OPENINGS, OPEN_HOLDS, PAIRS}),
+        (["delete from holds where hold_id = 'hold_free'"], {OPENINGS, OUTCOMES, PAIRS}),
+        (
+            [
+                "drop index uq_operations_settled_hold",
+                "insert into operations select account_id, 4, 'op_again', kind, amount_micro, balance_after_micro,"
+                " held_after_micro, hold_id, reference, reason, at, chain_hash from operations"
+                " where account_id = 'acct_bob' and number = 3",
+            ],
+            {OUTCOMES, SHAPES, CHAINS, NEWEST, COUNTS, USAGE},
+        ),
+        (
+            ["update usage_entries set cost_micro = 0 where request_id = 'task_done'"],
+            {USAGE_SUM, USAGE},
+        ),
+        (["update usage_entries set operation_id = 'op_x' where request_id = 'task_gone'"], {USAGE}),
+        (["update usage_entries set operation_id = 'op_x' where request_id = 'task_open'"], {USAGE}),
+        (["delete from usage_entries where request_id = 'task_gone'"], {USAGE, STATUSES}),
+        (["update usage_entries set status = 'queued' where request_id = 'task_gone'"], {STATUSES}),
+        (["update tasks set status = 'failed' where request_id = 'task_done'"], {ENDS, STATUSES}),
+        (["update tasks set status = 'processing' where request_id = 'task_gone'"], {ENDS, STATUSES}),
+        (["update tasks set status = 'canceled' where request_id = 'task_open'"], {ENDS, STATUSES}),
+        (["update tasks set request = '{}' where request_id = 'task_open'"], {PAIRS}),
+        (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
+        (["delete from accounts where id = 'acct_bob'"], {ORPHANS}),
+        (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
+        (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
+    ],
+)
+def test_each_broken_promise_is_found(books_url: str, statements: list[str], names: set[str]) -> None:
+    drops = [statement for statement in statements if statement.startswith("drop")]
+    with psycopg.connect(books_url) as connection:
+        for statement in drops:
+            connection.execute(statement)
+    tamper(books_url, *[statement for statement in statements if statement not in drops])
+    assert set(broken(books_url)) == names
+
+
+def test_a_fault_names_its_rows_and_counts_the_rest(books_url: str) -> None:
+    tamper(
+        books_url,
+        "insert into sessions select 'acct_x', 'ses_' || n, int4send(n), now(), now(), null"
+        " from generate_series(1, 12) n",
+    )
+    detail = broken(books_url)[ORPHANS]
+    assert detail.startswith("session ses_")
+    assert detail.count("session ses_") == 10
+    assert detail.endswith(" and 2 more")
+
+
+def test_a_fault_of_the_history_says_where(books_url: str) -> None:
+    tamper(books_url, "update operations set reason = '' where account_id = 'acct_bob' and number = 2")
+    assert broken(books_url) == {CHAINS: "acct_bob operation 2: its hash does not match"}
+
+
+def test_spending_what_is_not_there_is_found_even_when_everything_adds_up(database_url: str) -> None:
+    with connected(database_url) as connection:
+        books = Books(connection, "acct_eve")
+        books.credit(1_000_000)
+        overdrawn = AccountState("acct_eve", number=1, balance_micro=9_000_000, chain_head=books.state.chain_head)
+        decided = decide_hold(
+            overdrawn,
+            operation_id="op_eve",
+            hold_id="hold_eve",
+            amount_micro=2_000_000,
+            reference="task_eve",
+            at=START,
+        )
+        assert isinstance(decided, Operation)
+        forged = replace(decided, balance_after_micro=1_000_000)
+        forged = replace(forged, chain_hash=forged.hash_after(books.state.chain_head))
+        books.write(forged)
+        connection.commit()
+    found = broken(database_url)
+    assert FLOORS in found
+    assert not {SUMS, SHAPES, NUMBERS, TOTALS, CHAINS, EVERYTHING, BALANCES, NEWEST, COUNTS} & set(found)
+
+
+def test_the_audit_reads_one_snapshot_and_writes_nothing(books_url: str) -> None:
+    with connected(books_url) as connection:
+        run_audit(connection)
+        assert not connection.in_transaction()
+        with connection.begin(), pytest.raises(Exception, match="read-only"):
+            connection.execute(text("delete from sessions"))
+
+
+def test_every_kind_of_operation_is_in_the_honest_history(books_url: str) -> None:
+    with connected(books_url) as connection:
+        kinds = set(connection.execute(text("select distinct kind from operations")).scalars())
+    assert kinds == {str(kind) for kind in OperationKind}
