@@ -1,0 +1,343 @@
+"""A task succeeds when its outputs are stored, and pays for what is stored, never more than its hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.ledger.news import Moderation, Output, ProviderNews, ReportedUsage
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.task_steps import (
+    HostedOutput,
+    HostingFailure,
+    HostOutputs,
+    ProviderTraits,
+    Step,
+    on_assets_announced,
+    on_assets_expired,
+    on_cancel,
+    on_hosted,
+    on_news,
+    on_review,
+    on_wake,
+)
+from holdfast.ledger.tasks import Task, usage_of
+from holdfast.ledger.terms import Hosting
+
+MakeTask = Callable[..., Task]
+MakeNews = Callable[..., ProviderNews]
+
+
+def at(task: Task, seconds: float) -> datetime:
+    return task.created_at + timedelta(seconds=seconds)
+
+
+def moved(step: Step | Refusal) -> Task:
+    assert isinstance(step, Step)
+    assert step.task is not None
+    return step.task
+
+
+def stored(position: int, **measures: Any) -> HostedOutput:
+    return HostedOutput(
+        position=position,
+        asset_id=f"asset_{position}",
+        sha256="ab" * 32,
+        bytes=1000,
+        content_type="image/png",
+        expires_at=datetime.fromisoformat("2026-11-27T12:00:00Z"),
+        **measures,
+    )
+
+
+def lost(position: int) -> HostingFailure:
+    return HostingFailure(position=position, message="404 from https://studio.test/x", final=True)
+
+
+def shaky(position: int) -> HostingFailure:
+    return HostingFailure(position=position, message="connection reset", final=False)
+
+
+@pytest.fixture
+def make_hosting(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
+    """Build a task whose provider made ``made`` outputs, five seconds after noon."""
+
+    def make(*, made: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
+        task = make_acked(**options)
+        return moved(
+            on_news(task, make_news("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
+        )
+
+    return make
+
+
+def host(task: Task, *results: HostedOutput | HostingFailure, seconds: float = 8) -> Step:
+    return on_hosted(task, 1, results, at(task, seconds), operation_id="op_cap")
+
+
+def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
+    step = host(
+        make_hosting(webhook_url="https://ada.test/h"), *(stored(n, width=512, height=512) for n in range(4))
+    )
+    task = moved(step)
+    assert (task.status, task.state.error, task.wake_at) == ("succeeded", None, None)
+    assert step.settle is not None
+    assert (step.settle.kind, step.settle.charge_micro, step.settle.hold_id) == ("capture", 240_000, "hold_1")
+    hosting = task.state.hosting
+    assert (hosting.status, hosting.final_url_ready, hosting.assets_ready_event) == ("ready", True, "pending")
+    assert [(item.position, item.asset_id) for item in task.state.output] == [(n, f"asset_{n}") for n in range(4)]
+    history = [(entry.status, entry.cost_micro) for entry in task.state.status_history]
+    assert history == [("queued", 0), ("processing", 0), ("succeeded", 240_000)]
+    entry = usage_of(task)
+    assert (entry.billable_units, entry.cost_micro, entry.latency_ms) == (4, 240_000, 8000)
+    assert (entry.operation_id, entry.api_key_id, entry.modality) == ("op_cap", "key_1", "image")
+
+
+def test_outputs_may_be_stored_over_several_rounds(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+    step = host(make_hosting(), stored(0), shaky(1), stored(2), shaky(3))
+    task = moved(step)
+    assert (task.status, step.settle, len(task.state.output)) == ("processing", None, 2)
+    assert task.state.hosting.error == "hosting_failed: connection reset"
+    assert task.wake_at == at(task, 10)
+    again = on_wake(task, at(task, 10), traits=traits, operation_id="op_1")
+    assert isinstance(again.effects[0], HostOutputs)
+    assert [output.index for output in again.effects[0].outputs] == [1, 3]
+    done = host(moved(again), stored(3), stored(1), seconds=12)
+    assert [item.position for item in moved(done).state.output] == [0, 1, 2, 3]
+    assert moved(done).state.hosting.error is None
+
+
+def test_lost_outputs_are_not_paid_for(make_hosting: MakeTask) -> None:
+    step = host(make_hosting(), stored(0), stored(1), lost(2), stored(3))
+    task = moved(step)
+    assert (task.status, task.state.error) == ("succeeded", "partial: 3 of 4")
+    assert (task.state.cost_micro, task.state.billable_units) == (180_000, 3)
+    assert task.state.hosting.error is not None or task.state.hosting.status == "ready"
+
+
+def test_fewer_pictures_than_ordered_are_a_partial_result(make_hosting: MakeTask) -> None:
+    task = moved(host(make_hosting(made=3, usage=ReportedUsage(units=4)), *(stored(n) for n in range(3))))
+    assert (task.state.error, task.state.cost_micro) == ("partial: 3 of 4", 180_000)
+
+
+def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> None:
+    usage = ReportedUsage(units=12, unit="second")
+    task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
+    assert moved(host(task, stored(0))).state.cost_micro == 240_000
+
+
+@pytest.mark.parametrize(
+    ("usage", "measures", "cost_micro"),
+    [
+        (ReportedUsage(units=2), {"duration_s": 3.0}, 120_000),
+        (ReportedUsage(units=2, unit="frame"), {"duration_s": 3.0}, 180_000),
+        (ReportedUsage(units=-5), {"duration_s": 2.5}, 180_000),
+        (None, {"duration_s": 1.0004}, 60_000),
+        (None, {"duration_s": float("nan")}, 240_000),
+        (None, {}, 240_000),
+    ],
+)
+def test_units_are_reported_else_measured_else_estimated(
+    make_hosting: MakeTask, usage: ReportedUsage | None, measures: dict[str, float], cost_micro: int
+) -> None:
+    task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
+    assert moved(host(task, stored(0, **measures))).state.cost_micro == cost_micro
+
+
+def test_megapixels_are_measured_on_each_output(make_hosting: MakeTask) -> None:
+    task = make_hosting(made=2, mode="per_megapixel", unit="megapixel", units=9)
+    sizes = ({"width": 1000, "height": 1000}, {"width": 1001, "height": 1000})
+    assert moved(host(task, *(stored(n, **size) for n, size in enumerate(sizes)))).state.billable_units == 3
+
+
+def test_a_price_that_does_not_count_outputs_falls_in_proportion(make_hosting: MakeTask) -> None:
+    task = make_hosting(made=4, mode="per_request", unit="request", units=1)
+    assert moved(host(task, stored(0), lost(1), lost(2), lost(3))).state.cost_micro == 15_000
+
+
+def test_tokens_are_charged_as_reported(make_hosting: MakeTask) -> None:
+    usage = ReportedUsage(tokens_in=10, tokens_out=20)
+    task = make_hosting(made=1, usage=usage, mode="per_token", unit="token", units=4, hold_micro=1_000_000)
+    done = moved(host(task, stored(0)))
+    assert (done.state.tokens_in, done.state.tokens_out, done.state.cost_micro) == (10, 20, 50_000)
+
+
+def test_the_price_of_the_terms_is_charged_whatever_the_catalog_says_now(make_hosting: MakeTask) -> None:
+    task = make_hosting(made=4, hold_micro=1_000_000)
+    assert moved(host(task, *(stored(n) for n in range(4)))).state.cost_micro == 240_000
+
+
+def test_nothing_storable_goes_to_review_and_is_released_in_time(
+    make_hosting: MakeTask, traits: ProviderTraits
+) -> None:
+    step = host(make_hosting(), *(lost(n) for n in range(4)))
+    task = moved(step)
+    assert (task.status, step.settle) == ("review", None)
+    assert task.state.review is not None
+    assert (task.state.review.reason, task.state.review.case_id) == ("hosting_failed", "rev_01")
+    assert task.state.error == "hosting_failed: 404 from [url]"
+    assert task.wake_at == at(task, 8 + 24 * 3600)
+    assert on_wake(task, at(task, 900), traits=traits, operation_id="op_r").verdict == "ignored"
+    lapsed = on_wake(task, task.wake_at, traits=traits, operation_id="op_r")
+    assert moved(lapsed).status == "failed"
+    assert lapsed.settle is not None
+    assert lapsed.settle.kind == "release"
+    review = moved(lapsed).state.review
+    assert review is not None
+    assert review.decision == "released_by_timeout"
+
+
+def test_a_shaky_store_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+    task, rounds, seconds = make_hosting(made=1, units=1), 0, 6.0
+    while task.status == "processing":
+        rounds += 1
+        task = moved(host(task, shaky(0), seconds=seconds))
+        if task.status == "processing":
+            assert task.wake_at is not None
+            seconds = (task.wake_at - task.created_at).total_seconds()
+            step = on_wake(task, task.wake_at, traits=traits, operation_id="op_1")
+            assert [type(effect) for effect in step.effects] == [HostOutputs]
+            task = moved(step)
+    assert (rounds, task.status) == (5, "review")
+
+
+def test_trying_ends_with_what_is_there(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+    task = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
+    for _ in range(4):
+        assert task.wake_at is not None
+        task = moved(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        task = moved(on_hosted(task, 1, (shaky(1),), task.updated_at, operation_id="op_cap"))
+    assert (task.status, task.state.error, task.state.cost_micro) == ("succeeded", "partial: 1 of 2", 60_000)
+
+
+def test_hosting_cut_short_by_a_crash_is_resumed_and_bounded(
+    make_hosting: MakeTask, traits: ProviderTraits
+) -> None:
+    task = make_hosting(made=1, units=1)
+    resumed = on_wake(task, at(task, 65), traits=traits, operation_id="op_1")
+    assert [type(effect) for effect in resumed.effects] == [HostOutputs]
+    task, wakes = moved(resumed), 1
+    while task.status == "processing":
+        assert task.wake_at is not None
+        task = moved(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        wakes += 1
+    assert task.status == "review"
+    assert wakes < 50
+
+
+def test_results_told_twice_count_once(make_hosting: MakeTask) -> None:
+    task = moved(host(make_hosting(), stored(0), shaky(1), shaky(2), shaky(3)))
+    assert host(task, stored(0), seconds=9) == Step(task=None, verdict="duplicate")
+    done = moved(host(task, stored(1), stored(2), stored(3), seconds=9))
+    assert host(done, stored(1), seconds=10) == Step(task=None, verdict="late")
+    assert on_hosted(task, 2, (stored(1),), at(task, 9), operation_id="op_x") == Step(task=None, verdict="stale")
+
+
+def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None:
+    task = moved(host(make_hosting(), stored(0), shaky(1), shaky(2), shaky(3)))
+    step = on_cancel(task, at(task, 9), operation_id="op_c")
+    canceled = moved(step)
+    assert isinstance(step, Step)
+    assert step.effects == ()
+    assert (canceled.status, canceled.state.output, canceled.state.hosting.final_url_ready) == (
+        "canceled",
+        (),
+        False,
+    )
+    assert host(canceled, stored(1), seconds=10) == Step(task=None, verdict="late")
+
+
+@pytest.fixture
+def flagged(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
+    def make(**options: Any) -> Task:
+        task = make_acked(**options)
+        news = make_news("succeeded", made=4, moderation=Moderation(flagged=True))
+        return moved(on_news(task, news, at(task, 5), operation_id="op_1"))
+
+    return make
+
+
+def test_an_approved_review_stores_first_and_charges_then(flagged: MakeTask) -> None:
+    step = on_review(flagged(), True, at(flagged(), 100), operation_id="op_r")
+    task = moved(step)
+    assert isinstance(step, Step)
+    assert [type(effect) for effect in step.effects] == [HostOutputs]
+    assert (task.status, step.settle) == ("review", None)
+    assert on_review(task, True, at(task, 101), operation_id="op_r") == Step(task=None, verdict="duplicate")
+    done = host(task, *(stored(n) for n in range(4)), seconds=102)
+    assert (moved(done).status, moved(done).state.error) == ("succeeded", None)
+    assert done.settle is not None
+    assert done.settle.kind == "capture"
+    review = moved(done).state.review
+    assert review is not None
+    assert review.decision == "capture_approved"
+
+
+def test_an_approved_passthrough_is_charged_at_once(flagged: MakeTask) -> None:
+    task = flagged(hosting=Hosting(mode="passthrough"))
+    done = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
+    assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 4)
+
+
+def test_a_rejected_review_fails_and_releases(flagged: MakeTask) -> None:
+    task = flagged()
+    step = on_review(task, False, at(task, 100), operation_id="op_r")
+    ended = moved(step)
+    assert isinstance(step, Step)
+    assert (ended.status, ended.state.error) == ("failed", "content_policy: the output was flagged")
+    assert step.settle is not None
+    assert (step.settle.kind, step.settle.charge_micro) == ("release", 0)
+    assert ended.state.review is not None
+    assert ended.state.review.decision == "release_approved"
+    assert isinstance(on_review(ended, True, at(task, 101), operation_id="op_r"), Refusal)
+
+
+def test_a_review_whose_storing_fails_again_is_blocked_again(make_hosting: MakeTask) -> None:
+    task = moved(host(make_hosting(made=1, units=1), lost(0)))
+    approved = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
+    blocked = moved(host(approved, lost(0), seconds=101))
+    assert blocked.status == "review"
+    assert blocked.state.review is not None
+    assert task.state.review is not None
+    assert blocked.state.review.decision == "capture_blocked"
+    assert blocked.wake_at == task.state.review.deadline_at
+    assert [output.index for output in blocked.state.hosting.wanted] == [0]
+    saved = moved(on_review(blocked, True, at(task, 200), operation_id="op_r"))
+    assert moved(host(saved, stored(0), seconds=201)).status == "succeeded"
+
+
+def test_a_task_in_review_can_be_canceled(flagged: MakeTask) -> None:
+    task = flagged()
+    step = on_cancel(task, at(task, 50), operation_id="op_c")
+    assert isinstance(step, Step)
+    assert (moved(step).status, step.effects) == ("canceled", ())
+
+
+def test_a_review_that_is_not_open_is_refused(make_hosting: MakeTask) -> None:
+    task = make_hosting()
+    refusal = on_review(task, True, at(task, 9), operation_id="op_r")
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.final) == ("review_not_open", False)
+
+
+def test_the_ready_event_and_the_end_of_retention_are_kept(make_hosting: MakeTask) -> None:
+    task = moved(host(make_hosting(webhook_url="https://ada.test/h"), *(stored(n) for n in range(4))))
+    told = moved(on_assets_announced(task, True, at(task, 20)))
+    assert told.state.hosting.assets_ready_event == "sent"
+    assert on_assets_announced(told, False, at(task, 21)).verdict == "ignored"
+    gone = moved(on_assets_expired(told, at(task, 9999)))
+    assert (gone.state.hosting.status, gone.state.hosting.final_url_ready) == ("expired", False)
+    assert (gone.status, gone.state.cost_micro) == ("succeeded", 240_000)
+    assert on_assets_expired(gone, at(task, 10_000)).verdict == "ignored"
+
+
+def test_more_outputs_than_can_be_kept_are_said_to_be_lost(make_acked: MakeTask, make_news: MakeNews) -> None:
+    task = make_acked()
+    many = tuple(Output(index=n, url=f"https://studio.test/{n}") for n in range(70))
+    task = moved(on_news(task, make_news("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
+    done = moved(host(task, *(stored(n) for n in range(64))))
+    assert done.state.error == "partial: 64 of 70"
+    assert done.state.cost_micro == 240_000
