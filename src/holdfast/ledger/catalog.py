@@ -180,7 +180,7 @@ def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig
                 "status": each.status,
                 "pricing": each.pricing,
                 "markup_multiplier": each.markup_multiplier,
-                "units": each.meter.fields,
+                "units": each.units,
                 "upstream": [each.provider, each.upstream_model],
                 "input_schema": each.input_schema,
                 "hosting": each.hosting,

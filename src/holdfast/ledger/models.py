@@ -10,7 +10,7 @@ import msgspec
 from jsonschema import Draft202012Validator
 
 from holdfast.ledger.input_schema import InputSchema
-from holdfast.ledger.metering import Meter
+from holdfast.ledger.metering import Meter, UnitFields
 from holdfast.ledger.terms import Deadlines, Hosting, PricingMode, Rate
 
 ProviderKind = Literal["studio", "cog", "replicate"]
@@ -103,6 +103,11 @@ class Model:
     tariff: Tariff = field(repr=False)
     hosting: Hosting
     deadlines: Deadlines
+
+    @property
+    def units(self) -> UnitFields:
+        """Which input fields measure the work."""
+        return self.meter.fields
 
     @property
     def input_schema(self) -> Mapping[str, object]:

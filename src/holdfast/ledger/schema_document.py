@@ -1,4 +1,4 @@
-"""A JSON Schema as a document: its references and patterns checked, its parts looked up, its bounds read.
+"""A JSON Schema as a document: its references checked, its parts looked up, its bounds read.
 
 References lead to other places in the same document and never round in a circle, so nothing is ever fetched and
 every walk through a schema ends.
@@ -6,7 +6,6 @@ every walk through a schema ends.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -33,7 +32,7 @@ def _at(reference: str, root: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def check_document(document: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` unless every reference is local and ends, and every pattern compiles."""
+    """Raise ``ValueError`` unless every reference is local and ends."""
     _check_below(document, document, ())
 
 
@@ -44,7 +43,6 @@ def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ..
             _check_below(item, root, passed)
     if not isinstance(node, dict):
         return
-    _check_patterns(node)
     for key in ("$dynamicRef", "$id", "$anchor", "$dynamicAnchor"):
         if isinstance(node.get(key), str):
             raise ValueError(f"uses {key}; only $ref to a place inside the schema is supported")
@@ -62,17 +60,6 @@ def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ..
         # Definitions are followed from where they are used; the others hold values, not schemas.
         elif key not in {"$defs", "definitions", "default", "enum", "const", "examples"}:
             _check_below(below, root, passed)
-
-
-def _check_patterns(node: Mapping[str, object]) -> None:
-    named = node.get("patternProperties")
-    for pattern in (node.get("pattern"), *(named if isinstance(named, dict) else ())):
-        if not isinstance(pattern, str):
-            continue
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"has a pattern that is not a regular expression: {error}") from None
 
 
 def number_range(

@@ -40,6 +40,7 @@ _decoder = msgspec.msgpack.Decoder(SealedQuote)
 
 def seal_quote(quote: SealedQuote, key: bytes) -> str:
     """Write a quote as its public id."""
+    assert quote.expires_at.tzinfo is not None
     signed = f"{quote.quote_id}.{_base64(_encoder.encode(quote))}"
     return f"{signed}.{_mark(signed, key)}"
 

@@ -1,0 +1,337 @@
+"""The catalog file: what it becomes, what its version depends on, and how faults are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.ledger.catalog import Catalog, CatalogFault, load_catalog, parse_catalog
+
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["prompt"],
+    "properties": {
+        "prompt": {"type": "string", "minLength": 1, "maxLength": 100},
+        "n": {"type": "integer", "minimum": 1, "maximum": 4, "default": 1},
+        "quality": {"enum": ["low", "high"], "default": "low"},
+    },
+}
+
+CATALOG = """
+[catalog]
+schema = 1
+currency = "USD"
+
+[defaults]
+markup_multiplier = "1.20"
+created = "2026-11-01"
+deadlines = { run_s = 100 }
+
+[providers.gpu]
+kind = "cog"
+url = "http://gpu.internal:5000/"
+secret = "a secret of the gpu box"
+
+[[models]]
+id = "gpu/image-1"
+modality = "image"
+type = "async"
+pricing = { mode = "per_image", unit_price = "0.010" }
+units = { n = "n" }
+upstream = { provider = "gpu", model = "poster" }
+input_schema = "image-1.json"
+deadlines = { dispatch_s = 30 }
+"""
+
+
+def read(schemas: dict[str, object] | None = None) -> Callable[[str], str]:
+    """A reader of schemas held in memory; an unknown name is a KeyError, as from a missing file."""
+    known = {"image-1.json": SCHEMA, **(schemas or {})}
+    return lambda name: json.dumps(known[name])
+
+
+def parse(text: str = CATALOG, schema: object = SCHEMA) -> Catalog:
+    return parse_catalog(text, read_schema=read({"image-1.json": schema}))
+
+
+def faults_of(text: str, schema: object = SCHEMA) -> tuple[str, ...]:
+    with pytest.raises(CatalogFault) as caught:
+        parse(text, schema)
+    assert str(caught.value) == "\n".join(caught.value.lines)
+    return caught.value.lines
+
+
+def test_a_model_is_read_with_defaults_filled_up_key_by_key() -> None:
+    model = parse().models["gpu/image-1"]
+    assert model.modality == "image"
+    assert model.type == "async"
+    assert model.status == "active"
+    assert model.created == 1793491200
+    assert model.owned_by == "gpu"
+    assert model.markup_multiplier == "1.20"
+    assert (model.deadlines.run_s, model.deadlines.dispatch_s, model.deadlines.hosting_s) == (100, 30, 300)
+    assert model.hosting.mode == "rehost"
+    assert model.input_schema == SCHEMA
+    assert model.validator.is_valid({"prompt": "x"})
+    assert not model.validator.is_valid({"prompt": ""})
+
+
+def test_a_provider_is_read_and_never_shows_its_secret() -> None:
+    provider = parse().providers["gpu"]
+    assert provider.url == "http://gpu.internal:5000"
+    assert provider.secret == "a secret of the gpu box"
+    assert provider.concurrency == 16
+    assert provider.submit_is_idempotent
+    assert "a secret" not in repr(provider)
+    assert "a secret" not in repr(parse().providers)
+
+
+def test_a_hosted_provider_is_not_submitted_to_twice() -> None:
+    assert not parse(CATALOG.replace('"cog"', '"replicate"')).providers["gpu"].submit_is_idempotent
+
+
+def test_the_studio_needs_no_address() -> None:
+    catalog = parse(CATALOG.replace('"cog"', '"studio"').replace('url = "http://gpu.internal:5000/"', ""))
+    assert catalog.providers["gpu"].url is None
+    assert catalog.providers["gpu"].concurrency == 4
+
+
+def test_a_schema_may_stand_in_the_file_itself() -> None:
+    number = '{ type = "integer", minimum = 1, maximum = 2 }'
+    inline = f'input_schema = {{ type = "object", properties = {{ n = {number} }} }}'
+    model = parse(CATALOG.replace('input_schema = "image-1.json"', inline)).models["gpu/image-1"]
+    assert model.validator.is_valid({"n": 2})
+    assert not model.validator.is_valid({"n": 3})
+
+
+def test_models_keep_the_order_of_the_file() -> None:
+    second = CATALOG[CATALOG.index("[[models]]") :].replace("gpu/image-1", "a-first-by-name")
+    assert list(parse(CATALOG + second).models) == ["gpu/image-1", "a-first-by-name"]
+
+
+def test_the_version_does_not_depend_on_comments_blanks_or_the_order_of_keys() -> None:
+    lines = CATALOG.strip().splitlines()
+    models = lines.index("[[models]]")
+    turned = [*lines[: models + 1], *reversed(lines[models + 1 :])]
+    text = "\n\n".join(f"{line}  # a remark" for line in turned)
+    turned_schema = {key: SCHEMA[key] for key in reversed(SCHEMA)}
+    assert text != CATALOG
+    assert parse(text, turned_schema).version == parse().version
+    assert parse().version.startswith("cat_")
+    assert len(parse().version) == 20
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"0.010"', '"0.011"'),
+        ('"1.20"', '"1.21"'),
+        ("run_s = 100", "run_s = 101"),
+        ('model = "poster"', 'model = "poster-2"'),
+        ('pricing = { mode = "per_image",', 'pricing = { minimum = "0.01", mode = "per_image",'),
+    ],
+)
+def test_the_version_changes_with_what_is_sold(old: str, new: str) -> None:
+    assert old in CATALOG
+    assert parse(CATALOG.replace(old, new)).version != parse().version
+
+
+def test_the_version_changes_with_a_schema() -> None:
+    assert parse(schema={**SCHEMA, "title": "Another"}).version != parse().version
+
+
+def test_the_version_tells_nothing_of_a_secret() -> None:
+    assert parse(CATALOG.replace("a secret of the gpu box", "quite another secret")).version == parse().version
+
+
+def test_every_fault_is_told_at_once_with_its_model_and_field() -> None:
+    lines = faults_of(
+        """
+[catalog]
+schema = 2
+curency = "USD"
+[providers.gpu]
+kind = "gog"
+[providers.cloud]
+kind = "replicate"
+url = "ftp://cloud.example"
+secret = "short"
+speed = 3
+[[models]]
+id = "gpu/image-1"
+modality = "picture"
+type = "async"
+created = "yesterday"
+pricing = { mode = "per_image", unit_price = 0.01, price = "1" }
+markup_multiplier = "1,2"
+upstream = { provider = "nobody" }
+input_schema = "missing.json"
+colour = "red"
+[[models]]
+id = "no good"
+type = "async"
+"""
+    )
+    told = "\n".join(lines)
+    for expected in (
+        "[catalog]: schema must be an integer from 1 to 1",
+        "[catalog]: curency is not a known key",
+        "provider gpu: kind must be one of studio, cog, replicate",
+        "provider cloud: url must be an http or https address",
+        "provider cloud: secret and previous_secrets must have at least 16 characters",
+        "provider cloud: speed is not a known key",
+        "model gpu/image-1: modality must be one of llm, image, video, audio",
+        "model gpu/image-1: created must be a date YYYY-MM-DD",
+        'model gpu/image-1: pricing: unit_price must be a string such as "0.05"',
+        "model gpu/image-1: pricing: price is not a known key",
+        "model gpu/image-1: markup_multiplier must be a string",
+        "model gpu/image-1: upstream: provider 'nobody' is not one of [providers]",
+        "model gpu/image-1: input_schema 'missing.json' cannot be read",
+        "model gpu/image-1: colour is not a known key",
+        "model no good: id has a form that is not allowed",
+        "model no good: pricing: mode is missing",
+        "model no good: input_schema is missing",
+    ):
+        assert expected in told
+    assert "short" not in told
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('units = { n = "n" }', 'units = { n = "count" }', "units: n: the input schema has no field 'count'"),
+        ('units = { n = "n" }', 'units = { n = "prompt" }', "units: n: the schema must give 'prompt' a minimum"),
+        ('units = { n = "n" }', 'units = { seconds = "n" }', "units: per_image is measured by no fields"),
+        ('"per_image"', '"per_second"', "units: per_second is measured by seconds"),
+        ('unit_price = "0.010"', 'unit_price = "-1"', "pricing: unit_price must be a string"),
+        ('unit_price = "0.010"', 'unit_price = "1e3"', "pricing: unit_price must be a string"),
+        ('unit_price = "0.010"', 'input_price = "1"', "pricing: input_price is not used by per_image"),
+        ('unit_price = "0.010"', 'input_price = "1"', "pricing: unit_price is missing"),
+        ('"1.20"', '"0.00"', "markup_multiplier must be greater than zero"),
+        ('unit_price = "0.010"', 'unit_price = "0.01", unit_size = 5', "unit_size must be an integer from 1 to 1"),
+        (
+            'unit_price = "0.010"',
+            'unit_price = "0.01", tiers = [{ when = { quality = "hgih" }, unit_price = "1" }]',
+            "pricing: tiers 1: when.quality has a value the input schema never admits",
+        ),
+        (
+            'unit_price = "0.010"',
+            'unit_price = "0.01", tiers = [{ when = { colour = "red" }, unit_price = "1" }]',
+            "pricing: tiers 1: when.colour is not a field",
+        ),
+        (
+            'unit_price = "0.010"',
+            'unit_price = "0.01", tiers = ['
+            '{ when = { n = 1 }, unit_price = "1" }, { when = { n = 1 }, unit_price = "2" }]',
+            "pricing: tiers 2: repeats the condition",
+        ),
+        ('"http://gpu.internal:5000/"', '"http://user:pass@gpu/"', "provider gpu: url must not carry a user"),
+        ('"http://gpu.internal:5000/"', '"http://gpu:99999/"', "provider gpu: url is not a URL"),
+        ("run_s = 100", "run_s = 0", "deadlines: run_s must be an integer from 1"),
+        ("run_s = 100", "runs = 1", "deadlines: runs is not a known key"),
+    ],
+)
+def test_a_fault_in_one_place_is_named(old: str, new: str, fault: str) -> None:
+    assert old in CATALOG
+    assert any(fault in line for line in faults_of(CATALOG.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"type": "wat"}, "is not a valid JSON Schema"),
+        ({"type": "array"}, "must describe an object"),
+        ([], "must be a JSON object"),
+        ({"type": "object", "properties": {"n": {"$ref": "https://elsewhere.example/n"}}}, "refers outside itself"),
+        ({"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}, "which is not in it"),
+        (
+            {
+                "type": "object",
+                "properties": {"n": {"$ref": "#/$defs/n"}},
+                "$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}}},
+            },
+            "refers to itself",
+        ),
+        (
+            {"type": "object", "properties": {"n": {"pattern": "("}}},
+            "is not a valid JSON Schema",
+        ),
+        (
+            {"type": "object", "properties": {"n": {"type": "integer", "maximum": 4, "default": 5}}},
+            "has a default that breaks its own rules: n",
+        ),
+    ],
+)
+def test_a_schema_that_could_not_judge_is_refused(schema: object, fault: str) -> None:
+    assert any("model gpu/image-1: input_schema" in line and fault in line for line in faults_of(CATALOG, schema))
+
+
+def test_a_model_is_listed_once() -> None:
+    twice = CATALOG + CATALOG[CATALOG.index("[[models]]") :]
+    assert faults_of(twice) == ("model gpu/image-1: id is taken by another model",)
+
+
+def test_a_price_that_no_ledger_could_hold_is_refused() -> None:
+    dear = CATALOG.replace('"0.010"', '"999999"').replace('"1.20"', '"9"')
+    text_priced = dear.replace("per_image", "per_character").replace('n = "n"', 'text = "prompt"')
+    assert any("more than the ledger can hold" in line for line in faults_of(text_priced))
+    assert parse(dear).models
+
+
+def test_what_is_not_toml_or_has_no_models_is_refused() -> None:
+    assert "is not TOML" in faults_of("[catalog")[0]
+    assert faults_of("") == ("catalog: models must list at least one model",)
+
+
+def test_a_sync_model_needs_no_configured_provider() -> None:
+    catalog = parse(CATALOG.replace('"async"', '"sync"').replace('provider = "gpu"', 'provider = "elsewhere"'))
+    assert catalog.models["gpu/image-1"].provider == "elsewhere"
+
+
+def test_a_catalog_is_loaded_with_the_schemas_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CATALOG, encoding="utf-8")
+    (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
+    assert load_catalog(tmp_path / "mine.toml").version == parse().version
+
+
+@pytest.mark.parametrize("name", ["../image-1.json", "/etc/hostname"])
+def test_a_schema_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
+    (below / "mine.toml").write_text(CATALOG.replace("image-1.json", name), encoding="utf-8")
+    with pytest.raises(CatalogFault, match="must lie beside the catalog file"):
+        load_catalog(below / "mine.toml")
+
+
+def test_a_missing_file_is_a_fault_not_a_crash(tmp_path: Path) -> None:
+    with pytest.raises(CatalogFault, match="cannot be read"):
+        load_catalog(tmp_path / "none.toml")
+    (tmp_path / "mine.toml").write_text(CATALOG, encoding="utf-8")
+    with pytest.raises(CatalogFault, match=r"input_schema 'image-1\.json' cannot be read"):
+        load_catalog(tmp_path / "mine.toml")
+
+
+def test_the_shipped_catalog_is_whole() -> None:
+    catalog = load_catalog(None)
+    assert list(catalog.models) == [
+        "gateway/chat-1",
+        "studio/image-1",
+        "studio/edit-1",
+        "studio/tone-1",
+        "studio/clip-1",
+    ]
+    assert list(catalog.providers) == ["studio"]
+    assert {model.modality for model in catalog.models.values()} == {"llm", "image", "audio", "video"}
+    for model in catalog.models.values():
+        assert model.status == "active"
+        assert model.input_schema["additionalProperties"] is False
+        assert model.type == ("sync" if model.modality == "llm" else "async")
+        assert model.created > 0
+        assert model.owned_by
+        assert not model.tariff.fields or model.tariff.tiers

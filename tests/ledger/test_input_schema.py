@@ -1,0 +1,176 @@
+"""Judging inputs: defaults, messages in our own words, and a quick yes that the full validator shares."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.input_schema import InputSchema
+from holdfast.ledger.quick_accept import quick_accept
+
+
+def filled(schema: dict[str, object], value: dict[str, object]) -> dict[str, object]:
+    InputSchema({"type": "object", **schema}).fill(value)
+    return value
+
+
+def told(schema: dict[str, object], value: object) -> list[str]:
+    return [
+        f"{'.'.join(each.path)} {each.expected}".strip()
+        for each in InputSchema({"type": "object", **schema}).violations(value)
+    ]
+
+
+def test_defaults_are_filled_at_every_level() -> None:
+    schema: dict[str, object] = {
+        "properties": {
+            "n": {"type": "integer", "default": 1},
+            "frame": {
+                "type": "object",
+                "default": {},
+                "properties": {"width": {"$ref": "#/$defs/side"}, "colour": {"default": "red"}},
+            },
+            "absent": {"type": "object", "properties": {"inner": {"default": 1}}},
+            "layers": {"type": "array", "items": {"type": "object", "properties": {"opacity": {"default": 1.0}}}},
+        },
+        "$defs": {"side": {"type": "integer", "default": 100}},
+    }
+    assert filled(schema, {"layers": [{}, {"opacity": 0.5}]}) == {
+        "n": 1,
+        "frame": {"width": 100, "colour": "red"},
+        "layers": [{"opacity": 1}, {"opacity": 0.5}],
+    }
+    assert filled(schema, {"n": 2, "frame": {"width": 7}}) == {"n": 2, "frame": {"width": 7, "colour": "red"}}
+
+
+def test_a_default_is_never_shared_between_inputs() -> None:
+    schema = InputSchema({"type": "object", "properties": {"tags": {"type": "array", "default": []}}})
+    first: dict[str, object] = {}
+    second: dict[str, object] = {}
+    schema.fill(first)
+    schema.fill(second)
+    assert isinstance(first["tags"], list)
+    first["tags"].append("x")
+    assert second == {"tags": []}
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "expected"),
+    [
+        ({"type": "integer"}, "x", "must be of type integer"),
+        ({"type": ["integer", "null"]}, "x", "must be of type integer or null"),
+        ({"enum": ["a", "b"]}, "c", "must be one of a, b"),
+        ({"const": "a"}, "b", "must be a"),
+        ({"minimum": 2}, 1, "must be at least 2"),
+        ({"exclusiveMaximum": 2}, 2, "must be less than 2"),
+        ({"multipleOf": 8}, 9, "must be a multiple of 8"),
+        ({"maxLength": 2}, "abc", "must have at most 2 characters"),
+        ({"minItems": 1}, [], "must have at least 1 items"),
+        ({"uniqueItems": True}, [1, 1], "must not repeat an item"),
+        ({"pattern": "^a"}, "b", "does not have the expected form"),
+        ({"anyOf": [{"type": "null"}], "description": "nothing"}, 1, "has none of the allowed forms: nothing"),
+        ({"not": {}}, 1, "breaks the rule not of the model's schema"),
+    ],
+)
+def test_each_rule_is_told_in_words_of_our_own(rule: dict[str, object], value: object, expected: str) -> None:
+    assert told({"properties": {"field": rule}}, {"field": value}) == [f"field {expected}"]
+
+
+def test_missing_and_unknown_fields_are_named() -> None:
+    schema: dict[str, object] = {
+        "additionalProperties": False,
+        "required": ["a", "b"],
+        "properties": {"a": {}, "b": {}},
+    }
+    assert sorted(told(schema, {"c": 1, "d": 2})) == [
+        "a is required",
+        "b is required",
+        "c is not a known field",
+        "d is not a known field",
+    ]
+
+
+def test_nothing_of_a_large_value_is_repeated() -> None:
+    schema: dict[str, object] = {"additionalProperties": False, "properties": {"a": {"enum": ["x" * 500]}}}
+    lines = told(schema, {"a": "secret" * 1000, "k" * 1000: 1})
+    assert len(lines) == 2
+    assert all(len(line) < 120 and "secret" not in line for line in lines)
+
+
+def test_bounds_are_read_through_references_and_branches() -> None:
+    schema = InputSchema(
+        {
+            "type": "object",
+            "properties": {
+                "a": {"$ref": "#/$defs/bounded"},
+                "b": {"anyOf": [{"$ref": "#/$defs/bounded"}, {"const": 20}, {"type": "string"}]},
+                "c": {"enum": [3, "x", 9]},
+                "d": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 4}]},
+                "e": {"type": "string"},
+            },
+            "$defs": {"bounded": {"type": "integer", "minimum": 2, "maximum": 5}},
+        }
+    )
+    assert schema.number_range("a") == (Fraction(2), Fraction(5))
+    assert schema.number_range("b") == (Fraction(2), Fraction(20))
+    assert schema.number_range("c") == (Fraction(3), Fraction(9))
+    assert schema.number_range("d") == (None, None)
+    assert schema.number_range("e") == (None, None)
+    assert schema.number_range("f") == (None, None)
+
+
+SHIPPED = [model.schema for model in load_catalog(None).models.values()]
+
+values: st.SearchStrategy[object] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2000)
+    | st.floats(-2, 100, allow_nan=False)
+    | st.sampled_from(["", " ", "x", "auto", "360p", "gradient", "calm", "png", "user"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "role", "x"]), inner),
+    max_leaves=5,
+)
+names = {name for schema in SHIPPED for name in cast(dict[str, object], schema.document["properties"])}
+fields = st.sampled_from(sorted(names | {"x"}))
+
+
+@given(schema=st.sampled_from(SHIPPED), value=st.dictionaries(fields, values, max_size=6))
+def test_the_quick_yes_is_never_wrong(schema: InputSchema, value: dict[str, object]) -> None:
+    accept = quick_accept(schema.document)
+    if accept is not None and accept(value):
+        assert schema.validator.is_valid(value)
+    assert (schema.violations(value) == []) == schema.validator.is_valid(value)
+
+
+def test_the_quick_yes_says_yes_to_everyday_inputs() -> None:
+    models = load_catalog(None).models
+    for model_id, value in (
+        ("studio/image-1", {"prompt": "a lighthouse", "n": 2, "width": 512, "style": "plasma"}),
+        ("studio/clip-1", {"prompt": "a lighthouse", "duration": "auto"}),
+        ("studio/tone-1", {"prompt": "a lighthouse", "duration": 2.5}),
+    ):
+        accept = quick_accept(models[model_id].input_schema)
+        assert accept is not None
+        assert accept(value)
+        assert not accept({**value, "prompt": ""})
+        assert not accept({**value, "other": 1})
+        assert not accept({"duration": 2})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "additionalProperties": False, "properties": {"a": {"enum": [1, True]}}},
+        {"type": "object", "additionalProperties": False, "minProperties": 1},
+        {"type": "object", "additionalProperties": False, "properties": {"a": {"type": "string", "format": "uri"}}},
+    ],
+)
+def test_a_schema_beyond_the_everyday_gets_no_quick_yes(schema: dict[str, object]) -> None:
+    assert quick_accept(schema) is None
