@@ -43,9 +43,9 @@ class Writer(Protocol):
 
 
 class Gate(Protocol):
-    """Knows whether the database is there."""
+    """Knows whether the database is there; whoever finds it gone closes it, and its watcher opens it again."""
 
-    def report_away(self, cause: BaseException) -> None: ...
+    def close(self, reason: str) -> None: ...
 
     async def wait_open(self) -> None: ...
 
@@ -141,7 +141,7 @@ class Journal:
             return await trio.to_thread.run_sync(self._writer.write, units, limiter=self._thread)
         except ConnectionLost as lost:
             log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
-            self._gate.report_away(lost)
+            self._gate.close(str(lost))
             return [NotWritten("the database connection was lost before the commit")] * len(units)
         except CommitUnanswered as lost:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
@@ -154,7 +154,7 @@ class Journal:
                 durable = await trio.to_thread.run_sync(self._writer.look_up, lost.batch_id, limiter=self._thread)
                 break
             except ConnectionLost as still_lost:
-                self._gate.report_away(still_lost)
+                self._gate.close(str(still_lost))
                 await self._gate.wait_open()
         metrics.COMMIT_LOOKUPS.labels("committed" if durable else "void").inc()
         log.warning("lost commit looked up", batch_id=lost.batch_id, durable=durable)

@@ -18,6 +18,7 @@ from psycopg import errors
 from holdfast.ledger.account import SETTLING, OperationKind
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
+from holdfast.persistence.database import DatabaseAway
 from holdfast.persistence.rows import (
     STATEMENTS,
     AccountHead,
@@ -233,7 +234,10 @@ class BatchWriter:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = self._connect()
+            try:
+                self._connection = self._connect()
+            except DatabaseAway as away:
+                raise ConnectionLost(away) from away
         return self._connection
 
     def _is_broken(self, exc: psycopg.Error) -> bool:
