@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.settings import Settings, SettingsFault, load_settings
+from holdfast.settings import Place, Settings, SettingsFault, load_place, load_settings
 
 STRONG = {
     "HOLDFAST_OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
@@ -244,3 +244,13 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
         "HOLDFAST_CARD_WEBHOOK_SECRET",
         "HOLDFAST_CARD_PUBLISHABLE_KEY",
     ]
+
+
+def test_commands_beside_the_service_need_no_secrets(production: dict[str, str], tmp_path: Path) -> None:
+    environ = {name: value for name, value in production.items() if name not in STRONG}
+    url = "postgresql://user:dbpass@db/holdfast"
+    place = load_place({**environ, "HOLDFAST_DATABASE_URL": url})
+    assert place == Place(tmp_path / "var", url, None)
+    assert "dbpass" not in repr(place)
+    with pytest.raises(SettingsFault, match="HOLDFAST_CATALOG"):
+        load_place({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})

@@ -126,7 +126,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         "ENV", ("development", "production"), default="development"
     )
     production = env == "production"
-    data_dir = Path(reader.text("DATA_DIR") or "./var").expanduser().absolute()
+    data_dir = reader.data_dir()
     given = {
         name: reader.secret(name, required=production)
         for name in ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
@@ -137,7 +137,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         host=reader.text("HOST") or "127.0.0.1",
         port=reader.whole("PORT", 8000, least=0, most=65535),
         data_dir=data_dir,
-        database_url=reader.url("DATABASE_URL", ("postgresql", "postgres"), host_needed=False),
+        database_url=reader.database_url(),
         public_url=reader.base_url("PUBLIC_URL"),
         catalog=reader.file("CATALOG"),
         card_api_key=reader.text("CARD_API_KEY"),
@@ -194,6 +194,28 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     return replace(settings, warnings=_warnings(settings))
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where things lie: all that commands beside the service need, so that they need no secrets."""
+
+    data_dir: Path
+    database_url: str | None = field(repr=False)
+    catalog: Path | None
+
+
+def load_place(environ: Mapping[str, str]) -> Place:
+    """Read where things lie, and nothing else. Raises :class:`SettingsFault`; writes nothing."""
+    reader = _Reader(environ)
+    place = Place(reader.data_dir(), reader.database_url(), reader.file("CATALOG"))
+    reader.raise_faults()
+    return place
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment, for the command line to hand to :func:`load_settings` or :func:`load_place`."""
+    return os.environ
+
+
 class _Reader:
     """Takes typed values out of the environment, gathering a line for each that does not fit."""
 
@@ -231,6 +253,12 @@ class _Reader:
             self.fault(name, f"must be {expected}")
             return default
         return value
+
+    def data_dir(self) -> Path:
+        return Path(self.text("DATA_DIR") or "./var").expanduser().absolute()
+
+    def database_url(self) -> str | None:
+        return self.url("DATABASE_URL", ("postgresql", "postgres"), host_needed=False)
 
     def choice(self, name: str, among: tuple[S, ...], *, default: S) -> S:
         by_text = {str(each): each for each in among}

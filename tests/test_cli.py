@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+import holdfast
+from holdfast.cli import app
+from holdfast.persistence.embedded import EmbeddedPostgres, temporary_embedded
+from holdfast.settings import Settings
+
+
+@pytest.fixture
+def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The data folder the commands are told of; it does not exist yet."""
+    above = Path(tempfile.mkdtemp(prefix="holdfast-cli-"))
+    monkeypatch.setenv("HOLDFAST_DATA_DIR", str(above / "var"))
+    yield above / "var"
+    shutil.rmtree(above)
+
+
+@pytest.fixture
+def configured_url(database_url: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A migrated database the commands are told of."""
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", database_url)
+    return database_url
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, module: str, **members: object) -> None:
+    """Put a stand-in where a command finds its part lazily."""
+    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**members))
+
+
+def test_version_is_the_packages(data_dir: Path) -> None:
+    result = run("version")
+    assert (result.exit_code, result.output.strip()) == (0, holdfast.__version__)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "holdfast", "version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == holdfast.__version__
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_serve_exits_with_the_services_code(monkeypatch: pytest.MonkeyPatch, data_dir: Path, code: int) -> None:
+    served: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        served.append(settings)
+        return code
+
+    stub(monkeypatch, "holdfast.service", serve=serve)
+    assert run("serve").exit_code == code
+    assert [settings.data_dir for settings in served] == [data_dir]
+
+
+def test_serve_tells_each_fault_of_the_configuration_on_a_line(
+    monkeypatch: pytest.MonkeyPatch, data_dir: Path
+) -> None:
+    def serve(settings: Settings) -> int:
+        raise AssertionError
+
+    stub(monkeypatch, "holdfast.service", serve=serve)
+    monkeypatch.setenv("HOLDFAST_PORT", "x")
+    monkeypatch.setenv("HOLDFAST_HOOST", "x")
+    result = run("serve")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["HOLDFAST_PORT", "HOLDFAST_HOOST"]
+
+
+def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
+    owner = EmbeddedPostgres(data_dir)
+    owner.acquire()
+    result = run("migrate")
+    assert result.exit_code == 2
+    assert f"{data_dir} is in use" in result.stderr
+    owner.release()
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int | None, code: int) -> None:
+    stub(monkeypatch, "holdfast.demo", main=lambda: returned)
+    assert run("demo").exit_code == code
+
+
+def test_migrate_and_audit_start_the_embedded_database_themselves(data_dir: Path) -> None:
+    first = run("migrate")
+    assert (first.exit_code, first.output.strip()) == (0, "database at revision 0001: applied 0001")
+    again = run("migrate")
+    assert again.output.strip() == "database at revision 0001: nothing to do"
+    audit = run("audit")
+    assert audit.exit_code == 0
+    assert all(line.startswith("ok ") for line in audit.output.splitlines())
+
+
+def test_audit_uses_the_running_embedded_database(data_dir: Path) -> None:
+    run("migrate")
+    with temporary_embedded(data_dir):
+        assert run("audit").exit_code == 0
+
+
+def test_audit_does_not_make_a_database(data_dir: Path) -> None:
+    result = run("audit")
+    assert result.exit_code == 2
+    assert "There is no database" in result.stderr
+    assert not data_dir.exists()
+
+
+def test_audit_says_on_one_line_what_fails(configured_url: str) -> None:
+    with psycopg.connect(configured_url) as connection:
+        connection.execute("insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)")
+    result = run("audit")
+    assert result.exit_code == 1
+    failed = [line for line in result.stdout.splitlines() if not line.startswith("ok ")]
+    assert len(failed) == 1
+    assert failed[0].startswith("FAILED")
+    assert failed[0].endswith("no row belongs to nothing: session ses_1")
+    assert result.stderr.strip().startswith("1 of ")
+
+
+def test_audit_of_tables_not_migrated_says_so(configured_url: str) -> None:
+    with psycopg.connect(configured_url) as connection:
+        connection.execute("delete from alembic_version")
+    result = run("audit")
+    assert result.exit_code == 1
+    assert "run `holdfast migrate` first" in result.stderr
+
+
+def test_a_database_of_a_newer_program_is_bad_configuration(configured_url: str) -> None:
+    with psycopg.connect(configured_url) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    for command in ("migrate", "audit"):
+        result = run(command)
+        assert result.exit_code == 2
+        assert "newer Holdfast" in result.stderr
+
+
+def test_an_unreachable_database_is_a_failure_in_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+    for command in ("migrate", "audit"):
+        result = run(command)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("The database cannot be reached: ")
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_shipped_catalog_is_in_order(data_dir: Path) -> None:
+    result = run("catalog", "check")
+    assert result.exit_code == 0
+    assert "is in order" in result.output
+
+
+def test_each_fault_of_a_catalog_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "catalog.toml").write_text("nonsense = [")
+    result = run("catalog", "check", str(tmp_path / "catalog.toml"))
+    assert result.exit_code == 2
+    assert result.stderr.strip()
+
+
+def test_the_configured_catalog_is_the_one_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "catalog.toml").write_text("nonsense = [")
+    monkeypatch.setenv("HOLDFAST_CATALOG", str(tmp_path / "catalog.toml"))
+    assert run("catalog", "check").exit_code == 2
