@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -17,6 +18,7 @@ from holdfast.supervision.reports import Report, Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from holdfast.supervision.supervisor import Supervisor
 
+SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
 
 
@@ -77,7 +79,7 @@ class Troupe:
         self.stop_takes_s: dict[str, float] = {}
         self.deaf: set[str] = set()
         self.rude: set[str] = set()
-        self.reporter = Reporter()
+        self.reporter = Reporter(logger=SILENT)
 
     def spec(self, child_id: str, restart: Restart = "permanent", **more: Any) -> ChildSpec:
         more.setdefault("backoff", NO_WAIT)
@@ -131,7 +133,7 @@ class Troupe:
     async def settle() -> None:
         """Wait until nothing more happens without time passing."""
         await wait_all_tasks_blocked()
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked()
 
 

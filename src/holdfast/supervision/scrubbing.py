@@ -33,10 +33,13 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"\b(bearer\s+)[^\s,;'\"]+", re.IGNORECASE), rf"\1{SCRUBBED}"),
     # Signature headers: t=…,v1=…[,v1=…], and v1,base64.
-    (re.compile(r"\bt=\d+(?:\s*,\s*\w{1,3}=[\w+/=.-]+)+"), SCRUBBED),
+    (re.compile(r"\bt=\d+(?:\s*,\s*(?:v\d+|k)=[\w+/=.-]+)+"), SCRUBBED),
     (re.compile(r"\b(v\d[=,])[\w+/=-]{8,}"), rf"\1{SCRUBBED}"),
     # Keys and tokens known by their prefix, and the secret half of a payment intent.
-    (re.compile(r"(?<![A-Za-z0-9])(hk_live_|hk_test_|hk_|hst_|whsec_|sk_|rk_)[\w+/=-]{5,}"), rf"\1{SCRUBBED}"),
+    (
+        re.compile(r"(?<![A-Za-z0-9])(hk_live_|hk_test_|hk_(?!live_|test_)|hst_|whsec_|sk_|rk_)[\w+/=-]{5,}"),
+        rf"\1{SCRUBBED}",
+    ),
     (re.compile(r"_secret_\w+"), f"_secret_{SCRUBBED}"),
     (re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w.-]+"), SCRUBBED),
 )

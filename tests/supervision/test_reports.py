@@ -1,0 +1,217 @@
+"""Reports reach the log, the ring and the listeners, without secrets and without harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.ledger.clock import utc_now
+from holdfast.supervision.faults import GaveUp, leaf_of
+from holdfast.supervision.reports import DeadLetters, Report, Reporter, describe, scrub
+
+HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+KEY_TAIL = "3kTMd9RrT2cQ8vXbLw0sYfHj5nPzGaUe1x7B0Q"
+TOKEN = "Zk3v9QmX0aB-7yT_rLw2sHf5nPzGaUe1x7CdKjM4o"
+
+SECRETS = {
+    "bearer token": (f"Authorization: Bearer {TOKEN}", TOKEN),
+    "basic authorization": ("authorization: Basic dXNlcjpodW50ZXIy", "dXNlcjpodW50ZXIy"),
+    "lone bearer": ("got bearer abc.def refused", "abc.def"),
+    "api key": (f"key hk_live_{KEY_TAIL} is revoked", KEY_TAIL),
+    "test api key": (f"'hk_test_{KEY_TAIL}'", KEY_TAIL),
+    "session token": (f"no session hst_{TOKEN}", TOKEN),
+    "webhook secret": ("whsec_MfKQ9r8GKYqrTwjU", "MfKQ9r8GKYqrTwjU"),
+    "card key": ("stripe said: No such key sk_test_51Habcdef", "51Habcdef"),
+    "client secret": ("pi_3Nx_secret_q8ZrT", "q8ZrT"),
+    "password parameter": ("connect failed: host=db password=hunter2 user=x", "hunter2"),
+    "password in a dict": ("{'user': 'x', 'password': 'hunter two'}", "hunter two"),
+    "password in json": ('{"password": "hun\\"ter2", "a": 1}', "ter2"),
+    "one-time code": ("debug_otp=493021", "493021"),
+    "dsn": ("postgresql+psycopg://holdfast:hunter2@db:5432/holdfast is away", "hunter2"),
+    "dsn with odd password": ("postgres://u:hun@ter/2@db/x", "ter/2"),
+    "e-mail": ("no account for ada.lovelace+test@example.org here", "lovelace"),
+    "e-mail key": ("email:ada@example.org", "ada@"),
+    "long hex": (f"hash {HEX}", HEX),
+    "base64": ("secretless run q83vEjRWeJq83vASNFZ4mrze8BI0VniavN7wEjRWeJo= end", "q83vEjRWeJ"),
+    "signature header": (f"bad header t=1700000000,v1={HEX},v1={HEX}", "v1=9f"),
+    "short signature": ("t=1700000000,v1=abcdef", "abcdef"),
+    "standard webhooks signature": ("v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=", "K5oZ"),
+    "statement parameters": ("(psycopg.Error) x\n[SQL: insert]\n[parameters: ('Ada', 17)]\n(Background on", "Ada"),
+    "refused row": ("DETAIL:  Failing row contains (acct, Ada, 17).", "Ada"),
+}
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS.values(), ids=SECRETS.keys())
+def test_planted_secrets_do_not_survive(text: str, secret: str) -> None:
+    assert secret in text
+    assert secret not in scrub(text)
+    assert secret not in scrub(f"prefix,{text}\nsuffix")
+    assert scrub(scrub(text)) == scrub(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task_0199f3c2aa017000800000000000beef holds 9.76 of acct_0199f3c2aa017000800000000000cafe",
+        "holdfast/workers/hosting did not stop within 5 s",
+        "tokens_in=12, risk_status: none; ask_timeout 10",
+        "SupervisorDirectoryActorMailbox.handle_message_or_refuse in holdfast_supervision_reports",
+        "connection to server at 127.0.0.1, port 5432 failed: Connection refused",
+        "password authentication failed for user holdfast",
+        "2026-11-20T18:40:00.123Z",
+        "t=3, n=4",
+    ],
+)
+def test_what_an_operator_needs_survives(text: str) -> None:
+    assert scrub(text) == text
+
+
+@given(st.text(alphabet="abcXYZ019+/_-=. @:,'\"t\n", max_size=300))
+def test_scrubbing_never_fails_and_twice_is_once(text: str) -> None:
+    once = scrub(text)
+    assert scrub(once) == once
+
+
+def test_scrubbing_keeps_texts_short_and_leaves_no_half_secret() -> None:
+    assert len(scrub("word " * 10_000)) == 2_000
+    text = "w " * 3_990 + TOKEN * 20
+    assert TOKEN[:12] not in scrub(text, limit_chars=2_000)
+    assert scrub("x" * 1_000_000) == ""
+
+
+def report(**fields: Any) -> Report:
+    fields.setdefault("kind", "crash")
+    return Report(at=utc_now(), path="top/a", **fields)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> None:
+    reporter = Reporter()
+    reporter.report(report(incarnation=3, reason="no", decision="backoff", delay_s=0.5))
+    reporter.report(report(kind="progress"))
+    reporter.report(report(kind="escalation"))
+    reporter.report(report(kind="drain", context="killed"))
+    assert logged[0] == {
+        "event": "supervision.crash",
+        "log_level": "error",
+        "path": "top/a",
+        "incarnation": 3,
+        "reason": "no",
+        "decision": "backoff",
+        "delay_s": 0.5,
+    }
+    assert [entry["log_level"] for entry in logged[1:]] == ["debug", "critical", "error"]
+
+
+def test_reason_and_key_are_scrubbed_whoever_reports(logged: list[Any]) -> None:
+    reporter = Reporter()
+    reporter.report(report(reason=f"Bearer {TOKEN}", key="email:ada@example.org"))
+    (kept,) = reporter.recent()
+    assert (kept.reason, kept.key) == ("Bearer ***", "email:***")
+    assert TOKEN not in str(logged)
+    assert "ada@" not in str(logged)
+
+
+def test_the_ring_keeps_the_newest(logged: list[Any]) -> None:
+    reporter = Reporter(ring_records=3)
+    for n in range(5):
+        reporter.report(report(incarnation=n))
+    assert [kept.incarnation for kept in reporter.recent()] == [4, 3, 2]
+    assert [kept.incarnation for kept in reporter.recent(1)] == [4]
+
+
+def test_a_listener_that_raises_and_a_log_that_fails_harm_nobody() -> None:
+    class BrokenLog:
+        def error(self, event: str, **fields: object) -> None:
+            raise BrokenPipeError
+
+    reporter = Reporter(logger=BrokenLog())
+    heard: list[Report] = []
+
+    def broken(_report: Report) -> None:
+        raise ZeroDivisionError
+
+    reporter.listen(broken)
+    end = reporter.listen(heard.append)
+    reporter.report(report())
+    assert len(heard) == 1
+    assert reporter.dropped_count == 1
+    end()
+    reporter.report(report())
+    assert len(heard) == 1
+
+
+def test_listeners_are_limited() -> None:
+    reporter = Reporter()
+    for _ in range(64):
+        reporter.listen(lambda _report: None)
+    with pytest.raises(RuntimeError, match="64"):
+        reporter.listen(lambda _report: None)
+
+
+async def test_a_slow_stream_misses_the_newest_and_holds_up_nobody(logged: list[Any]) -> None:
+    reporter = Reporter()
+    with trio.fail_after(5), reporter.stream(2) as stream:
+        for n in range(4):
+            reporter.report(report(incarnation=n))
+        assert [(await stream.receive()).incarnation for _ in range(2)] == [0, 1]
+        with pytest.raises(trio.WouldBlock):
+            stream.receive_nowait()
+    assert reporter.dropped_count == 2
+    reporter.report(report())
+    assert reporter.dropped_count == 2
+
+
+def test_an_exception_is_described_by_its_leaf_with_arguments_scrubbed() -> None:
+    try:
+        raise ValueError(f"bad token={TOKEN}", {"password": "hunter2"})
+    except ValueError as exc:
+        cause = describe(ExceptionGroup("outer", [ExceptionGroup("inner", [exc])]))
+    assert cause.reason_type == "ValueError"
+    assert TOKEN not in cause.reason
+    assert "hunter2" not in cause.reason
+    assert cause.location is not None
+    assert cause.location.startswith(f"{__name__}:")
+
+
+def test_an_exception_that_cannot_speak_is_still_described() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RecursionError
+
+    assert describe(Mute()).reason == "(its text could not be made)"
+
+
+def test_giving_up_is_located_where_the_trouble_began() -> None:
+    try:
+        raise LookupError("deep")
+    except LookupError as exc:
+        cause = describe(GaveUp("top", "a", 3, 5.0, exc))
+    assert cause.reason_type == "GaveUp"
+    assert "LookupError: deep" in cause.reason
+    assert cause.location is not None
+
+
+def test_the_leaf_prefers_what_must_end_the_process() -> None:
+    interrupt = KeyboardInterrupt()
+    assert leaf_of(BaseExceptionGroup("g", [ValueError(), BaseExceptionGroup("h", [interrupt])])) is interrupt
+
+
+def test_dead_letters_are_counted_by_reason_and_the_newest_kept() -> None:
+    letters = DeadLetters(ring_records=2)
+    for reason in ("dead", "full", "full"):
+        letters.record(reason, path="top/accounts", key="email:ada@example.org", message_type="Recharge")
+    assert letters.counts() == {"dead": 1, "full": 2, "expired": 0, "orphan_reply": 0}
+    assert [letter.reason for letter in letters.recent()] == ["full", "full"]
+    assert "ada" not in str(letters.recent())
