@@ -162,3 +162,25 @@ async def test_a_stop_before_the_start_starts_nobody(troupe: Troupe, autojump_cl
     assert troupe.take_log() == []
     with pytest.raises(RuntimeError, match="runs once"):
         await supervisor.run()
+
+
+async def test_a_child_that_comes_up_while_it_is_stopped_does_not_count_as_running(
+    troupe: Troupe, autojump_clock: MockClock
+) -> None:
+    class Late:
+        async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(2)
+                task_status.started()
+                await trio.sleep(1)
+            await trio.sleep_forever()
+
+        async def stop(self) -> None:
+            raise AssertionError("it was not up when it was to stop")
+
+    supervisor = troupe.supervisor(ChildSpec("late", Late))
+    with trio.fail_after(100), trio.move_on_after(1):
+        await supervisor.run()
+    assert trio.current_time() == pytest.approx(3.0)
+    assert not troupe.reports("progress")
+    assert not troupe.reports("drain", "killed")
