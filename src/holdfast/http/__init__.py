@@ -1,0 +1,1 @@
+"""Who asks: routes, credentials, request and response shapes, the error table. Handlers only ask and read."""

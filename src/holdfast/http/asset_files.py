@@ -1,0 +1,133 @@
+"""Stored results, served to whoever holds a signed link that has not expired.
+
+Nothing here trusts the bytes: they are served under a sandboxing policy, their type is never sniffed, and no
+shared cache may keep them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from quart import Response
+
+from holdfast.http.calls import Call, render_refusal
+from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
+from holdfast.providers.links import check_link
+
+route = RouteTable("Assets")
+
+SEND_TIMEOUT_S: Final = 3600.0
+"""How long one answer may take to be fetched, however slow the line."""
+
+CONTENT_TYPES: Final = (
+    "image/png", "image/jpeg", "image/webp", "image/gif", "image/avif", "video/mp4", "video/webm",
+    "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
+)  # fmt: skip
+
+_EXTENSIONS: Final = {"jpeg": "jpg", "mpeg": "mp3"}
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
+_GONE: Final = Refusal(
+    code="asset_expired", message="This link has expired. Read the task again for a new one, while it is kept."
+)
+_NOT_OURS: Final = Refusal(code="invalid_link", message="This link's signature is not ours.")
+
+
+class Span(NamedTuple):
+    """The bytes from ``start`` up to but not including ``stop``."""
+
+    start: int
+    stop: int
+
+
+@route(
+    "GET",
+    "/v2/assets/{asset_id}",
+    summary="Fetch a stored result by its signed link; ranges are served",
+    media=(
+        Media(status=200, content_types=CONTENT_TYPES, description="The whole file."),
+        Media(status=206, content_types=CONTENT_TYPES, description="The range asked for."),
+        Media(status=304, content_types=(), description="What you have is still right."),
+    ),
+    parameters=(
+        Parameter(name="exp", place="query", description="When the link expires, in unix seconds.", required=True),
+        Parameter(name="sig", place="query", description="The link's signature.", required=True),
+        Parameter(name="Range", place="header", description="One range of bytes, such as bytes=0-1023."),
+        Parameter(name="If-None-Match", place="header", description="The ETag you have."),
+    ),
+    errors=("invalid_link", "asset_expired", "range_not_satisfiable", "temporarily_unavailable"),
+)
+async def fetch_asset(call: Call) -> Outcome:
+    """The link is judged before any row is read, so only links of ours cost a read."""
+    front, request, asset_id = call.front, call.request, call.path["asset_id"]
+    query = call.query()
+    exp, sig = query.get("exp", []), query.get("sig", [])
+    if len(exp) != 1 or len(sig) != 1:
+        return _NOT_OURS
+    now = front.now()
+    verdict = check_link(asset_id, exp[0], sig[0], front.link_key, now)
+    if verdict != "valid":
+        return _GONE if verdict == "expired" else _NOT_OURS
+    asset = await front.database.read(lambda rows: asset_by_id(rows, asset_id))
+    if asset is None or asset.expires_at <= now:
+        return _GONE
+    headers = _headers(asset)
+    if headers["ETag"] in _tags(request.headers.get("If-None-Match")):
+        return Response(b"", status=304, headers=headers)
+    span = None
+    if request.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
+        span = read_range(request.headers.get("Range"), asset.bytes)
+    if isinstance(span, Refusal):
+        return render_refusal(span, {"Content-Range": f"bytes */{asset.bytes}"})
+    headers["Content-Length"] = str(asset.bytes if span is None else span.stop - span.start)
+    if span is not None:
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{asset.bytes}"
+    status = 200 if span is None else 206
+    if request.method == "HEAD":
+        return Response(b"", status=status, headers=headers)
+    start, stop = span or Span(0, asset.bytes)
+    # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
+    blocks = await front.asset_store.open(asset.sha256, start=start, stop=stop)
+    response = Response(blocks, status=status, headers=headers)
+    response.timeout = SEND_TIMEOUT_S
+    return response
+
+
+def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
+    """The one range a header asks for; None where the whole file answers it (no header, several ranges, nonsense).
+
+    Refuses with ``range_not_satisfiable``.
+    """
+    match = _RANGE.fullmatch(header.replace(" ", "").lower()) if header else None
+    if match is None or match.group(1) == match.group(2) == "":
+        return None
+    first, last = match.groups()
+    if first == "":
+        start, stop = max(0, size_bytes - int(last)), size_bytes
+    else:
+        start, stop = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+        if last and int(last) < start:
+            return None
+    if start >= stop:
+        return Refusal(code="range_not_satisfiable", message=f"The file has {size_bytes} bytes.", param="Range")
+    return Span(start, stop)
+
+
+def _headers(asset: AssetRecord) -> dict[str, str]:
+    kind = asset.content_type.rpartition("/")[2]
+    extension = _EXTENSIONS.get(kind, kind)
+    return {
+        "Content-Type": asset.content_type,
+        "ETag": f'"{asset.sha256}"',
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, max-age=3600",
+        "Content-Disposition": f'inline; filename="{asset.asset_id}.{extension}"',
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Cross-Origin-Resource-Policy": "cross-origin",
+    }
+
+
+def _tags(header: str | None) -> set[str]:
+    return {tag.strip().removeprefix("W/") for tag in (header or "").split(",")}

@@ -1,0 +1,336 @@
+"""One HTTP call: who asks, with what body; and how its outcome becomes a response.
+
+The order is the same everywhere: credential's form → the caller (for calls with a body) → body → handler. A
+call without a body proves its caller in the same read as its query, so it costs one trip to the database.
+
+Nothing here changes anything: a client that hangs up cancels its handler mid-line, so handlers only read and
+ask. The exceptions that reach :func:`answer_call` are faults; every refusal is a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+import trio
+from quart import Request, Response
+from sqlalchemy import Connection
+
+from holdfast.actors.directory import Directory
+from holdfast.actors.messages import (
+    Command,
+    IdempotencyKey,
+    KeyClaim,
+    Recharged,
+    Replayed,
+    StoredReply,
+    TaskAccepted,
+)
+from holdfast.http import bodies
+from holdfast.http.credentials import (
+    INVALID_API_KEY,
+    INVALID_SESSION,
+    SESSION_EXPIRED,
+    Bearer,
+    CredentialKind,
+    KnownKey,
+    lacking_scope,
+    read_bearer,
+)
+from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
+from holdfast.http.front import Front
+from holdfast.http.routes import Answer, Auth, Outcome, ReplayedAnswer, Route
+from holdfast.http.tracing import current_request_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.api_keys import ApiKeyRecord, api_key_by_secret
+from holdfast.persistence.queries.idempotency import find_reply
+from holdfast.persistence.queries.sessions import SessionRecord, session_by_token
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+_KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
+_WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
+
+log = structlog.get_logger("holdfast.http")
+
+
+class Call:
+    """One request on its way through a handler.
+
+    ``session`` or ``known_key`` is set before the handler runs where the route has a body; ``json`` and
+    ``body`` hold that body; ``raw`` the bytes of a signed notification.
+    """
+
+    __slots__ = ("_body", "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session")
+
+    def __init__(self, front: Front, route: Route, request: Request, path: dict[str, str]) -> None:
+        self.front = front
+        self.route = route
+        self.request = request
+        self.path = path
+        self.bearer: Bearer | None = None
+        self.session: SessionRecord | None = None
+        self.known_key: KnownKey | None = None
+        self.json: bodies.JsonObject = {}
+        self.raw = b""
+        self._body: msgspec.Struct | None = None
+
+    # ------------------------------------------------------------------------------------------- the body
+
+    def body(self, shape: type[S]) -> S:
+        """The parsed body, as the shape the route declares."""
+        assert isinstance(self._body, shape)
+        return self._body
+
+    async def prepare(self) -> Refusal | None:
+        """Do what the route declares, before its handler runs."""
+        bytes_max = self.route.raw_body_bytes_max or self.front.settings.body_bytes_max
+        if (self.request.content_length or 0) > bytes_max:
+            return _too_large(bytes_max)
+        refusal = self._read_credential()
+        if refusal is None and self.route.body is not None:
+            refusal = await self._prove_caller()
+        if refusal is not None or self.route.method == "GET":
+            return refusal
+        raw = await self.request.get_data(cache=True, as_text=False, parse_form_data=False)
+        if len(raw) > bytes_max:
+            return _too_large(bytes_max)
+        if self.route.raw_body_bytes_max is not None:
+            self.raw = raw
+            return None
+        return self._read_body(raw)
+
+    def _read_body(self, raw: bytes) -> Refusal | None:
+        shape = self.route.body
+        if shape is None and not raw.strip():
+            return None
+        refusal = bodies.check_media_type(self.request.headers.get("Content-Type"))
+        if refusal is not None:
+            return refusal
+        parsed = bodies.parse_object(raw)
+        if isinstance(parsed, Refusal):
+            return parsed
+        if shape is None:
+            return None if not parsed else Refusal(code="invalid_json", message="This call takes no body.")
+        body = bodies.convert_body(parsed, shape)
+        if isinstance(body, Refusal):
+            return body
+        self.json, self._body = parsed, body
+        return None
+
+    # ----------------------------------------------------------------------------------------- the caller
+
+    def _read_credential(self) -> Refusal | None:
+        if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
+            return None
+        found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
+        if isinstance(found, Refusal):
+            return None if self.route.auth is Auth.OPTIONAL else found
+        self.bearer = found
+        return None
+
+    async def _prove_caller(self) -> Refusal | None:
+        if self.route.auth is Auth.SESSION:
+            found = await self.read_as_session(lambda _rows, session: session)
+            if isinstance(found, Refusal):
+                return found
+            self.session = found
+        elif self.route.auth is Auth.API_KEY:
+            assert self.bearer is not None
+            self.known_key = self.front.key_cache.get(self.bearer.sha256)
+            if self.known_key is None:
+                key = await self.read_as_key(lambda _rows, key: key)
+                if isinstance(key, Refusal):
+                    return key
+                self.known_key = KnownKey(key.account_id, key.key_id)
+                self.front.key_cache.put(self.bearer.sha256, self.known_key)
+        return None
+
+    async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
+        """Prove the session and run ``query`` in one read.
+
+        Refuses: 1. ``invalid_session`` (unknown or signed out); 2. ``session_expired``.
+        """
+        assert self.bearer is not None
+        sha256 = self.bearer.sha256
+        now = self.front.now()
+
+        def read(rows: Connection) -> T | Refusal:
+            session = session_by_token(rows, sha256)
+            if session is None or session.revoked_at is not None:
+                return INVALID_SESSION
+            if session.expires_at <= now:
+                return SESSION_EXPIRED
+            return query(rows, session)
+
+        return await self.front.database.read(read)
+
+    async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
+        """Prove the API key and its scope and run ``query`` in one read.
+
+        Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``insufficient_scope``.
+        """
+        assert self.bearer is not None
+        sha256, scope = self.bearer.sha256, self.route.scope
+
+        def read(rows: Connection) -> T | Refusal:
+            key = api_key_by_secret(rows, sha256)
+            if key is None or key.revoked_at is not None:
+                return INVALID_API_KEY
+            if scope is not None and scope not in key.scopes:
+                return lacking_scope(scope)
+            return query(rows, key)
+
+        return await self.front.database.read(read)
+
+    async def account_of_caller(self) -> str | None:
+        """The account of a credential that is optional here; one that opens nothing counts as none."""
+        if self.bearer is None:
+            return None
+        proved: SessionRecord | ApiKeyRecord | Refusal
+        if self.bearer.kind == "session":
+            proved = await self.read_as_session(lambda _rows, session: session)
+        else:
+            proved = await self.read_as_key(lambda _rows, key: key)
+        return None if isinstance(proved, Refusal) else proved.account_id
+
+    def query(self) -> dict[str, list[str]]:
+        """The query string's keys, each with every value that was sent."""
+        return self.request.args.to_dict(flat=False)
+
+    async def ask(self, directory: Directory, key: str, command: Command[T]) -> T | Refusal:
+        """Ask an actor within the time a call may take; its faults pass through to the error table."""
+        return await directory.ask(key, command, deadline_s=self.front.settings.ask_deadline_s)
+
+    def claim(self, key_id: str) -> KeyClaim:
+        """What the account's actor checks again when the command reaches it."""
+        assert self.route.scope is not None
+        return KeyClaim(key_id=key_id, scope=self.route.scope)
+
+    # --------------------------------------------------------------------------------------- idempotency
+
+    def idempotency(self) -> IdempotencyKey | Refusal | None:
+        """The call's Idempotency-Key, raw or in one pair of quotes. Refuses with ``invalid_idempotency_key``."""
+        sent = self.request.headers.getlist("Idempotency-Key")
+        if not sent:
+            return None
+        key = sent[0]
+        if len(key) >= 2 and key[0] == key[-1] == '"':
+            key = key[1:-1]
+        if len(sent) > 1 or not _KEY_TEXT.fullmatch(key):
+            return Refusal(
+                code="invalid_idempotency_key",
+                message="Send one Idempotency-Key of 1 to 255 printable ASCII characters.",
+                param="Idempotency-Key",
+            )
+        return IdempotencyKey(
+            route=self.route.name, key=key, fingerprint=bodies.fingerprint(self.request.path, self.json)
+        )
+
+    async def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Refusal | Replayed:
+        """Turn the call down before its actor was asked, unless the same call was answered before.
+
+        What was accepted once must be replayed although the world has changed since (a model is gone, a quote has
+        expired). Whether the caller still may is read along, because the hot path has not looked.
+        """
+
+        now, ttl_s = self.front.now(), self.front.settings.idempotency_ttl_s
+
+        def recall(rows: Connection, account_id: str) -> Refusal | Replayed:
+            if idempotency is None:
+                return refusal
+            found = find_reply(rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s)
+            if found is None:
+                return refusal
+            if found.fingerprint != idempotency.fingerprint:
+                return Refusal(
+                    code="idempotency_key_reused",
+                    message="This Idempotency-Key was used for another request.",
+                    param="Idempotency-Key",
+                )
+            return Replayed(_STORED.decode(found.reply))
+
+        if self.route.auth is Auth.API_KEY:
+            return await self.read_as_key(lambda rows, key: recall(rows, key.account_id))
+        return await self.read_as_session(lambda rows, session: recall(rows, session.account_id))
+
+
+_STORED: Final = msgspec.json.Decoder(StoredReply)
+
+
+def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[Any], msgspec.Struct]) -> Outcome:
+    """An actor's reply as an outcome: ``shape`` renders what succeeded, now or in the call it repeats."""
+    match reply:
+        case Replayed(Refusal() as refusal):
+            return ReplayedAnswer(refusal)
+        case Replayed(stored):
+            return ReplayedAnswer(shape(stored))
+        case Refusal():
+            return reply
+        case _:
+            return shape(reply)
+
+
+async def answer_call(front: Front, route: Route, request: Request, path: dict[str, str]) -> Response:
+    """Serve one call: prepare, handle, render. Only cancellation leaves it as an exception."""
+    call = Call(front, route, request, path)
+    outcome: Outcome
+    try:
+        refusal = await call.prepare()
+        outcome = await route.handler(call) if refusal is None else refusal
+        return render(outcome)
+    except Exception as fault:
+        return render_fault(fault)
+    except BaseExceptionGroup as group:
+        cancelled, faults = group.split(trio.Cancelled)
+        if cancelled is None:
+            raise
+        if faults is not None:
+            # The client has left, so nobody reads an answer; the fault must still be seen.
+            log.error("fault in an abandoned call", exc_info=faults)
+        raise cancelled from None
+
+
+def render(outcome: Outcome) -> Response:
+    """Turn an outcome into a response."""
+    match outcome:
+        case Response():
+            return outcome
+        case Refusal():
+            return render_refusal(outcome)
+        case ReplayedAnswer(answer):
+            response = render(answer)
+            response.headers["Idempotent-Replayed"] = "true"
+            return response
+        case Answer(body, status, headers):
+            return _json(msgspec.json.encode(body), status, dict(headers))
+        case _:
+            return _json(msgspec.json.encode(outcome), 200, {})
+
+
+def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """Turn a refusal into a response by the error table."""
+    status, body, table_headers = error_answer(refusal, current_request_id())
+    return _json(body, status, {**table_headers, **(headers or {})})
+
+
+def render_fault(fault: BaseException) -> Response:
+    """Turn a fault into a response; what nobody expected is logged whole and told without detail."""
+    refusal = refusal_of_fault(fault)
+    if refusal is None:
+        log.error("unexpected fault", exc_info=fault)
+        return render_refusal(INTERNAL_ERROR)
+    log.warning("fault", code=refusal.code, reason=str(fault))
+    return render_refusal(refusal)
+
+
+def _json(body: bytes, status: int, headers: dict[str, str]) -> Response:
+    return Response(body, status=status, headers=headers, content_type="application/json")
+
+
+def _too_large(bytes_max: int) -> Refusal:
+    return Refusal(code="request_too_large", message=f"The body may have at most {bytes_max} bytes.")

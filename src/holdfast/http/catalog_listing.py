@@ -1,0 +1,196 @@
+"""The catalog as it is shown: model listings and quotes. Neither writes anything."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Final
+
+import msgspec
+
+from holdfast.http.calls import Call
+from holdfast.http.routes import Auth, Outcome, RouteTable
+from holdfast.http.shapes import Amount, QuoteRequest, Time
+from holdfast.ledger.catalog import Catalog, Model
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import CURRENCY, format_amount
+from holdfast.ledger.pricing import public_pricing
+from holdfast.ledger.quotes import SealedQuote, quote_input, seal_quote
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.terms import Terms, Units
+
+route = RouteTable("Catalog")
+
+
+class PricingBody(msgspec.Struct, frozen=True):
+    """Base prices in credits per unit, before the markup."""
+
+    mode: str
+    unit: str
+    unit_price: str | None
+    input_price: str | None
+    output_price: str | None
+
+
+class ModelBody(msgspec.Struct, frozen=True):
+    """A model. The price a customer pays is the base price times ``markup_multiplier``."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    modality: str
+    type: str
+    provider: str
+    capabilities: list[str]
+    pricing: PricingBody
+    markup_multiplier: str
+    status: str
+
+
+class CompatibleModelList(msgspec.Struct, frozen=True):
+    """The listing that clients of compatible services read."""
+
+    object: str
+    data: list[ModelBody]
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """Every model of the catalog."""
+
+    data: list[ModelBody]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What the run should cost; ``max_credits`` is what will be held, and the charge never exceeds it."""
+
+    credits: Amount
+    max_credits: Amount
+    min: Amount
+    max: Amount
+    currency: str
+    basis: str
+    unit: str
+    unit_price: str | None
+    max_units: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class QuoteBody(msgspec.Struct, frozen=True):
+    """A price that a task may be created by until ``expires_at``."""
+
+    model: str
+    quote_id: str
+    catalog_version: str
+    account_id: str | None
+    brand_id: str
+    input_hash: str
+    currency: str
+    expires_at: Time
+    provider_quote_hash: str
+    exact: bool
+    estimate: Estimate
+
+
+MODEL_NOT_FOUND: Final = Refusal(code="model_not_found", message="There is no such model.", param="model")
+
+
+@route("GET", "/v1/models", summary="List the models, as compatible clients expect it", reply=CompatibleModelList)
+async def list_compatible_models(call: Call) -> Outcome:
+    """Such clients always send a credential; it is not looked at."""
+    return CompatibleModelList(object="list", data=_models(call.front.catalog()))
+
+
+@route(
+    "GET",
+    "/v1/models/{model_id}",
+    summary="Read a model; its id may hold slashes, plain or encoded",
+    reply=ModelBody,
+    errors=("model_not_found",),
+)
+async def read_model(call: Call) -> Outcome:
+    """One model of the catalog in force."""
+    model = call.front.catalog().models.get(call.path["model_id"])
+    return MODEL_NOT_FOUND if model is None else _model(model)
+
+
+@route("GET", "/v2/models", summary="List the models", reply=ModelList)
+async def list_models(call: Call) -> Outcome:
+    """Disabled models stay listed with their status; what they would refuse is no surprise then."""
+    return ModelList(data=_models(call.front.catalog()))
+
+
+@route(
+    "POST",
+    "/v2/quote",
+    summary="Price an input before running it",
+    auth=Auth.OPTIONAL,
+    body=QuoteRequest,
+    reply=QuoteBody,
+    errors=("model_not_found", "model_not_available", "invalid_input", "quote_unavailable"),
+)
+async def quote(call: Call) -> Outcome:
+    """The whole quote travels in its id, sealed, so an anonymous call writes no row."""
+    front, wanted = call.front, call.body(QuoteRequest)
+    priced = quote_input(front.catalog(), wanted.model, wanted.input)
+    if isinstance(priced, Refusal):
+        return priced
+    account_id = await call.account_of_caller()
+    sealed = SealedQuote(
+        quote_id=new_id("quo"),
+        terms=priced.terms,
+        account_id=account_id,
+        brand_id=front.settings.brand_id,
+        expires_at=front.now() + timedelta(seconds=front.settings.quote_ttl_s),
+    )
+    return QuoteBody(
+        model=priced.terms.model,
+        quote_id=seal_quote(sealed, front.quote_key),
+        catalog_version=priced.terms.catalog_version,
+        account_id=account_id,
+        brand_id=sealed.brand_id,
+        input_hash=priced.terms.input_hash,
+        currency=CURRENCY,
+        expires_at=format_time(sealed.expires_at),
+        provider_quote_hash=priced.terms.provider_quote_hash,
+        exact=priced.terms.exact,
+        estimate=_estimate(priced.terms),
+    )
+
+
+def _models(catalog: Catalog) -> list[ModelBody]:
+    return [_model(model) for model in catalog.models.values()]
+
+
+def _model(model: Model) -> ModelBody:
+    return ModelBody(
+        id=model.id,
+        object="model",
+        created=model.created,
+        owned_by=model.owned_by,
+        modality=model.modality,
+        type=model.type,
+        provider=model.provider,
+        capabilities=list(model.capabilities),
+        pricing=msgspec.convert(public_pricing(model), PricingBody),
+        markup_multiplier=model.markup_multiplier,
+        status=model.status,
+    )
+
+
+def _estimate(terms: Terms) -> Estimate:
+    return Estimate(
+        credits=format_amount(terms.estimate_micro),
+        max_credits=format_amount(terms.hold_micro),
+        min=format_amount(terms.minimum_micro),
+        max=format_amount(terms.maximum_micro),
+        currency=CURRENCY,
+        basis=terms.basis,
+        unit=terms.rate.unit,
+        unit_price=terms.rate.unit_price,
+        max_units=_count(terms.largest),
+    )
+
+
+def _count(units: Units) -> int:
+    """All the work there may be; only one kind of unit is ever above zero, or both kinds of token."""
+    return units.units + units.tokens_in + units.tokens_out

@@ -1,0 +1,156 @@
+"""Bearer credentials: session tokens and API keys, how they look, and how they are read from a request.
+
+A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live_`` or ``hk_test_``, 32 base62
+characters and six more that are the CRC32 of all before them: a typo or an invented key is dropped without a
+look at the rows. The rows know only SHA-256 of either; with this much entropy a plain hash is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import string
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.ledger.refusals import Refusal
+
+CredentialKind = Literal["session", "api_key"]
+
+TASKS_READ: Final = "tasks:read"
+TASKS_WRITE: Final = "tasks:write"
+SCOPES: Final = (TASKS_READ, TASKS_WRITE)
+
+KEY_PREFIX_CHARS: Final = 12
+"""How much of an API key is kept in clear, so that its owner can tell keys apart."""
+
+_BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_SECRET_CHARS: Final = 32
+_CHECKSUM_CHARS: Final = 6
+
+_AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
+_SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
+_API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MintedKey:
+    """A fresh API key. ``secret`` is shown to its owner once and never stored."""
+
+    secret: str
+    sha256: bytes
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """A well-formed credential; whether it opens anything, the rows tell."""
+
+    kind: CredentialKind
+    sha256: bytes
+
+
+def mint_api_key(*, live: bool) -> MintedKey:
+    """Draw an API key: ``hk_live_…``, or ``hk_test_…`` outside production."""
+    head = "hk_live_" if live else "hk_test_"
+    body = head + "".join(secrets.choice(_BASE62) for _ in range(_SECRET_CHARS))
+    secret = body + _checksum(body)
+    return MintedKey(secret=secret, sha256=digest(secret), prefix=secret[:KEY_PREFIX_CHARS])
+
+
+def digest(credential: str) -> bytes:
+    """What the rows know of a credential."""
+    return hashlib.sha256(credential.encode("ascii")).digest()
+
+
+def is_api_key(text: str) -> bool:
+    """Whether a text has an API key's form and a right checksum."""
+    return _API_KEY.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_CHARS]) == text[-_CHECKSUM_CHARS:]
+
+
+def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> Bearer | Refusal:
+    """Read the request's Authorization headers as one credential of the ``wanted`` kind (None: either kind).
+
+    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, odd
+    characters); 3. ``wrong_credential_type``; 4. ``invalid_session`` or ``invalid_api_key`` (the form alone is
+    wrong).
+    """
+    if not authorization:
+        return Refusal(code="missing_credentials", message="Send a credential: Authorization: Bearer <token>.")
+    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
+    if match is None:
+        return Refusal(code="invalid_credentials", message="Send one Authorization header: Bearer <token>.")
+    token = match.group(1)
+    kind = _kind_of(token) or wanted
+    if wanted is not None and kind != wanted:
+        needed = "a session token" if wanted == "session" else "an API key"
+        return Refusal(code="wrong_credential_type", message=f"This call needs {needed}.")
+    if kind == "session" and _SESSION_TOKEN.fullmatch(token):
+        return Bearer("session", digest(token))
+    if kind == "api_key" and is_api_key(token):
+        return Bearer("api_key", digest(token))
+    return INVALID_SESSION if kind == "session" else INVALID_API_KEY
+
+
+INVALID_SESSION: Final = Refusal(code="invalid_session", message="This session is unknown or was signed out.")
+SESSION_EXPIRED: Final = Refusal(code="session_expired", message="This session has expired; sign in again.")
+INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="This API key is unknown or was revoked.")
+
+
+def lacking_scope(scope: str) -> Refusal:
+    """The refusal of a live key that may not do this."""
+    return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """What never changes about an API key. Whether it still opens anything is not among it."""
+
+    account_id: str
+    key_id: str
+
+
+class KeyCache:
+    """Which account and key a hash belongs to, for the newest ``entries_max`` keys seen.
+
+    These facts are immutable, so nothing here can be out of date; the account's actor knows what is revoked.
+    """
+
+    def __init__(self, *, entries_max: int = 50_000) -> None:
+        self._entries_max = entries_max
+        self._known: OrderedDict[bytes, KnownKey] = OrderedDict()
+
+    def get(self, sha256: bytes) -> KnownKey | None:
+        """The key of a hash, if it was seen lately."""
+        known = self._known.get(sha256)
+        if known is not None:
+            self._known.move_to_end(sha256)
+        return known
+
+    def put(self, sha256: bytes, known: KnownKey) -> None:
+        """Remember a key that the rows knew."""
+        self._known[sha256] = known
+        if len(self._known) > self._entries_max:
+            self._known.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _kind_of(token: str) -> CredentialKind | None:
+    if token.startswith("hst_"):
+        return "session"
+    return "api_key" if token.startswith("hk_") else None
+
+
+def _checksum(body: str) -> str:
+    number = zlib.crc32(body.encode("ascii"))
+    digits = ""
+    for _ in range(_CHECKSUM_CHARS):
+        number, digit = divmod(number, len(_BASE62))
+        digits = _BASE62[digit] + digits
+    return digits

@@ -1,0 +1,97 @@
+"""What the handlers may use, and nothing else: the composition root fills it in, tests fill it with stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from holdfast.actors.directory import Directory
+from holdfast.http.credentials import KeyCache
+from holdfast.ledger.catalog import Catalog
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.settings import Settings
+
+T = TypeVar("T")
+
+
+class Reads(Protocol):
+    """The read side of the database: one call is one connection and one trip to a worker thread."""
+
+    async def read(self, query: Callable[[Connection], T], /) -> T:
+        """Run ``query`` on a connection. Raises :class:`~holdfast.persistence.database.DatabaseAway`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether each part that must work before traffic makes sense does work. Providers by name."""
+
+    database: bool
+    tree: bool
+    providers: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """True when every part is."""
+        return self.database and self.tree and all(self.providers.values())
+
+
+class StoredFiles(Protocol):
+    """Where results are kept, by the SHA-256 of their bytes."""
+
+    async def open(self, sha256: str, *, start: int, stop: int) -> AsyncIterator[bytes]:
+        """The bytes from ``start`` up to but not including ``stop``, in blocks. Raises where there is no file."""
+        ...
+
+
+class CodeMailer(Protocol):
+    """Who carries sign-in codes."""
+
+    async def send_code(self, email: str, code: str, *, expires_in_s: int) -> None:
+        """Hand a code over for delivery. Raises where that failed."""
+        ...
+
+
+class Health(Protocol):
+    """Who knows how the service is."""
+
+    async def readiness(self) -> Readiness:
+        """The state of the parts at this moment. Never raises; a part that does not answer is not ready."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The handlers' world. ``callback_secrets`` gives a media provider's secrets by its name (None: unnamed)."""
+
+    settings: Settings
+    database: Reads
+    accounts: Directory
+    sign_ins: Directory
+    tasks: Directory
+    catalog: Callable[[], Catalog]
+    asset_store: StoredFiles
+    mailer: CodeMailer
+    callback_secrets: Callable[[str | None], Sequence[str]]
+    health: Health
+    metrics_text: Callable[[], bytes]
+    public_url: Callable[[], str]
+    now: Now = utc_now
+    key_cache: KeyCache = field(default_factory=KeyCache)
+
+    @property
+    def quote_key(self) -> bytes:
+        """What seals quotes."""
+        return self.settings.derived_key("quotes")
+
+    @property
+    def link_key(self) -> bytes:
+        """What signs links to stored results."""
+        return self.settings.derived_key("asset links")
+
+    def url(self, path: str) -> str:
+        """An absolute address of ours; never built from what a request claims its host to be."""
+        return self.public_url().rstrip("/") + path

@@ -1,0 +1,151 @@
+"""The query strings of lists: limit, from, to, and cursors.
+
+A cursor is base64url of ``[version, created_at in microseconds, id, hash of account and filters]``. It is
+opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of other filters, or
+of another account, an error instead of a wrong page.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.ledger.refusals import Refusal
+
+LIMIT_MAX: Final = 100
+LIMIT_DEFAULT: Final = 20
+FILTER_MAX_CHARS: Final = 200
+CURSOR_MAX_CHARS: Final = 512
+
+_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_DATE_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_VERSION: Final = 1
+_EARLIEST_US: Final = (datetime(1, 1, 2, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+class Position(NamedTuple):
+    """The last entry of the page before; lists run newest first by (created_at, id)."""
+
+    created_at: datetime
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a list call asked for. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches."""
+
+    limit: int
+    since: datetime | None
+    until: datetime | None
+    filters: Mapping[str, str]
+    cursor: str | None
+
+
+def read_window(query: Mapping[str, Sequence[str]], *, filters: Sequence[str]) -> Window | Refusal:
+    """Read a list's query string; keys it does not know are ignored, keys sent twice are refused.
+
+    Refuses with ``invalid_parameter`` naming the key, or ``invalid_cursor``.
+    """
+    values: dict[str, str] = {}
+    for name in ("limit", "from", "to", "cursor", *filters):
+        sent = query.get(name, ())
+        if len(sent) > 1:
+            return _invalid(name, "was sent more than once")
+        if sent:
+            values[name] = sent[0]
+    limit_text = values.get("limit", str(LIMIT_DEFAULT))
+    if not _LIMIT.fullmatch(limit_text) or not 1 <= int(limit_text) <= LIMIT_MAX:
+        return _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}")
+    times: dict[str, datetime] = {}
+    for name in ("from", "to"):
+        if name in values:
+            at = read_time(values[name])
+            if at is None:
+                return _invalid(name, "must be an RFC 3339 time with an offset, or a date")
+            times[name] = at
+    if "from" in times and "to" in times and times["from"] > times["to"]:
+        return _invalid("from", "must not be later than to")
+    for name in filters:
+        if len(values.get(name, "")) > FILTER_MAX_CHARS or "\0" in values.get(name, ""):
+            return _invalid(name, "is not a value this list can filter by")
+    return Window(
+        limit=int(limit_text),
+        since=times.get("from"),
+        until=times.get("to"),
+        filters={name: values[name] for name in filters if name in values},
+        cursor=values.get("cursor"),
+    )
+
+
+def read_time(text: str) -> datetime | None:
+    """An RFC 3339 time with an offset in UTC, or a bare date as its midnight in UTC; None for anything else."""
+    text = text.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
+    try:
+        if _DATE.fullmatch(text):
+            return datetime.fromisoformat(text).replace(tzinfo=UTC)
+        if _DATE_TIME.fullmatch(text):
+            return datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return None
+
+
+def write_cursor(position: Position, account_id: str, window: Window) -> str:
+    """The cursor of the page behind ``position``."""
+    at_us = (position.created_at - _EPOCH) // timedelta(microseconds=1)
+    raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(account_id, window)])
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def read_cursor(account_id: str, window: Window) -> Position | Refusal | None:
+    """Where the window's cursor points, None without one. Refuses with ``invalid_cursor``."""
+    if window.cursor is None:
+        return None
+    if len(window.cursor) > CURSOR_MAX_CHARS or not window.cursor.isascii():
+        return _INVALID_CURSOR
+    try:
+        padded = window.cursor.encode("ascii") + b"=" * (-len(window.cursor) % 4)
+        raw = base64.b64decode(padded, altchars=b"-_", validate=True)
+        version, at_us, last_id, binding = msgspec.json.decode(raw, type=tuple[int, int, str, str])
+    except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+        return _INVALID_CURSOR
+    if version != _VERSION or binding != _binding(account_id, window):
+        return _INVALID_CURSOR
+    if not _ID.fullmatch(last_id) or not _EARLIEST_US <= at_us <= _LATEST_US:
+        return _INVALID_CURSOR
+    return Position(_EPOCH + timedelta(microseconds=at_us), last_id)
+
+
+_INVALID_CURSOR: Final = Refusal(
+    code="invalid_cursor", message="This cursor does not belong to this list and its filters.", param="cursor"
+)
+
+
+def _binding(account_id: str, window: Window) -> str:
+    """A hash of all that decides which entries the list has; the page size is free to change."""
+    facts = [
+        account_id,
+        window.since and window.since.isoformat(),
+        window.until and window.until.isoformat(),
+        sorted(window.filters.items()),
+    ]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
+def _invalid(name: str, rule: str) -> Refusal:
+    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}.", param=name)

@@ -1,0 +1,325 @@
+"""Media tasks: create, list, read, retry, cancel.
+
+Creating is the hot path: when the key is known it reads no row at all. Whether the key is still live and may
+write is checked by the account's actor, to which the command carries the claim.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, get_args
+from urllib.parse import urlsplit
+
+from sqlalchemy import Connection
+
+from holdfast.actors.messages import CancelTask, CreateTask, IdempotencyKey
+from holdfast.http.calls import Call, told
+from holdfast.http.credentials import TASKS_READ, TASKS_WRITE
+from holdfast.http.front import Front
+from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, RouteTable
+from holdfast.http.task_shapes import (
+    CreateTaskRequest,
+    TaskBody,
+    TaskCreated,
+    TaskList,
+    task_body,
+    task_created,
+)
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.quotes import PricedInput, quote_input, quote_matches, unseal_quote
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import TERMINAL, Task, TaskStatus
+from holdfast.ledger.terms import Terms
+from holdfast.persistence.queries.api_keys import ApiKeyRecord
+from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
+
+route = RouteTable("Media tasks")
+
+METADATA_MAX_PAIRS: Final = 16
+METADATA_KEY_MAX_CHARS: Final = 64
+METADATA_VALUE_MAX_CHARS: Final = 512
+WEBHOOK_URL_MAX_CHARS: Final = 1024
+LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+TASK_NOT_FOUND: Final = Refusal(code="task_not_found", message="There is no such task.")
+
+_TASK_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+_WEBHOOK_URL = re.compile(r"https?://[\x21-\x7e]+", re.ASCII)
+_CREATE_ERRORS = (
+    "insufficient_credit",
+    "model_not_found",
+    "model_not_available",
+    "model_not_async",
+    "invalid_input",
+    "quote_unavailable",
+    "concurrency_limit_exceeded",
+    "account_disabled",
+)
+
+
+@route(
+    "POST",
+    "/v2/task/create",
+    summary="Create a task: its credit is held at once, its work follows",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=CreateTaskRequest,
+    reply=TaskCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
+)
+async def create_task(call: Call) -> Outcome:
+    """Price, then ask the account; a call refused before that may still be a repeat of one that was accepted."""
+    assert call.known_key is not None
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    account_id = call.known_key.account_id
+    command = _command(call, account_id, call.known_key.key_id, idempotency)
+    reply = (
+        await call.refuse(command, idempotency)
+        if isinstance(command, Refusal)
+        else await call.ask(call.front.accounts, account_id, command)
+    )
+    return told(reply, lambda accepted: task_created(call.front, accepted))
+
+
+def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
+    wanted = call.body(CreateTaskRequest)
+    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(call.front, wanted.webhook_url)
+    if refusal is not None:
+        return refusal
+    priced = _price(call.front, wanted.model, wanted.input)
+    if isinstance(priced, Refusal):
+        return priced
+    terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
+    if wanted.quote_id is not None:
+        quoted = _quoted_terms(call.front, wanted.quote_id, priced.terms, account_id)
+        if isinstance(quoted, Refusal):
+            return quoted
+        terms = quoted
+    return CreateTask(
+        input=priced.input_json,
+        terms=terms,
+        quote_id=quote_id,
+        claim=call.claim(key_id),
+        metadata=tuple((wanted.metadata or {}).items()),
+        webhook_url=wanted.webhook_url,
+        idempotency=idempotency,
+    )
+
+
+@route(
+    "GET",
+    "/v2/task/list",
+    summary="List the account's tasks, newest first",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=TaskList,
+    parameters=(STATUS, MODEL, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_tasks(call: Call) -> Outcome:
+    """One read: the key and a page, with one row more than asked to know whether another page follows."""
+    window = read_window(call.query(), filters=("status", "model"))
+    if isinstance(window, Refusal):
+        return window
+    if window.filters.get("status", "queued") not in get_args(TaskStatus):
+        known = ", ".join(get_args(TaskStatus))
+        return Refusal(code="invalid_parameter", message=f"The status is one of {known}.", param="status")
+
+    def read(rows: Connection, key: ApiKeyRecord) -> tuple[str, list[Task]] | Refusal:
+        position = read_cursor(key.account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        return key.account_id, tasks_of_account(
+            rows,
+            key.account_id,
+            limit=window.limit + 1,
+            since=window.since,
+            until=window.until,
+            after=position,
+            filters=window.filters,
+        )
+
+    found = await call.read_as_key(read)
+    if isinstance(found, Refusal):
+        return found
+    account_id, tasks = found
+    next_cursor = None
+    if len(tasks) > window.limit:
+        tasks = tasks[: window.limit]
+        last = Position(tasks[-1].created_at, tasks[-1].request_id)
+        next_cursor = write_cursor(last, account_id, window)
+    return TaskList(data=[task_body(call.front, task) for task in tasks], next_cursor=next_cursor)
+
+
+@route(
+    "GET",
+    "/v2/task/{request_id}",
+    summary="Read a task; links to its results are signed anew each time",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=TaskBody,
+    errors=("task_not_found",),
+)
+async def read_task(call: Call) -> Outcome:
+    """One read: the key and the task."""
+    task = await _own_task(call)
+    return task if isinstance(task, Refusal) else task_body(call.front, task)
+
+
+@route(
+    "POST",
+    "/v2/task/{request_id}/retry",
+    summary="Run an ended task again as a new task, priced by the catalog of today",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=TaskCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=("task_not_found", "task_not_terminal", *_CREATE_ERRORS),
+)
+async def retry_task(call: Call) -> Outcome:
+    """The original stays as it is; the new task points to it."""
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    found = await _own_task_and_key(call)
+    if isinstance(found, Refusal):
+        return found
+    original, key_id = found
+    command = _retry_command(call, original, key_id, idempotency)
+    reply = (
+        await call.refuse(command, idempotency)
+        if isinstance(command, Refusal)
+        else await call.ask(call.front.accounts, original.account_id, command)
+    )
+    return told(reply, lambda accepted: task_created(call.front, accepted))
+
+
+def _retry_command(
+    call: Call, original: Task, key_id: str, idempotency: IdempotencyKey | None
+) -> CreateTask | Refusal:
+    if original.status not in TERMINAL:
+        return Refusal(
+            code="task_not_terminal",
+            message=f"The task is {original.status}; only an ended task can be run again.",
+            final=True,
+        )
+    priced = _price(call.front, original.model, original.request.input)
+    if isinstance(priced, Refusal):
+        return priced
+    return CreateTask(
+        input=priced.input_json,
+        terms=priced.terms,
+        quote_id=new_id("quo"),
+        claim=call.claim(key_id),
+        metadata=tuple(original.request.metadata.items()),
+        webhook_url=original.request.webhook_url,
+        retry_of=original.request_id,
+        idempotency=idempotency,
+    )
+
+
+@route(
+    "POST",
+    "/v2/task/{request_id}/cancel",
+    summary="Cancel a task; its whole hold is released at once",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=TaskBody,
+    errors=("task_not_found", "task_already_terminal"),
+)
+async def cancel_task(call: Call) -> Outcome:
+    """Whichever commits first wins, the cancel or the result; the row tells which."""
+    task = await _own_task(call)
+    if isinstance(task, Refusal):
+        return task
+    done = await call.ask(call.front.tasks, task.request_id, CancelTask())
+    if isinstance(done, Refusal):
+        return done
+    return await read_back(call.front, task.account_id, task.request_id)
+
+
+async def read_back(front: Front, account_id: str, request_id: str) -> Outcome:
+    """The task as its row now stands, after a command to it was answered."""
+    task = await front.database.read(lambda rows: task_of_account(rows, account_id, request_id))
+    return TASK_NOT_FOUND if task is None else task_body(front, task)
+
+
+def valid_task_id(request_id: str) -> bool:
+    """Whether a text could be a task's id at all; what could not is not looked up."""
+    return _TASK_ID.fullmatch(request_id) is not None
+
+
+async def _own_task(call: Call) -> Task | Refusal:
+    found = await _own_task_and_key(call)
+    return found if isinstance(found, Refusal) else found[0]
+
+
+async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
+    """The caller's task and the id of the key, in one read; another account's task is as good as none."""
+    request_id = call.path["request_id"]
+
+    def read(rows: Connection, key: ApiKeyRecord) -> tuple[Task, str] | Refusal:
+        task = task_of_account(rows, key.account_id, request_id) if valid_task_id(request_id) else None
+        return TASK_NOT_FOUND if task is None else (task, key.key_id)
+
+    return await call.read_as_key(read)
+
+
+def _price(front: Front, model_id: str, given: dict[str, object]) -> PricedInput | Refusal:
+    """Price an input for a model that can run as a task."""
+    catalog = front.catalog()
+    model = catalog.models.get(model_id)
+    if model is not None and model.type == "sync":
+        return Refusal(
+            code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
+        )
+    return quote_input(catalog, model_id, given)
+
+
+def _quoted_terms(front: Front, quote_id: str, today: Terms, account_id: str) -> Terms | Refusal:
+    """The terms a quote promised, if it was for this model, input and account and still stands."""
+    sealed = unseal_quote(quote_id, front.quote_key, front.now())
+    if isinstance(sealed, Refusal):
+        return sealed
+    refusal = quote_matches(sealed, model=today.model, input_hash=today.input_hash, account_id=account_id)
+    return sealed.terms if refusal is None else refusal
+
+
+def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
+    if len(metadata) > METADATA_MAX_PAIRS:
+        return _invalid("metadata", f"has at most {METADATA_MAX_PAIRS} pairs")
+    for key, value in metadata.items():
+        if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
+            return _invalid("metadata", f"has keys of 1 to {METADATA_KEY_MAX_CHARS} characters")
+        if len(value) > METADATA_VALUE_MAX_CHARS:
+            return _invalid("metadata", f"has values of at most {METADATA_VALUE_MAX_CHARS} characters")
+    return None
+
+
+def _refuse_webhook(front: Front, url: str | None) -> Refusal | None:
+    """An address that could be called at all. Where it really leads is checked again at each connection."""
+    if url is None:
+        return None
+    refusal = _invalid("webhook_url", f"must be an https address of at most {WEBHOOK_URL_MAX_CHARS} characters")
+    if len(url) > WEBHOOK_URL_MAX_CHARS or not _WEBHOOK_URL.fullmatch(url):
+        return refusal
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return refusal
+    if not parts.hostname or port == 0 or parts.username is not None or parts.password is not None:
+        return refusal
+    if parts.scheme == "https":
+        return None
+    at_home = front.settings.env == "development" and parts.hostname in LOOPBACK_HOSTS
+    return None if at_home else refusal
+
+
+def _invalid(param: str, rule: str) -> Refusal:
+    return Refusal(code="invalid_parameter", message=f"The parameter {param} {rule}.", param=param)

@@ -1,0 +1,167 @@
+"""Routes as declarations beside their handlers: what a call needs, takes, answers and may refuse.
+
+One :class:`Route` serves three readers: the web framework (method and path), :mod:`holdfast.http.calls` (which
+proves the caller and reads the body before the handler runs) and :mod:`holdfast.http.openapi` (which writes the
+document from it). There is no second list of endpoints anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import msgspec
+from quart import Response
+
+from holdfast.ledger.refusals import Refusal
+
+if TYPE_CHECKING:
+    from holdfast.http.calls import Call
+
+Method = Literal["GET", "POST", "DELETE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A body with something besides: another status than 200, or headers."""
+
+    body: msgspec.Struct
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedAnswer:
+    """What an earlier call with the same Idempotency-Key was answered."""
+
+    answer: msgspec.Struct | Refusal
+
+
+Outcome: TypeAlias = msgspec.Struct | Answer | ReplayedAnswer | Refusal | Response
+Handler: TypeAlias = "Callable[[Call], Awaitable[Outcome]]"
+
+
+class Auth(Enum):
+    """How a route knows its caller."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    SESSION = "session"
+    API_KEY = "api_key"
+    CALLBACK_SIGNATURE = "callback_signature"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query key, header or path part, as the document tells it. ``schema`` is JSON Schema."""
+
+    name: str
+    place: Literal["query", "header", "path"]
+    description: str
+    schema: tuple[tuple[str, object], ...] = (("type", "string"),)
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """A success answer that is not one JSON struct: its status, media types and what it is."""
+
+    status: int
+    content_types: tuple[str, ...]
+    description: str
+    schema_type: Literal["string", "object"] = "string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply."""
+
+    method: Method
+    path: str
+    summary: str
+    tag: str
+    handler: Handler
+    auth: Auth
+    scope: str | None
+    body: type[msgspec.Struct] | None
+    raw_body_bytes_max: int | None
+    reply: type[msgspec.Struct] | None
+    statuses: tuple[int, ...]
+    media: tuple[Media, ...]
+    parameters: tuple[Parameter, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether the route takes an Idempotency-Key."""
+        return IDEMPOTENCY_KEY in self.parameters
+
+    @property
+    def name(self) -> str:
+        """What idempotency records and counters call the route."""
+        return f"{self.method} {self.path}"
+
+    @property
+    def rule(self) -> str:
+        """The path in the web framework's writing; a model's id may hold slashes."""
+        return re.sub(r"\{(\w+)\}", lambda m: f"<{'path:' if m[1] == 'model_id' else ''}{m[1]}>", self.path)
+
+
+IDEMPOTENCY_KEY: Final = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description="Makes repeating the call safe for 24 hours: 1 to 255 printable ASCII characters.",
+    schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
+)
+
+
+class RouteTable:
+    """The routes of one module, in the order they are written."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.routes: list[Route] = []
+
+    def __call__(
+        self,
+        method: Method,
+        path: str,
+        *,
+        summary: str,
+        auth: Auth = Auth.NONE,
+        scope: str | None = None,
+        body: type[msgspec.Struct] | None = None,
+        raw_body_bytes_max: int | None = None,
+        reply: type[msgspec.Struct] | None = None,
+        statuses: tuple[int, ...] = (200,),
+        media: tuple[Media, ...] = (),
+        parameters: tuple[Parameter, ...] = (),
+        errors: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Declare the decorated handler as a route."""
+
+        def declare(handler: Handler) -> Handler:
+            self.routes.append(
+                Route(
+                    method=method,
+                    path=path,
+                    summary=summary,
+                    tag=self._tag,
+                    handler=handler,
+                    auth=auth,
+                    scope=scope,
+                    body=body,
+                    raw_body_bytes_max=raw_body_bytes_max,
+                    reply=reply,
+                    statuses=statuses,
+                    media=media,
+                    parameters=parameters,
+                    errors=errors,
+                )
+            )
+            return handler
+
+        return declare

@@ -1,0 +1,45 @@
+"""An account's totals, and what its first call still needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, select
+
+from holdfast.persistence.tables import accounts, api_keys
+
+
+class AccountTotals(NamedTuple):
+    """Balance and held total of one version of an account, in micro-credits."""
+
+    account_id: str
+    balance_micro: int
+    held_micro: int
+
+
+class FirstCallFacts(NamedTuple):
+    """What readiness is judged by: the account's totals and its live keys."""
+
+    totals: AccountTotals
+    live_keys: int
+    writable_keys: int
+
+
+_TOTALS = select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
+    accounts.c.id == bindparam("account_id")
+)
+_LIVE_KEYS = select(
+    func.count(),
+    func.count().filter(api_keys.c.scopes.contains([bindparam("writing_scope")])),
+).where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
+
+
+def account_totals(rows: Connection, account_id: str) -> AccountTotals:
+    """The totals of an account that exists (a credential led to it)."""
+    return AccountTotals._make(rows.execute(_TOTALS, {"account_id": account_id}).one())
+
+
+def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:
+    """The account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
+    live, writable = rows.execute(_LIVE_KEYS, {"account_id": account_id, "writing_scope": writing_scope}).one()
+    return FirstCallFacts(account_totals(rows, account_id), live, writable)

@@ -1,0 +1,57 @@
+"""API keys, found by the hash of their secret or listed by account."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from holdfast.persistence.tables import api_keys
+
+
+class ApiKeyRecord(NamedTuple):
+    """An API key without its secret; it may be revoked."""
+
+    account_id: str
+    key_id: str
+    prefix: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+_COLUMNS = (
+    api_keys.c.account_id,
+    api_keys.c.key_id,
+    api_keys.c.prefix,
+    api_keys.c.name,
+    api_keys.c.scopes,
+    api_keys.c.created_at,
+    api_keys.c.last_used_at,
+    api_keys.c.revoked_at,
+)
+_BY_SECRET = select(*_COLUMNS).where(api_keys.c.secret_sha256 == bindparam("sha256"))
+_OF_ACCOUNT = (
+    select(*_COLUMNS)
+    .where(api_keys.c.account_id == bindparam("account_id"))
+    .order_by(api_keys.c.created_at.desc(), api_keys.c.key_id.desc())
+)
+
+
+def api_key_by_secret(rows: Connection, sha256: bytes) -> ApiKeyRecord | None:
+    """The key whose secret has this SHA-256, or None."""
+    found = rows.execute(_BY_SECRET, {"sha256": sha256}).one_or_none()
+    return None if found is None else _record(found)
+
+
+def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
+    """Every key the account ever made, newest first; making keys is limited, so the list is short."""
+    return [_record(row) for row in rows.execute(_OF_ACCOUNT, {"account_id": account_id})]
+
+
+def _record(row: Row[*tuple[Any, ...]]) -> ApiKeyRecord:
+    record = ApiKeyRecord._make(row)
+    return record._replace(scopes=tuple(record.scopes))

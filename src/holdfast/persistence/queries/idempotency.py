@@ -1,0 +1,35 @@
+"""Idempotency records: what a call with the same key was answered before."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection, bindparam, select
+
+from holdfast.persistence.tables import idempotency_records
+
+
+class ReplyRecord(NamedTuple):
+    """The fingerprint of the first call and its reply, as JSON of the typed reply."""
+
+    fingerprint: bytes
+    reply: bytes
+
+
+_FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).where(
+    idempotency_records.c.account_id == bindparam("account_id"),
+    idempotency_records.c.route == bindparam("route"),
+    idempotency_records.c.key == bindparam("key"),
+    idempotency_records.c.created_at > bindparam("oldest"),
+)
+
+
+def find_reply(
+    rows: Connection, account_id: str, *, route: str, key: str, now: datetime, ttl_s: int
+) -> ReplyRecord | None:
+    """The record of (account, route, key), or None; one older than ``ttl_s`` counts as absent, swept or not."""
+    oldest = now - timedelta(seconds=ttl_s)
+    wanted = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
+    found = rows.execute(_FIND, wanted).one_or_none()
+    return None if found is None else ReplyRecord(bytes(found.fingerprint), bytes(found.reply))

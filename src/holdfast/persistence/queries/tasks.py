@@ -1,0 +1,82 @@
+"""Tasks as rows tell them: one by its id, or a page of an account's, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, Text, bindparam, cast, select, tuple_
+
+from holdfast.ledger.tasks import Task, TaskRequest, TaskState
+from holdfast.persistence.tables import tasks
+
+_REQUEST = msgspec.json.Decoder(TaskRequest)
+_STATE = msgspec.json.Decoder(TaskState)
+
+# The JSON columns come as text and are read once, straight into their types.
+_TASK = select(
+    tasks.c.account_id,
+    tasks.c.request_id,
+    tasks.c.version,
+    tasks.c.status,
+    tasks.c.model,
+    tasks.c.provider,
+    tasks.c.created_at,
+    tasks.c.updated_at,
+    tasks.c.wake_at,
+    tasks.c.dispatched,
+    cast(tasks.c.request, Text).label("request"),
+    cast(tasks.c.state, Text).label("state"),
+)
+_BY_ID = _TASK.where(tasks.c.request_id == bindparam("request_id"))
+_OF_ACCOUNT = _TASK.where(
+    tasks.c.account_id == bindparam("account_id"), tasks.c.request_id == bindparam("request_id")
+)
+
+
+def task_by_id(rows: Connection, request_id: str) -> Task | None:
+    """The task with this id, whoever owns it; for signed news, which name no account."""
+    found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
+    return None if found is None else _task(found)
+
+
+def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task | None:
+    """The account's task with this id; another account's is None like one that does not exist."""
+    found = rows.execute(_OF_ACCOUNT, {"account_id": account_id, "request_id": request_id}).one_or_none()
+    return None if found is None else _task(found)
+
+
+def tasks_of_account(
+    rows: Connection,
+    account_id: str,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+    filters: Mapping[str, str] | None = None,
+) -> list[Task]:
+    """Up to ``limit`` tasks, newest first by (created_at, request_id), behind the position ``after``.
+
+    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
+    """
+    query = _TASK.where(tasks.c.account_id == account_id)
+    if since is not None:
+        query = query.where(tasks.c.created_at >= since)
+    if until is not None:
+        query = query.where(tasks.c.created_at < until)
+    if after is not None:
+        query = query.where(tuple_(tasks.c.created_at, tasks.c.request_id) < tuple_(*after))
+    for name, value in (filters or {}).items():
+        query = query.where(tasks.c[name] == value)
+    newest_first = query.order_by(tasks.c.created_at.desc(), tasks.c.request_id.desc()).limit(limit)
+    return [_task(row) for row in rows.execute(newest_first)]
+
+
+def _task(row: Row[*tuple[Any, ...]]) -> Task:
+    columns = row._asdict()
+    columns["request"] = _REQUEST.decode(columns["request"])
+    columns["state"] = _STATE.decode(columns["state"])
+    return Task(**columns)

@@ -1,0 +1,351 @@
+"""A front end whose actors are stand-ins, over real rows or none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+import pytest
+import sqlalchemy
+import trio
+from quart import Response
+
+from holdfast.actors.messages import Command
+from holdfast.http.app import FrontApp, create_app
+from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
+from holdfast.http.front import Front, Readiness
+from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.quotes import quote_input
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import Task, UsageEntry, accept_task, usage_of
+from holdfast.persistence import tables
+from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.settings import Settings, load_settings
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+ACCOUNT = "acct_" + "1" * 32
+OTHER_ACCOUNT = "acct_" + "2" * 32
+SESSION = "ses_" + "1" * 32
+KEY = "key_" + "1" * 32
+TOKEN = "hst_" + "A" * 43
+PUBLIC_URL = "https://holdfast.example"
+
+READY = Readiness(database=True, tree=True, providers={"studio": True})
+
+Answer = Callable[[str, Command[Any]], Awaitable[Any]]
+
+
+@dataclass
+class FakeDirectory:
+    """Answers every question by ``answer`` (a value, an exception to raise, or a function) and remembers it."""
+
+    answer: Any = None
+    asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
+    deadlines_s: list[float] = field(default_factory=list)
+
+    async def ask(self, key: str, command: Command[R], *, deadline_s: float = 10.0) -> R | Refusal:
+        self.asked.append((key, command))
+        self.deadlines_s.append(deadline_s)
+        answer = await self.answer(key, command) if callable(self.answer) else self.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer is not None, f"nobody told this directory how to answer {command!r}"
+        return cast(R, answer)
+
+    def tell(self, key: str, command: Command[R]) -> None:
+        raise AssertionError("the front end only asks")
+
+
+class NoRows:
+    """A database that nobody may read: what a hot path must not touch."""
+
+    async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        raise AssertionError("this call must not read the database")
+
+
+class AwayRows:
+    """A database that is away."""
+
+    async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        raise DatabaseAway("the server is gone", retry_after_s=2.0)
+
+
+@dataclass
+class CountingRows:
+    """Real rows, and how often they were read."""
+
+    database: Database
+    reads: int = 0
+
+    async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        self.reads += 1
+        return await self.database.read(query)
+
+
+@dataclass
+class FakeMailer:
+    """Keeps what it should send."""
+
+    sent: list[tuple[str, str, int]] = field(default_factory=list)
+    fault: Exception | None = None
+
+    async def send_code(self, email: str, code: str, *, expires_in_s: int) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.sent.append((email, code, expires_in_s))
+
+
+@dataclass
+class FakeHealth:
+    """A state of the parts, as told."""
+
+    found: Readiness = READY
+
+    async def readiness(self) -> Readiness:
+        return self.found
+
+
+@dataclass
+class FakeStore:
+    """Files by their SHA-256."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, data: bytes) -> str:
+        sha256 = hashlib.sha256(data).hexdigest()
+        self.files[sha256] = data
+        return sha256
+
+    async def open(self, sha256: str, *, start: int, stop: int) -> AsyncIterator[bytes]:
+        data = self.files[sha256]
+        return _blocks(data[start:stop])
+
+
+async def _blocks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 1000):
+        yield data[start : start + 1000]
+
+
+def make_task(
+    request_id: str = "task_" + "1" * 32, *, account_id: str = ACCOUNT, at: datetime = NOW, **fields: Any
+) -> Task:
+    """A task as it is first written; ``fields`` replace the row's own."""
+    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    assert not isinstance(priced, Refusal)
+    task = accept_task(
+        account_id=account_id,
+        request_id=request_id,
+        hold_id="hold_" + request_id[5:],
+        input=priced.input_json,
+        terms=priced.terms,
+        quote_id="quo_" + "1" * 32,
+        api_key_id=KEY,
+        now=at,
+    )
+    return msgspec.structs.replace(task, **fields)
+
+
+@dataclass
+class Stage:
+    """A front end, the stand-ins behind it, and ways to call it."""
+
+    app: FrontApp
+    accounts: FakeDirectory
+    sign_ins: FakeDirectory
+    tasks: FakeDirectory
+    mailer: FakeMailer
+    store: FakeStore
+    key: MintedKey
+    now: datetime = NOW
+    account_id: str = ACCOUNT
+    other_account_id: str = OTHER_ACCOUNT
+    session_id: str = SESSION
+    key_id: str = KEY
+    token: str = TOKEN
+    public_url: str = PUBLIC_URL
+
+    @property
+    def front(self) -> Front:
+        return self.app.front
+
+    def change(self, **parts: Any) -> None:
+        """Replace parts of the front end."""
+        self.app.front = replace(self.app.front, **parts)
+
+    def configure(self, **values: Any) -> None:
+        """Replace settings."""
+        self.change(settings=replace(self.front.settings, **values))
+
+    def know_key(self) -> None:
+        """Let the key cache know the key, as if it had been used before."""
+        self.front.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
+
+    async def call(self, method: str, path: str, **kwargs: Any) -> Response:
+        """Call as nobody in particular."""
+        with trio.fail_after(10):
+            return await self.app.test_client().open(path, method=method, **kwargs)
+
+    async def as_key(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> Response:
+        """Call with the API key."""
+        heads = {"Authorization": f"Bearer {self.key.secret}", **(headers or {})}
+        return await self.call(method, path, headers=heads, **kwargs)
+
+    async def as_session(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> Response:
+        """Call with the session token."""
+        heads = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
+        return await self.call(method, path, headers=heads, **kwargs)
+
+    def task(
+        self, request_id: str = "task_" + "1" * 32, *, account_id: str = ACCOUNT, at: datetime = NOW, **fields: Any
+    ) -> Task:
+        """A task as it is first written; ``fields`` replace the row's own."""
+        return make_task(request_id, account_id=account_id, at=at, **fields)
+
+    async def refused(self, response: Response, status: int, code: str) -> dict[str, Any]:
+        """Check that an answer is this refusal in the one error shape; its ``error`` object."""
+        text = await response.get_data(as_text=True)
+        assert (response.status_code, msgspec.json.decode(text)["error"]["code"]) == (status, code), text
+        assert response.headers["Content-Type"] == "application/json"
+        error: dict[str, Any] = msgspec.json.decode(text)["error"]
+        assert {"message", "type", "code", "param", "request_id"} <= set(error)
+        assert error["request_id"] == response.headers["X-Request-Id"]
+        return error
+
+
+@dataclass
+class World(Stage):
+    """A front end over real rows: two accounts, one of them with a session and a key."""
+
+    database: Database = field(kw_only=True)
+    rows: CountingRows = field(kw_only=True)
+
+    async def write(self, statement: sqlalchemy.Executable) -> None:
+        """Change rows, as the journal would."""
+
+        def run(rows: sqlalchemy.Connection) -> None:
+            rows.execute(statement)
+
+        await self.database.work(run)
+
+    async def add_account(self, account_id: str, *, balance_micro: int = 0, held_micro: int = 0) -> None:
+        await self.write(
+            tables.accounts.insert().values(
+                id=account_id,
+                email=f"{account_id}@example.com",
+                role="User",
+                brand_id="holdfast",
+                created_at=NOW,
+                version=1,
+                operation_count=0,
+                balance_micro=balance_micro,
+                held_micro=held_micro,
+                chain_head=bytes(32),
+            )
+        )
+
+    async def add_session(self, account_id: str, session_id: str, token: str, **columns: Any) -> None:
+        values = {"created_at": NOW, "expires_at": NOW + timedelta(hours=24), "revoked_at": None, **columns}
+        await self.write(
+            tables.sessions.insert().values(
+                account_id=account_id,
+                session_id=session_id,
+                token_sha256=hashlib.sha256(token.encode()).digest(),
+                **values,
+            )
+        )
+
+    async def add_key(
+        self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
+    ) -> MintedKey:
+        minted = mint_api_key(live=False)
+        await self.write(
+            tables.api_keys.insert().values(
+                account_id=account_id,
+                key_id=key_id,
+                secret_sha256=minted.sha256,
+                prefix=minted.prefix,
+                name="a key",
+                scopes=list(scopes),
+                created_at=columns.pop("created_at", NOW),
+                **columns,
+            )
+        )
+        return minted
+
+    async def add_task(self, task: Task) -> None:
+        values = {name: getattr(task, name) for name in task.__struct_fields__}
+        values["request"] = msgspec.to_builtins(task.request)
+        values["state"] = msgspec.to_builtins(task.state)
+        await self.write(tables.tasks.insert().values(**values))
+        await self.add_usage(usage_of(task))
+
+    async def add_usage(self, entry: UsageEntry) -> None:
+        values = {name: getattr(entry, name) for name in entry.__struct_fields__}
+        values["status_history"] = msgspec.to_builtins(entry.status_history)
+        await self.write(tables.usage_entries.insert().values(**values))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Development settings that know nothing of the real environment."""
+    return load_settings({"HOLDFAST_DATA_DIR": str(tmp_path), "HOLDFAST_ENV": "development"})
+
+
+@pytest.fixture
+def stage(settings: Settings) -> Stage:
+    """A front end without rows: reading any is an error."""
+    catalog = load_catalog(None)
+    secrets = {"studio": ("studio-callback-secret",), None: ("house-callback-secret",)}
+    accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
+    mailer, store = FakeMailer(), FakeStore()
+    front = Front(
+        settings=settings,
+        database=NoRows(),
+        accounts=accounts,
+        sign_ins=sign_ins,
+        tasks=tasks,
+        catalog=lambda: catalog,
+        asset_store=store,
+        mailer=mailer,
+        callback_secrets=lambda name: secrets.get(name, ()),
+        health=FakeHealth(),
+        metrics_text=lambda: b"# counters\n",
+        public_url=lambda: PUBLIC_URL,
+        now=lambda: NOW,
+    )
+    return Stage(create_app(front), accounts, sign_ins, tasks, mailer, store, mint_api_key(live=False))
+
+
+@pytest.fixture
+async def world(stage: Stage, database: Database) -> World:
+    """A front end over real rows; the actors are stand-ins."""
+    rows = CountingRows(database)
+    stage.change(database=rows)
+    world = World(
+        stage.app,
+        stage.accounts,
+        stage.sign_ins,
+        stage.tasks,
+        stage.mailer,
+        stage.store,
+        stage.key,
+        database=database,
+        rows=rows,
+    )
+    await world.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
+    await world.add_account(OTHER_ACCOUNT)
+    await world.add_session(ACCOUNT, SESSION, TOKEN)
+    world.key = await world.add_key(ACCOUNT, KEY)
+    return world
