@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.persistence import embedded
+from holdfast.persistence import embedded, postmaster
 from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import (
     DataFolderInUse,
@@ -26,9 +27,9 @@ from holdfast.persistence.embedded import (
 SERVICE = """
 import signal, sys
 from pathlib import Path
-from holdfast.persistence import embedded
+from holdfast.persistence import embedded, postmaster
 if sys.argv[2] == "orphan":
-    embedded._die_with_parent = lambda: None
+    postmaster.die_with_parent = lambda: None
 server = embedded.EmbeddedPostgres(Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)
@@ -146,6 +147,17 @@ def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
     assert database_url_of(data_dir) is None
     with temporary_embedded(data_dir) as url:
         assert remembered(url) == [1]
+
+
+def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
+    pid = killed_service(data_dir, "follows")
+    deadline = time.monotonic() + 30
+    while postmaster.postmaster_pid(data_dir / "postgres") == pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    log = (data_dir / "postgres.log").read_text()
+    assert "received fast shutdown request" in log
+    assert "database system is shut down" in log
 
 
 @pytest.mark.parametrize("kind", ["follows", "orphan"])

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import psycopg
 import sqlalchemy
+import structlog
 import trio
 from psycopg import errors
 from sqlalchemy import Connection, Engine
@@ -26,6 +27,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from holdfast.persistence.embedded import EmbeddedFault, EmbeddedPostgres
 
 T = TypeVar("T")
+
+_log = structlog.get_logger("holdfast.database")
 
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
@@ -213,6 +216,7 @@ class Database:
                 await self._open_again(task_status if first else trio.TASK_STATUS_IGNORED)
                 first = False
                 await self._watch()
+                _log.warning("database_away", reason=self.gate.reason)
         finally:
             self.close()
 
@@ -229,6 +233,7 @@ class Database:
                 task_status.started()
                 reported = True
             if self.gate.is_open:
+                _log.info("database_open")
                 return
             await trio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the probes
             pause_s = min(pause_s * 2, PROBE_LAST_S)
@@ -251,6 +256,7 @@ class Database:
 
     async def _revive_child(self) -> None:
         if self._embedded is not None and not self._embedded.is_running():
+            _log.warning("embedded_database_restarting")
             await trio.to_thread.run_sync(self._embedded.start, limiter=self._probes)
 
     async def _on_thread(

@@ -5,39 +5,41 @@ enter the folder may connect. It never runs as root; a service started by root r
 user. One process at a time owns a data folder, which a file lock on ``holdfast.lock`` holds for the life of
 that process. A server left behind by a killed service is found by its pid file and stopped before ours starts.
 
-Everything here blocks; async callers go through a thread. PostgreSQL is asked to stop when the thread that
-started it ends (``PR_SET_PDEATHSIG`` counts threads, not processes), so each child has a keeper thread that
-starts it and waits for it.
+Everything here blocks; async callers go through a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
-import platform
 import pwd
-import queue
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote
 
 import psycopg
 
+from holdfast.persistence.postmaster import (
+    EmbeddedFault,
+    Postmaster,
+    plain_environment,
+    postmaster_pid,
+    stop_orphan,
+)
+
+__all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
+
 SOCKET_PATH_BYTES_MAX = 107
-LOG_BYTES_MAX = 16 * 1024 * 1024
 START_S = 60.0
-STOP_S = 20.0
 SYSTEM_USER = "pgserver"
 DATABASE = "holdfast"
 PORT = 5432
@@ -62,10 +64,6 @@ SERVER_SETTINGS: Mapping[str, str] = {
 }
 
 
-class EmbeddedFault(Exception):
-    """The embedded server cannot be made, started or stopped; the message says why in a sentence."""
-
-
 class DataFolderInUse(EmbeddedFault):
     """Another process owns the data folder."""
 
@@ -81,7 +79,7 @@ class EmbeddedPostgres:
         self._pgdata = self.data_dir / "postgres"
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
         self._lock_fd: int | None = None
-        self._child: _Child | None = None
+        self._child: Postmaster | None = None
         self._turn = threading.Lock()
 
     def acquire(self) -> None:
@@ -126,17 +124,12 @@ class EmbeddedPostgres:
             return self.url
 
     def stop(self) -> None:
-        """Stop the server: a fast, clean shutdown, and harder means when that takes longer than ``STOP_S``."""
+        """Stop the server: a fast, clean shutdown, and harder means when that takes too long."""
         with self._turn:
             child = self._child
             if child is None:
                 return
-            for number, patience_s in ((signal.SIGINT, STOP_S), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
-                child.signal(number)
-                if child.wait(patience_s):
-                    break
-            else:
-                raise EmbeddedFault(f"The embedded PostgreSQL (pid {child.pid}) does not stop.")
+            child.stop()
             self._child = None
 
     def is_running(self) -> bool:
@@ -166,7 +159,7 @@ class EmbeddedPostgres:
             _let_through(binaries / "postgres")
         if not (self._pgdata / "PG_VERSION").exists():
             self._make_cluster(binaries, user)
-        _stop_orphan(self._pgdata)
+        stop_orphan(self._pgdata)
         socket_folder = _socket_folder(self._pgdata)
         _make_private(socket_folder, user)
         command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(socket_folder)]
@@ -175,7 +168,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + START_S
         log_path = self.data_dir / "postgres.log"
         while True:
-            child = _Child(command, user=user, log_path=log_path)
+            child = Postmaster(command, user=user, log_path=log_path)
             if _await_ready(child, _url(socket_folder, "postgres"), deadline):
                 break
             if not child.wait(0):
@@ -204,7 +197,7 @@ class EmbeddedPostgres:
             user=user,
             group=None if user is None else pwd.getpwnam(user).pw_gid,
             extra_groups=None if user is None else [],
-            env=_environment(),
+            env=plain_environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -216,67 +209,10 @@ class EmbeddedPostgres:
         making.rename(self._pgdata)
 
 
-class _Child:
-    """One run of the server, started and awaited by a keeper thread of its own."""
-
-    def __init__(self, command: list[str], *, user: str | None, log_path: Path) -> None:
-        self._ended = threading.Event()
-        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
-        threading.Thread(
-            target=self._keep, args=(command, user, log_path, started), name="holdfast-postgres", daemon=True
-        ).start()
-        outcome = started.get()
-        if isinstance(outcome, BaseException):
-            raise EmbeddedFault(f"The embedded PostgreSQL cannot be run: {outcome}") from outcome
-        self._process = outcome
-        self.pid = outcome.pid
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether it has ended within ``timeout_s``."""
-        return self._ended.wait(timeout_s)
-
-    def _keep(
-        self,
-        command: list[str],
-        user: str | None,
-        log_path: Path,
-        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException],
-    ) -> None:
-        try:
-            if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
-                log_path.replace(log_path.with_suffix(".log.1"))
-            with log_path.open("ab") as log, warnings.catch_warnings():
-                # From 3.12 on, Python warns of any preexec_fn beside threads; ours is one ready C call.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
-                    command,
-                    user=user,
-                    group=None if user is None else pwd.getpwnam(user).pw_gid,
-                    extra_groups=None if user is None else [],
-                    env=_environment(),
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    # A Ctrl-C at the terminal is for the service, which stops its database last.
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent(),  # noqa: PLW1509 - see above
-                )
-        except BaseException as exc:
-            started.put(exc)
-            return
-        started.put(process)
-        process.wait()
-        self._ended.set()
-
-
 def database_url_of(data_dir: Path) -> str | None:
     """The URL of the embedded database that runs in ``data_dir`` just now, or None."""
     pgdata = data_dir.absolute() / "postgres"
-    if _postmaster_pid(pgdata) is None:
+    if postmaster_pid(pgdata) is None:
         return None
     lines = (pgdata / "postmaster.pid").read_text().splitlines()
     ready = len(lines) >= 8 and lines[7].strip() == "ready"
@@ -300,11 +236,6 @@ def temporary_embedded(data_dir: Path) -> Iterator[str]:
 
 def _url(socket_folder: Path, database: str = DATABASE) -> str:
     return f"postgresql://postgres@/{database}?host={quote(str(socket_folder), safe='')}&port={PORT}"
-
-
-def _environment() -> dict[str, str]:
-    """A plain environment: nobody's PG… variables or locale reach the server."""
-    return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def _pgserver() -> ModuleType:
@@ -371,57 +302,7 @@ def _socket_folder(pgdata: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}-{digest}"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What asks Linux for a fast shutdown of the server when its keeper thread ends with a killed service."""
-    if platform.system() != "Linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    pr_set_pdeathsig, number = 1, int(signal.SIGINT)
-
-    def ask() -> None:
-        prctl(pr_set_pdeathsig, number, 0, 0, 0)
-
-    return ask
-
-
-def _postmaster_pid(pgdata: Path) -> int | None:
-    """The pid of the server that runs on ``pgdata``, or None. A recycled pid is not mistaken for it."""
-    try:
-        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
-    except (OSError, ValueError):
-        return None
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        if Path("/proc/self").exists():
-            return None
-        listing = subprocess.run(  # noqa: S603
-            ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
-        )
-        return pid if os.fsencode(pgdata) in listing.stdout else None
-    return pid if os.fsencode(pgdata) in words else None
-
-
-def _stop_orphan(pgdata: Path) -> None:
-    """Stop a server that outlived its service, and clear a pid file that names nobody of ours.
-
-    The caller holds the data folder's lock, so no living service uses that server.
-    """
-    for number, patience_s in ((signal.SIGINT, STOP_S), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
-        pid = _postmaster_pid(pgdata)
-        if pid is None:
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        deadline = time.monotonic() + patience_s
-        while _postmaster_pid(pgdata) == pid and time.monotonic() < deadline:
-            time.sleep(0.05)
-    else:
-        raise EmbeddedFault(f"A PostgreSQL left behind in {pgdata} does not stop.")
-    (pgdata / "postmaster.pid").unlink(missing_ok=True)
-
-
-def _await_ready(child: _Child, url: str, deadline: float) -> bool:
+def _await_ready(child: Postmaster, url: str, deadline: float) -> bool:
     """Whether the server answers before ``deadline`` and before it ends; recovery after a crash takes its time."""
     while not child.wait(0) and time.monotonic() < deadline:
         try:

@@ -1,0 +1,146 @@
+"""The server's process: how it is started, awaited and told to stop, and how one left behind is found.
+
+PostgreSQL is asked to stop when the thread that started it ends (``PR_SET_PDEATHSIG`` counts threads, not
+processes), so each run has a keeper thread of its own that starts it and waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import pwd
+import queue
+import signal
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+STOPPING = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
+"""How a server is asked to stop: a fast, clean shutdown, then at once, then not asked; seconds of patience each."""
+
+
+class EmbeddedFault(Exception):
+    """The embedded server cannot be made, started or stopped; the message says why in a sentence."""
+
+
+class Postmaster:
+    """One run of the server. Raises :class:`EmbeddedFault` when its program cannot be run."""
+
+    def __init__(self, command: list[str], *, user: str | None, log_path: Path) -> None:
+        self._ended = threading.Event()
+        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
+        threading.Thread(
+            target=self._keep, args=(command, user, log_path, started), name="holdfast-postgres", daemon=True
+        ).start()
+        outcome = started.get()
+        if isinstance(outcome, BaseException):
+            raise EmbeddedFault(f"The embedded PostgreSQL cannot be run: {outcome}") from outcome
+        self._process = outcome
+        self.pid = outcome.pid
+
+    def stop(self) -> None:
+        """Stop it, by harder and harder means. Raises :class:`EmbeddedFault` when nothing helps."""
+        for number, patience_s in STOPPING:
+            self._process.send_signal(number)
+            if self.wait(patience_s):
+                return
+        raise EmbeddedFault(f"The embedded PostgreSQL (pid {self.pid}) does not stop.")
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it has ended within ``timeout_s``."""
+        return self._ended.wait(timeout_s)
+
+    def _keep(
+        self,
+        command: list[str],
+        user: str | None,
+        log_path: Path,
+        started: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException],
+    ) -> None:
+        try:
+            if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
+                log_path.replace(log_path.with_suffix(".log.1"))
+            with log_path.open("ab") as log, warnings.catch_warnings():
+                # From 3.12 on, Python warns of any preexec_fn beside threads; ours is one ready C call.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
+                    command,
+                    user=user,
+                    group=None if user is None else pwd.getpwnam(user).pw_gid,
+                    extra_groups=None if user is None else [],
+                    env=plain_environment(),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # A Ctrl-C at the terminal is for the service, which stops its database last.
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),  # noqa: PLW1509 - see above
+                )
+        except BaseException as exc:
+            started.put(exc)
+            return
+        started.put(process)
+        process.wait()
+        self._ended.set()
+
+
+def plain_environment() -> dict[str, str]:
+    """A plain environment: nobody's PG… variables or locale reach the server."""
+    return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What asks Linux for a fast shutdown of the server when its keeper thread ends with a killed service."""
+    if platform.system() != "Linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    pr_set_pdeathsig, number = 1, int(signal.SIGINT)
+
+    def ask() -> None:
+        prctl(pr_set_pdeathsig, number, 0, 0, 0)
+
+    return ask
+
+
+def postmaster_pid(pgdata: Path) -> int | None:
+    """The pid of the server that runs on ``pgdata``, or None. A recycled pid is not mistaken for it."""
+    try:
+        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        if Path("/proc/self").exists():
+            return None
+        listing = subprocess.run(  # noqa: S603
+            ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
+        )
+        return pid if os.fsencode(pgdata) in listing.stdout else None
+    return pid if os.fsencode(pgdata) in words else None
+
+
+def stop_orphan(pgdata: Path) -> None:
+    """Stop a server that outlived its service, and clear a pid file that names nobody of ours.
+
+    The caller holds the data folder's lock, so no living service uses that server.
+    """
+    for number, patience_s in STOPPING:
+        pid = postmaster_pid(pgdata)
+        if pid is None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while postmaster_pid(pgdata) == pid and time.monotonic() < deadline:
+            time.sleep(0.05)
+    else:
+        raise EmbeddedFault(f"A PostgreSQL left behind in {pgdata} does not stop.")
+    (pgdata / "postmaster.pid").unlink(missing_ok=True)
