@@ -16,6 +16,7 @@ import hashlib
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from types import ModuleType
 from urllib.parse import quote
 
 import psycopg
+import structlog
 
 from holdfast.persistence.postmaster import (
     EmbeddedFault,
@@ -37,6 +39,8 @@ from holdfast.persistence.postmaster import (
 )
 
 __all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
+
+_log = structlog.get_logger("holdfast.database")
 
 SOCKET_PATH_BYTES_MAX = 107
 START_S = 60.0
@@ -156,7 +160,7 @@ class EmbeddedPostgres:
         binaries = _binaries(self._pgdata)
         if user is not None:
             _let_through(self._pgdata)
-            _let_through(binaries / "postgres")
+            _let_run(binaries)
         if not (self._pgdata / "PG_VERSION").exists():
             self._make_cluster(binaries, user)
         stop_orphan(self._pgdata)
@@ -275,10 +279,20 @@ def _server_user() -> str | None:
 
 def _let_through(path: Path) -> None:
     """Let the server's user pass (not list) each folder above ``path``: it cannot reach its files otherwise."""
-    for folder in path.parents:
+    for folder in {*path.parents, *path.resolve().parents}:
         mode = folder.stat().st_mode
-        if not mode & 0o001:
-            folder.chmod(mode | 0o001)
+        if not mode & stat.S_IXOTH:
+            _log.warning("folder_opened_to_pass", folder=str(folder), user=SYSTEM_USER)
+            folder.chmod(mode | stat.S_IXOTH)
+
+
+def _let_run(binaries: Path) -> None:
+    """Let the server's user run the server's programs, where they were installed for root alone."""
+    _let_through(binaries / "postgres")
+    wanted = stat.S_IROTH | stat.S_IXOTH
+    if (binaries / "postgres").stat().st_mode & wanted != wanted:
+        _pgserver().ensure_folder_permissions(binaries.parent, stat.S_IROTH)
+        _pgserver().ensure_folder_permissions(binaries, wanted)
 
 
 def _make_private(folder: Path, user: str | None) -> None:
@@ -289,7 +303,7 @@ def _make_private(folder: Path, user: str | None) -> None:
         if user is not None:
             os.chown(folder, owner, pwd.getpwnam(user).pw_gid)
     found = folder.lstat()
-    if found.st_uid != owner or found.st_mode & 0o170000 != 0o040000:
+    if found.st_uid != owner or not stat.S_ISDIR(found.st_mode):
         raise EmbeddedFault(f"{folder} is not a folder of the user PostgreSQL runs as.")
     folder.chmod(0o700)
 
