@@ -17,8 +17,8 @@ async def drain(
     """Read ``blocks`` to their end; return them, or hand each to ``take`` and return nothing.
 
     Raises :class:`BodyTooLarge` once more than ``limit_bytes`` came, and whatever ``take`` raises. The reading is
-    then ended by cancelling it from within: an HTTP body is a chain of asynchronous generators, and leaving one half
-    read would leave its closing to the garbage collector. ``take`` is shielded for the same reason.
+    then ended by cancelling it from within: an HTTP body is a chain of asynchronous generators, and leaving one
+    half read would leave its closing to the garbage collector. ``take`` is shielded for the same reason.
     """
     kept = bytearray()
     received = 0
@@ -36,7 +36,7 @@ async def drain(
                 try:
                     with trio.CancelScope(shield=True):
                         await take(block)
-                except Exception as fault:  # noqa: BLE001 - raised again below, once the reading has ended
+                except Exception as fault:
                     trouble = fault
             if trouble is not None:
                 reading.cancel()

@@ -1,0 +1,87 @@
+"""Which network addresses a stranger's URL may lead to: global unicast ones, and nothing that hides another.
+
+Being a host of the house's network, this service can reach what its customers must not: itself, its neighbours, the
+cloud's metadata. So an address is judged, never a name, and judged at the moment of connecting.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_REFUSED = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",
+        "168.63.129.16/32",  # a cloud's own services behind a global address
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+        "2001::/23",  # Teredo and other protocol assignments
+        "2001:db8::/32",
+        "3fff::/20",
+    )
+)
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+_SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP = re.compile(r"[0-9a-f]{16}0[02]005efe")
+_NUMERIC_LABEL = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\Z")
+
+
+def is_public(address: str) -> bool:
+    """True for a global unicast address; IPv6 forms that carry an IPv4 address are judged by what they carry."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv4Address):
+        return _is_public_v4(ip)
+    if ip.scope_id is not None:
+        return False
+    packed = int(ip)
+    if ip.ipv4_mapped is not None:
+        return _is_public_v4(ip.ipv4_mapped)
+    if ip in _NAT64:
+        return _is_public_v4(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
+    if (
+        ip not in _UNICAST_V6
+        or not ip.is_global
+        or any(ip in network for network in _REFUSED if network.version == 6)
+    ):
+        return False
+    if ip in _SIX_TO_FOUR and not _is_public_v4(ipaddress.IPv4Address(packed >> 80 & 0xFFFFFFFF)):
+        return False
+    isatap = _ISATAP.match(f"{packed:032x}") is not None
+    return not isatap or _is_public_v4(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
+
+
+def is_plain_host(host: str) -> bool:
+    """False for a host written so that readers disagree: numbers other than four plain ones, zones, blanks."""
+    if not host or not host.isascii() or re.search(r"[\s%@/\\?#\x00-\x1f\x7f]", host):
+        return False
+    if ":" in host:
+        return _parses(host)
+    last = host.rstrip(".").rsplit(".", 1)[-1]
+    return _parses(host) if _NUMERIC_LABEL.match(last) else True
+
+
+def _is_public_v4(ip: ipaddress.IPv4Address) -> bool:
+    return (
+        ip.is_global
+        and not ip.is_multicast
+        and not any(ip in network for network in _REFUSED if network.version == 4)
+    )
+
+
+def _parses(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

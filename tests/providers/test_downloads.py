@@ -1,0 +1,278 @@
+"""Fetching results: what is kept is what was promised, and nothing else is left behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import struct
+import wave
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from quart import Response
+from quart_trio import QuartTrio
+
+from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES, plain_type, sniff
+
+from .conftest import ServeApp
+
+
+def image(form: str = "PNG", size: tuple[int, int] = (12, 8)) -> bytes:
+    stream = io.BytesIO()
+    Image.effect_mandelbrot(size, (-2, -1, 1, 1), 20).save(stream, form)
+    return stream.getvalue()
+
+
+def huge_png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def sound(seconds: float) -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(b"\0\0" * int(8000 * seconds))
+    return stream.getvalue()
+
+
+def serving(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> QuartTrio:
+    app = QuartTrio("files", static_folder=None)
+
+    @app.get("/file")
+    async def file() -> Response:
+        response = Response(body, status)
+        del response.headers["Content-Type"]
+        response.headers.update({name.replace("_", "-"): value for name, value in (headers or {}).items()})
+        return response
+
+    return app
+
+
+async def get(
+    serve_app: ServeApp, app: QuartTrio, directory: Path, claim: Claim | None = None, **options: Any
+) -> Any:
+    async with serve_app(app) as url:
+        client = GuardedClient(frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))}))
+        try:
+            return await download(client, f"{url}/file", directory, claim, **options)
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "content_type"),
+    [
+        ("PNG", "image/png"),
+        ("JPEG", "image/jpeg"),
+        ("WEBP", "image/webp"),
+        ("GIF", "image/gif"),
+        ("AVIF", "image/avif"),
+    ],
+)
+async def test_images_are_kept_hashed_and_measured(
+    serve_app: ServeApp, tmp_path: Path, form: str, content_type: str
+) -> None:
+    body = image(form)
+    digest = hashlib.sha256(body).hexdigest()
+    claim = Claim(sha256=digest.upper(), bytes=len(body), content_type=content_type)
+    with trio.fail_after(20):
+        kept = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
+    assert kept == Downloaded(kept.path, digest, len(body), content_type, 12, 8, None)
+    assert await trio.Path(kept.path).read_bytes() == body
+    assert kept.path.parent == tmp_path
+
+
+async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        kept = await get(serve_app, serving(sound(1.5), headers={"Content_Type": "audio/x-wav"}), tmp_path)
+    assert (kept.content_type, kept.duration_s) == ("audio/wav", 1.5)
+
+
+@pytest.mark.parametrize("declared", [{}, {"Content_Type": "application/octet-stream"}])
+async def test_untold_type_is_found_in_the_content(
+    serve_app: ServeApp, tmp_path: Path, declared: dict[str, str]
+) -> None:
+    with trio.fail_after(20):
+        kept = await get(serve_app, serving(image(), headers=declared), tmp_path)
+    assert kept.content_type == "image/png"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "claim", "code"),
+    [
+        (image(), {"Content_Type": "text/html"}, Claim(), "bad_type"),
+        (image(), {"Content_Type": "image/svg+xml"}, Claim(), "bad_type"),
+        (image(), {"Content_Type": "image/jpeg"}, Claim(), "bad_type"),
+        (image(), {}, Claim(content_type="image/webp"), "bad_type"),
+        (image(), {}, Claim(content_types=frozenset({"audio/wav"})), "bad_type"),
+        (b"<html>", {"Content_Type": "image/png"}, Claim(), "bad_type"),
+        (b"", {"Content_Type": "image/png"}, Claim(), "bad_type"),
+        (image()[:20], {"Content_Type": "image/png"}, Claim(), "bad_type"),
+        (b"RIFF\0\0\0\0WAVEjunk", {}, Claim(), "bad_type"),
+        (image(), {"Content_Encoding": "gzip"}, Claim(), "bad_type"),
+        (image(), {}, Claim(sha256="0" * 64), "mismatch"),
+        (image(), {}, Claim(bytes=5), "mismatch"),
+        (image(), {}, Claim(bytes_max=20), "too_large"),
+        (huge_png(60_000, 60_000), {}, Claim(), "too_large"),
+        (huge_png(9_000, 9_000), {}, Claim(), "too_large"),
+    ],
+)
+async def test_what_is_not_as_promised_is_refused_and_removed(
+    *, serve_app: ServeApp, tmp_path: Path, body: bytes, headers: dict[str, str], claim: Claim, code: str
+) -> None:
+    with trio.fail_after(20):
+        refused = await get(serve_app, serving(body, headers=headers), tmp_path, claim)
+    assert isinstance(refused, DownloadRefused)
+    assert (refused.code, refused.permanent) == (code, True), refused
+    assert [path.name for path in await trio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "permanent"),
+    [
+        (404, "not_found", True),
+        (410, "not_found", True),
+        (403, "not_found", True),
+        (400, "unreachable", True),
+        (204, "unreachable", False),
+        (429, "unreachable", False),
+        (500, "unreachable", False),
+        (503, "unreachable", False),
+    ],
+)
+async def test_other_answers_say_whether_to_try_again(
+    serve_app: ServeApp, tmp_path: Path, status: int, code: str, permanent: bool
+) -> None:
+    with trio.fail_after(20):
+        refused = await get(serve_app, serving(b"", status=status), tmp_path)
+    assert (refused.code, refused.permanent) == (code, permanent)
+
+
+async def test_endless_body_stops_at_the_limit(serve_app: ServeApp, tmp_path: Path) -> None:
+    app = QuartTrio("endless", static_folder=None)
+
+    @app.get("/file")
+    async def file() -> Response:
+        async def blocks() -> AsyncIterator[bytes]:
+            yield image()
+            while True:
+                yield b"x" * 10_000
+
+        return Response(blocks(), 200, content_type="image/png")
+
+    with trio.fail_after(20):
+        refused = await get(serve_app, app, tmp_path, Claim(bytes_max=1_000_000))
+    assert refused.code == "too_large"
+
+
+async def test_slow_body_stops_at_the_total_time(serve_app: ServeApp, tmp_path: Path) -> None:
+    app = QuartTrio("slow", static_folder=None)
+
+    @app.get("/file")
+    async def file() -> Response:
+        async def blocks() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x"
+                await trio.sleep(0.01)
+
+        return Response(blocks(), 200, content_type="image/png")
+
+    with trio.fail_after(20):
+        refused = await get(serve_app, app, tmp_path, total_timeout_s=0.2)
+    assert (refused.code, refused.permanent) == ("unreachable", False)
+
+
+async def test_body_cut_short_is_not_kept(tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+            async def cut(stream: trio.SocketStream) -> None:
+                async with stream:
+                    await stream.receive_some()
+                    await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + image())
+
+            nursery.start_soon(trio.serve_listeners, cut, [listener])
+            port = listener.socket.getsockname()[1]
+            client = GuardedClient(frozenset({("127.0.0.1", port)}))
+            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path)
+            assert isinstance(refused, DownloadRefused)
+            assert (refused.code, refused.permanent) == ("unreachable", False)
+            await client.close()
+            nursery.cancel_scope.cancel()
+
+
+async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
+    client = GuardedClient()
+    refused = await download(client, "http://127.0.0.1:9/file", tmp_path)
+    assert isinstance(refused, DownloadRefused)
+    assert (refused.code, refused.permanent) == ("blocked_address", True)
+    await client.close()
+
+
+async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:
+    body = image("WEBP")
+    kept = await accept_inline(base64.b64encode(body).decode(), tmp_path, Claim(content_type="image/webp"))
+    assert isinstance(kept, Downloaded)
+    assert (kept.width, kept.bytes) == (12, len(body))
+    for data, claim, code in [
+        ("***", Claim(), "bad_type"),
+        (base64.b64encode(b"<html>").decode(), Claim(), "bad_type"),
+        (base64.b64encode(body).decode(), Claim(bytes_max=10), "too_large"),
+        (base64.b64encode(body).decode(), Claim(sha256="0" * 64), "mismatch"),
+    ]:
+        refused = await accept_inline(data, tmp_path, claim)
+        assert isinstance(refused, DownloadRefused)
+        assert refused.code == code
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (b"GIF89a", "image/gif"),
+        (b"ID3\x04", "audio/mpeg"),
+        (b"\xff\xfb\x90\x00", "audio/mpeg"),
+        (b"OggS\0", "audio/ogg"),
+        (b"fLaC\0", "audio/flac"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0isomavc1", "video/mp4"),
+        (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", None),
+        (b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\x82\x84webm", "video/webm"),
+        (b"\x1a\x45\xdf\xa3\xa3B\x86\x81\x01B\x82\x88matroska", None),
+        (b"<svg xmlns=", None),
+        (b"<!DOCTYPE html>", None),
+        (b"%PDF-1.7", None),
+        (b"MZ\x90", None),
+        (b"", None),
+        (b"\xff", None),
+    ],
+)
+def test_first_bytes_tell_the_type(head: bytes, found: str | None) -> None:
+    assert sniff(head) == found
+
+
+@given(st.binary(max_size=80))
+def test_sniffing_never_raises_and_names_only_hosted_types(head: bytes) -> None:
+    assert sniff(head) in MEDIA_TYPES | {None}
+
+
+def test_every_hosted_type_has_an_extension_and_a_plain_name() -> None:
+    assert set(EXTENSIONS) == MEDIA_TYPES
+    assert {plain_type(f" {name.upper()} ; q=1") for name in MEDIA_TYPES} == MEDIA_TYPES
+    assert plain_type("image/jpg") == "image/jpeg"
+    assert plain_type(None) is None
