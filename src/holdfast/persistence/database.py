@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import psycopg
 import sqlalchemy
-import structlog
 import trio
 from psycopg import errors
 from sqlalchemy import Connection, Engine
@@ -28,7 +28,7 @@ from holdfast.persistence.embedded import EmbeddedFault, EmbeddedPostgres
 
 T = TypeVar("T")
 
-_log = structlog.get_logger("holdfast.database")
+_log = logging.getLogger(__name__)
 
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
@@ -216,7 +216,7 @@ class Database:
                 await self._open_again(task_status if first else trio.TASK_STATUS_IGNORED)
                 first = False
                 await self._watch()
-                _log.warning("database_away", reason=self.gate.reason)
+                _log.warning("the database is away: %s", self.gate.reason)
         finally:
             self.close()
 
@@ -233,7 +233,7 @@ class Database:
                 task_status.started()
                 reported = True
             if self.gate.is_open:
-                _log.info("database_open")
+                _log.info("the database answers")
                 return
             await trio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the probes
             pause_s = min(pause_s * 2, PROBE_LAST_S)
@@ -256,7 +256,7 @@ class Database:
 
     async def _revive_child(self) -> None:
         if self._embedded is not None and not self._embedded.is_running():
-            _log.warning("embedded_database_restarting")
+            _log.warning("the embedded database has stopped; starting it again")
             await trio.to_thread.run_sync(self._embedded.start, limiter=self._probes)
 
     async def _on_thread(

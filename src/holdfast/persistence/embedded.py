@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import pwd
 import shutil
@@ -28,7 +29,6 @@ from types import ModuleType
 from urllib.parse import quote
 
 import psycopg
-import structlog
 
 from holdfast.persistence.postmaster import (
     EmbeddedFault,
@@ -40,7 +40,7 @@ from holdfast.persistence.postmaster import (
 
 __all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
 
-_log = structlog.get_logger("holdfast.database")
+_log = logging.getLogger(__name__)
 
 SOCKET_PATH_BYTES_MAX = 107
 START_S = 60.0
@@ -282,17 +282,20 @@ def _let_through(path: Path) -> None:
     for folder in {*path.parents, *path.resolve().parents}:
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
-            _log.warning("folder_opened_to_pass", folder=str(folder), user=SYSTEM_USER)
+            _log.warning("opened %s for PostgreSQL's user %s to pass through", folder, SYSTEM_USER)
             folder.chmod(mode | stat.S_IXOTH)
 
 
 def _let_run(binaries: Path) -> None:
-    """Let the server's user run the server's programs, where they were installed for root alone."""
-    _let_through(binaries / "postgres")
+    """Make sure that the server's user can run the server's programs."""
+    program = binaries / "postgres"
+    _let_through(program)
     wanted = stat.S_IROTH | stat.S_IXOTH
-    if (binaries / "postgres").stat().st_mode & wanted != wanted:
-        _pgserver().ensure_folder_permissions(binaries.parent, stat.S_IROTH)
-        _pgserver().ensure_folder_permissions(binaries, wanted)
+    if program.stat().st_mode & wanted != wanted:
+        raise EmbeddedFault(
+            f"{program} was installed for root alone, and PostgreSQL does not run as root: "
+            f"run Holdfast as another user, or install it again with umask 022."
+        )
 
 
 def _make_private(folder: Path, user: str | None) -> None:
