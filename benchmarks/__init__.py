@@ -1,0 +1,1 @@
+"""Figures, each beside the conditions it was measured under and a baseline of the same run."""

@@ -1,0 +1,53 @@
+"""What a figure depends on: cores, the disk's flush, versions. Printed beside every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.persistence.embedded import EmbeddedPostgres
+from holdfast.persistence.migrate import migrate
+
+
+def fdatasync_us(folder: Path, rounds: int = 200) -> float:
+    """The median time of one 8 KiB append and fdatasync in ``folder``, in microseconds."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        times = []
+        for _ in range(rounds):
+            file.write(b"\0" * 8192)
+            file.flush()
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times) * 1e6
+
+
+@contextmanager
+def fresh_database() -> Iterator[tuple[str, Path]]:
+    """An embedded database with everything durable, in a folder of its own; its URL and the folder."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        folder = Path(name)
+        server = EmbeddedPostgres(folder)
+        server.acquire()
+        try:
+            url = server.start()
+            migrate(url)
+            yield url, folder
+        finally:
+            server.stop()
+            server.release()
+
+
+def describe(folder: Path) -> str:
+    """One line of conditions."""
+    load = os.getloadavg()[0]
+    return (
+        f"conditions: {os.cpu_count()} cores, load {load:.1f}, fdatasync {fdatasync_us(folder):.0f} us, "
+        f"python {platform.python_version()}, embedded PostgreSQL, fsync on, synchronous_commit on"
+    )

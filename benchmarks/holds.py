@@ -1,0 +1,299 @@
+"""Durable holds a second: account actors and the group-committing journal, beside a row lock a hold.
+
+Both sides write the same rows on the same database in the same run: the account's head, an operation, two
+postings, a hold, a task and a usage entry. The baseline is one transaction a hold with SELECT … FOR UPDATE on
+16 threads, each with its own connection and prepared statements.
+
+Run: python -m benchmarks.holds [--seconds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from typing import Any
+
+import msgspec
+import psycopg
+import trio
+
+from benchmarks.conditions import describe, fresh_database
+from holdfast import metrics
+from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import Command, CreateTask, KeyClaim, Recharge, TaskAccepted
+from holdfast.actors.task_rows import new_task_rows
+from holdfast.actors.turns import Tell
+from holdfast.ledger.account import CHAIN_START, AccountState, Operation, decide_hold
+from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.quotes import PricedInput, quote_input
+from holdfast.ledger.tasks import Task, accept_task
+from holdfast.persistence.database import Database
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.loading import load_account
+from holdfast.persistence.rows import AccountRow, ApiKeyRow
+from holdfast.persistence.units import Committed, Unit
+from holdfast.persistence.writer import BatchWriter
+from holdfast.supervision.directory import KeyedDirectory, KeyedLimits
+from holdfast.supervision.reports import DeadLetters, Reporter
+
+CLIENTS = 256
+THREADS = 16
+CREDIT_MICRO = 10**14
+
+
+class Nobody:
+    """Hears of new tasks and lets them lie: only the write path is measured."""
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        """Ignore the news."""
+
+
+def priced() -> PricedInput:
+    """A plain image task at catalog prices."""
+    found = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    assert isinstance(found, PricedInput)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- account actors
+
+
+async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, list[float]]:
+    """Holds a second through account actors, and the latencies seen by 256 clients in process."""
+    database = Database(url)
+    await database.open()
+    journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
+    nobody, work = Nobody(), priced()
+
+    async def load(account_id: str) -> Any:
+        return await database.read(lambda connection: load_account(connection, account_id))
+
+    def announce(task: Task) -> Tell:
+        return Tell(nobody, task.request_id, Command())
+
+    def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
+        limits = AccountLimits(tasks_in_flight_max=10**9)
+        return AccountActor(account_id, mailbox, journal, load=load, announce=announce, now=utc_now, limits=limits)
+
+    async def probe() -> bool:
+        return True
+
+    directory = KeyedDirectory(
+        "accounts",
+        factory,
+        gate=database.gate,
+        probe=probe,
+        reporter=Reporter(),
+        dead_letters=DeadLetters(),
+        limits=KeyedLimits(),
+    )
+    latencies: list[float] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
+        await nursery.start(lambda *, task_status: directory.run(task_status))
+        opened = []
+        for _ in range(accounts_count):
+            account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
+            rows = (
+                AccountRow(account_id, f"{account_id}@example.com", "User", "b", at, 0, 0, 0, 0, CHAIN_START),
+                ApiKeyRow(account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), at),
+            )
+            assert isinstance(await journal.write(Unit(rows=rows)), Committed)
+            await directory.ask(account_id, Recharge(CREDIT_MICRO))
+            opened.append((account_id, key_id))
+        end = trio.current_time() + seconds
+
+        async def client(number: int) -> None:
+            turn = number
+            while trio.current_time() < end:
+                account_id, key_id = opened[turn % accounts_count]
+                turn += 7919
+                command = CreateTask(work.input_json, work.terms, "quo_bench", KeyClaim(key_id, "tasks:write"))
+                begun = trio.current_time()
+                reply = await directory.ask(account_id, command)
+                assert isinstance(reply, TaskAccepted), reply
+                latencies.append(trio.current_time() - begun)
+
+        begun = time.perf_counter()
+        async with trio.open_nursery() as clients:
+            for number in range(CLIENTS):
+                clients.start_soon(client, number)
+        took = time.perf_counter() - begun
+        nursery.cancel_scope.cancel()
+    database.close()
+    return len(latencies) / took, sorted(latencies)
+
+
+# --------------------------------------------------------------------------------------------------- row locks
+
+
+_OPERATION = (
+    "insert into operations (account_id, number, operation_id, kind, amount_micro, balance_after_micro, "
+    "held_after_micro, hold_id, reference, reason, at, chain_hash) "
+    "values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
+)
+_POSTINGS = (
+    "insert into postings (account_id, number, line, ledger_account, amount_micro) "
+    "values (%s,%s,%s,%s,%s), (%s,%s,%s,%s,%s)"
+)
+_HOLD = "insert into holds (account_id, hold_id, amount_micro, reference, opened_number) values (%s,%s,%s,%s,%s)"
+_TASK = (
+    "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
+    "wake_at, dispatched, request, state) values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
+)
+_USAGE = (
+    "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, billable_units, "
+    "tokens_in, tokens_out, latency_ms, cost_micro, error, operation_id, status_history) "
+    "values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
+)
+
+
+def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: PricedInput) -> None:
+    """One hold, one transaction, under the account's row lock."""
+    row = connection.execute(
+        "select version, operation_count, balance_micro, held_micro, chain_head from accounts "
+        "where id = %s for update",
+        (account_id,),
+    ).fetchone()
+    assert row is not None
+    version, number, balance_micro, held_micro, head = row
+    state = AccountState(
+        account_id,
+        version=version,
+        number=number,
+        balance_micro=balance_micro,
+        held_micro=held_micro,
+        chain_head=bytes(head),
+    )
+    at, hold_id, request_id = utc_now(), new_id("hold"), new_id("task")
+    operation = decide_hold(
+        state,
+        operation_id=new_id("op"),
+        hold_id=hold_id,
+        amount_micro=work.terms.hold_micro,
+        reference=request_id,
+        at=at,
+    )
+    assert isinstance(operation, Operation)
+    task = accept_task(
+        account_id=account_id,
+        request_id=request_id,
+        hold_id=hold_id,
+        input=work.input_json,
+        terms=work.terms,
+        quote_id="quo_bench",
+        api_key_id="key_bench",
+        now=at,
+    )
+    connection.execute(
+        "update accounts set version = %s, operation_count = %s, balance_micro = %s, held_micro = %s, "
+        "chain_head = %s where id = %s",
+        (
+            version + 1,
+            operation.number,
+            operation.balance_after_micro,
+            operation.held_after_micro,
+            operation.chain_hash,
+            account_id,
+        ),
+    )
+    values = msgspec.structs.asdict(operation)
+    postings = values.pop("postings")
+    connection.execute(_OPERATION, [values[name] for name in _OPERATION_FIELDS])
+    lines = [
+        value
+        for line, posting in enumerate(postings, start=1)
+        for value in (account_id, operation.number, line, posting.ledger_account, posting.amount_micro)
+    ]
+    connection.execute(_POSTINGS, lines)
+    connection.execute(_HOLD, (account_id, hold_id, operation.amount_micro, request_id, operation.number))
+    task_row, usage_row = new_task_rows(task)
+    connection.execute(_TASK, task_row)
+    connection.execute(_USAGE, usage_row)
+    connection.commit()
+
+
+_OPERATION_FIELDS = (
+    "account_id",
+    "number",
+    "operation_id",
+    "kind",
+    "amount_micro",
+    "balance_after_micro",
+    "held_after_micro",
+    "hold_id",
+    "reference",
+    "reason",
+    "at",
+    "chain_hash",
+)
+
+
+def row_locks(url: str, accounts_count: int, seconds: float) -> float:
+    """Holds a second by 16 threads, each hold in its own transaction under a row lock."""
+    work = priced()
+    with psycopg.connect(url) as connection:
+        ids = [new_id("acct") for _ in range(accounts_count)]
+        for account_id in ids:
+            connection.execute(
+                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, "
+                "balance_micro, held_micro, chain_head) values (%s, %s, 'User', 'b', now(), 0, 0, %s, 0, %s)",
+                (account_id, f"{account_id}@example.com", CREDIT_MICRO, CHAIN_START),
+            )
+    done = [0] * THREADS
+    start = threading.Barrier(THREADS + 1)
+    end = 0.0
+
+    def worker(number: int) -> None:
+        with psycopg.connect(url) as connection:
+            turn = number
+            start.wait()
+            while time.perf_counter() < end:
+                hold_under_lock(connection, ids[turn % accounts_count], work)
+                turn += 7919
+                done[number] += 1
+
+    threads = [threading.Thread(target=worker, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    end = time.perf_counter() + seconds
+    begun = time.perf_counter()
+    start.wait()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    """Measure both on many accounts and on one hot account, and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    seconds = parser.parse_args().seconds
+    with fresh_database() as (url, folder):
+        print(describe(folder))
+        for name, accounts_count in (("1000 accounts", 1000), ("one hot account", 1)):
+            batches, units = _journal_counts()
+            rate, latencies = trio.run(actors, url, accounts_count, seconds)
+            batches_after, units_after = _journal_counts()
+            baseline = row_locks(url, accounts_count, seconds)
+            p50, p99 = (latencies[int(len(latencies) * q)] * 1e3 for q in (0.5, 0.99))
+            mean = (units_after - units) / max(1, batches_after - batches)
+            print(
+                f"{name}: {rate:,.0f} durable holds/s through actors (p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+                f"{CLIENTS} clients, {mean:.0f} units a batch) | baseline {baseline:,.0f}/s "
+                f"({THREADS} threads, one transaction a hold) | ratio {rate / baseline:.1f}"
+            )
+
+
+def _journal_counts() -> tuple[float, float]:
+    batches = metrics.JOURNAL_BATCH_UNITS.collect()[0].samples
+    named = {sample.name.rsplit("_", 1)[1]: sample.value for sample in batches if "le" not in sample.labels}
+    return named["count"], named["sum"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The hosting worker: brings a provider's outputs home, each checked on the way, and tells the task.
+
+Assets are kept by content: storing the same bytes again after a crash changes nothing. What the task makes of a
+partial or failed round is the task's decision.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from holdfast.actors.messages import HearHosting, Host
+from holdfast.actors.turns import Teller
+from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.news import Output
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure
+from holdfast.ledger.terms import Hosting
+from holdfast.providers.assets import AssetStore
+from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.sniffing import MEDIA_TYPES
+
+log = structlog.get_logger(__name__)
+
+ROUNDS_MAX = 8
+
+
+class HostingWorker(Worker):
+    """Stores the outputs of one task at a time in order, and several tasks side by side."""
+
+    def __init__(
+        self,
+        post: WorkerPost,
+        *,
+        downloads: GuardedClient,
+        store: AssetStore,
+        incoming_dir: Path,
+        tasks: Teller,
+        now: Now,
+    ) -> None:
+        super().__init__(post)
+        self._downloads = downloads
+        self._store = store
+        self._incoming_dir = incoming_dir
+        self._tasks = tasks
+        self._now = now
+        self._rounds = trio.CapacityLimiter(ROUNDS_MAX)
+        self._under_way: set[tuple[str, int]] = set()
+
+    async def on_receive(self, message: Any) -> None:
+        """Start a round of hosting, unless the same one is under way."""
+        assert isinstance(message, Host)
+        if (message.request_id, message.attempt) not in self._under_way:
+            self._under_way.add((message.request_id, message.attempt))
+            self.nursery.start_soon(self._round, message)
+
+    async def _round(self, host: Host) -> None:
+        try:
+            async with self._rounds:
+                results = [await self._store_output(output, host.hosting) for output in host.outputs]
+            self._tasks.tell(host.request_id, HearHosting(host.attempt, tuple(results)))
+        except Exception:
+            # The task's own deadline for this round brings it up again.
+            log.exception("hosting round broke", request_id=host.request_id)
+        finally:
+            self._under_way.discard((host.request_id, host.attempt))
+
+    async def _store_output(self, output: Output, hosting: Hosting) -> HostedOutput | HostingFailure:
+        claim = Claim(
+            bytes_max=hosting.bytes_max,
+            content_types=frozenset(hosting.content_types) or MEDIA_TYPES,
+            content_type=output.content_type,
+            sha256=output.sha256,
+            bytes=output.bytes,
+        )
+        if output.data is not None:
+            fetched = await accept_inline(output.data, self._incoming_dir, claim)
+        elif output.url is not None:
+            fetched = await download(self._downloads, output.url, self._incoming_dir, claim)
+        else:
+            return HostingFailure(output.index, "the provider named no place to fetch it from", final=True)
+        if isinstance(fetched, DownloadRefused):
+            return HostingFailure(output.index, f"{fetched.code}: {fetched.message}", fetched.permanent)
+        return await self._keep(output, fetched, hosting)
+
+    async def _keep(self, output: Output, fetched: Downloaded, hosting: Hosting) -> HostedOutput | HostingFailure:
+        try:
+            await self._store.put(fetched.path, sha256=fetched.sha256, content_type=fetched.content_type)
+        except OSError as fault:
+            return HostingFailure(output.index, f"storage_full: {fault.strerror}", final=False)
+        return HostedOutput(
+            position=output.index,
+            asset_id=new_id("asset"),
+            sha256=fetched.sha256,
+            bytes=fetched.bytes,
+            content_type=fetched.content_type,
+            expires_at=self._now() + timedelta(seconds=hosting.retention_s),
+            width=fetched.width if fetched.width is not None else output.width,
+            height=fetched.height if fetched.height is not None else output.height,
+            duration_s=fetched.duration_s if fetched.duration_s is not None else output.duration_s,
+        )

@@ -1,0 +1,84 @@
+"""The sweeper: removes what has expired. Several processes may sweep at once; every sweep is repeatable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+from sqlalchemy import Connection, text
+
+from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.persistence.database import Database, DatabaseAway
+
+log = structlog.get_logger(__name__)
+
+SWEEP_S = 60.0
+ROWS_MAX = 5_000
+SIGN_INS_KEPT_S = 25 * 3600
+SESSIONS_KEPT_S = 30 * 24 * 3600
+BATCHES_KEPT_S = 3600
+
+_EXPIRED = {
+    "idempotency_records": (
+        "delete from idempotency_records where ctid = any(array(select ctid from idempotency_records "
+        "where created_at < now() - make_interval(secs => :kept_s) limit :most))"
+    ),
+    # The limits look back a day at the most; a row untouched for longer counts for nothing any more.
+    "sign_ins": (
+        "delete from sign_ins where ctid = any(array(select ctid from sign_ins "
+        "where updated_at < now() - make_interval(secs => :kept_s) limit :most for update skip locked))"
+    ),
+    "sessions": (
+        "delete from sessions where ctid = any(array(select ctid from sessions "
+        "where expires_at < now() - make_interval(secs => :kept_s) limit :most))"
+    ),
+    # A look-up follows a lost commit within moments, or within the outage that lost it.
+    "journal_batches": (
+        "delete from journal_batches where ctid = any(array(select ctid from journal_batches "
+        "where at < now() - make_interval(secs => :kept_s) limit :most))"
+    ),
+}
+
+
+class Sweeper(Worker):
+    """Sweeps once a minute, a bounded number of rows at a time."""
+
+    def __init__(self, post: WorkerPost, *, database: Database, idempotency_ttl_s: int) -> None:
+        super().__init__(post)
+        self._database = database
+        self._kept_s = {
+            "idempotency_records": idempotency_ttl_s,
+            "sign_ins": SIGN_INS_KEPT_S,
+            "sessions": SESSIONS_KEPT_S,
+            "journal_batches": BATCHES_KEPT_S,
+        }
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """Sweep once a minute."""
+        return (self._keep_sweeping,)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except DatabaseAway as away:
+                log.info("sweep put off", reason=str(away))
+
+    async def sweep(self) -> dict[str, int]:
+        """Remove what has expired; how many rows of each table. Raises :class:`DatabaseAway`."""
+        removed: dict[str, int] = {}
+        for table, statement in _EXPIRED.items():
+            parameters = {"kept_s": self._kept_s[table], "most": ROWS_MAX}
+
+            def remove(
+                connection: Connection, statement: str = statement, parameters: dict[str, int] = parameters
+            ) -> int:
+                return connection.execute(text(statement), parameters).rowcount
+
+            removed[table] = await self._database.work(remove)
+        if any(removed.values()):
+            log.info("swept", **removed)
+        return removed

@@ -1,0 +1,115 @@
+"""This house's tree, whole: who stands under whom, and why each group falls the way it does.
+
+::
+
+    holdfast            rest_for_one   what starts later stands on what started before
+    ├── database                       watches the connection, revives the embedded server
+    ├── journal                        the one write path; needs the database
+    ├── accounts        keyed          need the journal
+    ├── sign-in         keyed          needs the journal
+    ├── tasks           keyed          ask accounts
+    ├── workers         one_for_one    do errands for tasks; none needs another
+    │   ├── dispatcher
+    │   ├── desk
+    │   ├── hosting
+    │   └── sweeper
+    └── emulators       one_for_one    development only; strangers to each other
+        └── studio
+
+A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
+their mailboxes stay. Keyed groups guard themselves with two budgets (see :mod:`holdfast.supervision.directory`),
+so what reaches this tree is trouble of the machinery, and three times in half a minute is enough to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import Reporter
+from holdfast.supervision.spec import Child, ChildSpec, Intensity
+from holdfast.supervision.supervisor import Supervisor
+
+
+class Runner(Protocol):
+    """A function that lives: reports started, then runs until it is stopped or cancelled."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
+
+
+class RunningChild:
+    """A long-lived part as one incarnation of a child. Without ``stop`` a polite stop is a cancellation."""
+
+    def __init__(self, run: Runner, stop: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._run = run
+        self._stop = stop
+        self._scope = trio.CancelScope()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the part."""
+        with self._scope:
+            await self._run(task_status=task_status)
+
+    async def stop(self) -> None:
+        """Stop the part its own way, or cancel it."""
+        if self._stop is None:
+            self._scope.cancel()
+        else:
+            await self._stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What the tree is made of. Workers and emulators are (name, maker of an incarnation), in start order."""
+
+    database: Callable[[], Child]
+    journal: Callable[[], Child]
+    accounts: KeyedDirectory
+    sign_ins: KeyedDirectory
+    tasks: KeyedDirectory
+    workers: Sequence[tuple[str, Callable[[], Child]]]
+    emulators: Sequence[tuple[str, Callable[[], Child]]] = field(default_factory=tuple)
+
+
+def build_tree(house: House, reporter: Reporter, *, shutdown_s: float) -> Supervisor:
+    """The tree of this house. ``shutdown_s`` bounds how long keyed groups may take to finish their mail."""
+    drain_s = shutdown_s / 2
+
+    def workers() -> Supervisor:
+        # one_for_one: an errand boy who stumbles concerns nobody else.
+        specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in house.workers]
+        return Supervisor(
+            "workers", specs, strategy="one_for_one", intensity=Intensity(10, 60.0), reporter=reporter
+        )
+
+    def emulators() -> Supervisor:
+        # one_for_one, generous: they stand in for somebody else's machines, which fail as they like.
+        specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in house.emulators]
+        return Supervisor(
+            "emulators", specs, strategy="one_for_one", intensity=Intensity(20, 60.0), reporter=reporter
+        )
+
+    specs = [
+        ChildSpec("database", house.database, shutdown_s=5.0),
+        ChildSpec("journal", house.journal, shutdown_s=drain_s),
+        ChildSpec("accounts", house.accounts.child, shutdown_s=drain_s),
+        ChildSpec("sign-in", house.sign_ins.child, shutdown_s=drain_s),
+        ChildSpec("tasks", house.tasks.child, shutdown_s=drain_s),
+        ChildSpec("workers", workers, shutdown_s=8.0),
+    ]
+    if house.emulators:
+        specs.append(ChildSpec("emulators", emulators, shutdown_s=15.0))
+    # rest_for_one: whoever stands on a part that fell starts again with it.
+    return Supervisor(
+        "holdfast",
+        specs,
+        strategy="rest_for_one",
+        intensity=Intensity(3, 30.0),
+        reporter=reporter,
+        start_timeout_s=60.0,
+        drain_timeout_s=shutdown_s,
+    )
