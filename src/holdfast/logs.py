@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from holdfast.supervision.scrubbing import SCRUBBED, scrub
+from holdfast.scrubbing import SCRUBBED, scrub
 
 VALUE_LIMIT_CHARS = 16_000
 """Room for a whole traceback."""

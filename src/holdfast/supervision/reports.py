@@ -19,7 +19,7 @@ import trio
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.supervision.faults import leaf_of, location_of, root_cause
-from holdfast.supervision.scrubbing import scrub
+from holdfast.scrubbing import scrub
 
 __all__ = [
     "Cause",

@@ -1,0 +1,68 @@
+# Everything runs from a virtual environment in .venv, which is made by the first target that needs it.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+# What .venv holds: the stamps are younger than what they were made from.
+MADE      := $(VENV)/.made
+INSTALLED := $(VENV)/.installed
+TESTABLE  := $(VENV)/.testable
+
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test check format bench audit lock clean
+
+help:  ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(INSTALLED)  ## Run the service on http://127.0.0.1:8000 until Ctrl-C
+	$(BIN)/python -m holdfast serve
+
+demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check every number
+	$(BIN)/python -m holdfast demo
+
+test: $(TESTABLE)  ## Run the tests (ARGS="-k name" narrows them)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+format: $(TESTABLE)  ## Put the code in form
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+bench: $(TESTABLE)  ## Measure speed and memory beside their baselines
+	$(BIN)/python -m benchmarks $(ARGS)
+
+audit: $(INSTALLED)  ## Check every promise about credit against the rows
+	$(BIN)/python -m holdfast audit
+
+lock:  ## Choose the newest fitting versions of everything and pin them
+	PYTHON="$(PYTHON)" sh -e .ci/lock > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:  ## Remove .venv and every cache; data folders stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
+
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Holdfast needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "This Python cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The install is editable: a new module under src/ needs nothing; a changed dependency installs anew.
+$(INSTALLED): $(MADE) pyproject.toml requirements.lock
+	$(PIP) install --quiet -c requirements.lock -e .
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
+	$(PIP) install --quiet -c requirements.lock -e '.[test]'
+	@touch $@
