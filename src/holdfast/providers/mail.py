@@ -1,0 +1,176 @@
+"""Sending sign-in codes by mail: through an SMTP server, or in development into files."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import smtplib
+import ssl
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime, make_msgid, parseaddr
+from pathlib import Path
+from typing import Literal, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import structlog
+import trio
+
+TIMEOUT_S = 15.0
+THREADS_MAX_COUNT = 4
+
+_ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
+_log = structlog.get_logger(__name__)
+
+
+class MailFault(Exception):
+    """The message was not handed over. The reason names no address and no code."""
+
+
+class Mailer(Protocol):
+    """Sends codes."""
+
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+        """Send a sign-in code. Raises :class:`MailFault`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Server:
+    host: str
+    port: int
+    user: str | None
+    password: str | None
+    security: Literal["tls", "starttls", "opportunistic", "none"]
+
+
+class SmtpMailer:
+    """Sends through the server at ``smtp_url``.
+
+    ``smtps://[user:password@]host[:465]`` speaks TLS from the start; ``smtp://[user:password@]host[:587]`` upgrades
+    with STARTTLS, always where there are credentials, else where the server offers it. ``?starttls=required`` and
+    ``?starttls=off`` say otherwise; with ``off`` credentials go in the clear, for a server on this machine.
+    Raises ``ValueError`` for a URL or sender that is none.
+    """
+
+    def __init__(
+        self,
+        smtp_url: str,
+        mail_from: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._server = _read_url(smtp_url)
+        if not _ADDRESS.match(parseaddr(mail_from)[1]) or not mail_from.isprintable():
+            raise ValueError("the sender of mail is not an address")
+        self._mail_from = mail_from
+        self._timeout_s = timeout_s
+        self._ssl_context = ssl_context or ssl.create_default_context()
+        self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+        """Send a sign-in code. Raises :class:`MailFault`."""
+        message = write_code(self._mail_from, email, code, expires_in_s)
+        try:
+            await trio.to_thread.run_sync(self._send, message, email, limiter=self._threads)
+        except (smtplib.SMTPException, OSError, UnicodeError) as fault:
+            _log.warning("mail_not_sent", fault=type(fault).__name__)
+            raise MailFault(f"the mail server did not take it: {type(fault).__name__}") from fault
+
+    def _send(self, message: EmailMessage, email: str) -> None:
+        server = self._server
+        if server.security == "tls":
+            link: smtplib.SMTP = smtplib.SMTP_SSL(
+                server.host, server.port, timeout=self._timeout_s, context=self._ssl_context
+            )
+        else:
+            link = smtplib.SMTP(server.host, server.port, timeout=self._timeout_s)
+        try:
+            link.ehlo()
+            wanted = server.security == "starttls"
+            if wanted or (server.security == "opportunistic" and link.has_extn("starttls")):
+                link.starttls(context=self._ssl_context)
+                link.ehlo()
+            if server.user is not None:
+                link.login(server.user, server.password or "")
+            link.send_message(message, parseaddr(self._mail_from)[1], [email])
+            # The message is taken by now; a poor farewell must not make it look lost.
+            with contextlib.suppress(smtplib.SMTPException, OSError):
+                link.quit()
+        finally:
+            link.close()
+
+
+class DevelopmentMailer:
+    """Writes each message into a file of its own in ``directory``, and the code into the log."""
+
+    def __init__(self, directory: Path, mail_from: str = "holdfast@localhost") -> None:
+        self._directory = directory
+        self._mail_from = mail_from
+        self._threads = trio.CapacityLimiter(1)
+
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+        """Write a sign-in code. Raises :class:`MailFault`."""
+        message = write_code(self._mail_from, email, code, expires_in_s)
+        try:
+            path = await trio.to_thread.run_sync(self._write, message.as_bytes(), limiter=self._threads)
+        except OSError as fault:
+            raise MailFault(f"the message cannot be written: {fault.strerror}") from fault
+        _log.info("development_mail", email=email, code=code, file=str(path))
+
+    def _write(self, content: bytes) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+        path = self._directory / f"{moment}-{uuid.uuid4().hex[:8]}.eml"
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        return path
+
+
+def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> EmailMessage:
+    """The message with the code. Raises :class:`MailFault` for an address that is not exactly one."""
+    if not _ADDRESS.match(email):
+        raise MailFault("the recipient is not one plain address")
+    if not code.isascii() or not code.isalnum():
+        raise MailFault("the code is not one")
+    message = EmailMessage(policy=SMTP.clone(utf8=not email.isascii()))
+    try:
+        message["From"] = mail_from
+        message["To"] = email
+    except (ValueError, IndexError) as fault:
+        raise MailFault("an address cannot stand in a header") from fault
+    message["Subject"] = f"Your sign-in code: {code}"
+    message["Date"] = format_datetime(datetime.now(UTC))
+    message["Message-ID"] = make_msgid(domain=parseaddr(mail_from)[1].rpartition("@")[2] or "localhost")
+    message["Auto-Submitted"] = "auto-generated"
+    minutes = max(1, expires_in_s // 60)
+    message.set_content(
+        f"Your sign-in code is {code}\n\n"
+        f"It is good for {minutes} minute{'' if minutes == 1 else 's'} and can be used once.\n"
+        "If you did not ask for it, nothing needs to be done.\n"
+    )
+    return message
+
+
+def _read_url(smtp_url: str) -> _Server:
+    try:
+        parts = urlsplit(smtp_url)
+        port = parts.port
+    except ValueError as fault:
+        raise ValueError("the mail server's URL cannot be read") from fault
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError("the mail server's URL is smtp://host:port or smtps://host:port")
+    user = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password else None
+    choice = parse_qs(parts.query).get("starttls", ["auto"])[-1]
+    if choice not in ("auto", "required", "off"):
+        raise ValueError("starttls is auto, required or off")
+    if parts.scheme == "smtps":
+        return _Server(parts.hostname, port or 465, user, password, "tls")
+    if choice == "off":
+        return _Server(parts.hostname, port or 587, user, password, "none")
+    required = choice == "required" or user is not None
+    return _Server(parts.hostname, port or 587, user, password, "starttls" if required else "opportunistic")

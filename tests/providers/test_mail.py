@@ -1,0 +1,188 @@
+"""Sending codes: through a small SMTP server on loopback, and into files."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email import message_from_bytes, policy
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.providers.mail import DevelopmentMailer, MailFault, SmtpMailer, write_code
+
+
+class Post:
+    """An SMTP server that knows as much as a mailer needs. ``refuse`` is a command it turns down."""
+
+    def __init__(self, refuse: bytes = b"", extensions: tuple[bytes, ...] = ()) -> None:
+        self.refuse = refuse
+        self.extensions = extensions
+        self.commands: list[bytes] = []
+        self.messages: list[bytes] = []
+        self.port = 0
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(b"220 post\r\n")
+            waiting = b""
+            while block := await stream.receive_some():
+                waiting += block
+                while b"\r\n" in waiting:
+                    line, waiting = waiting.split(b"\r\n", 1)
+                    self.commands.append(line)
+                    if line == b"DATA" and self.refuse != b"DATA":
+                        await stream.send_all(b"354 go\r\n")
+                        while b"\r\n.\r\n" not in waiting:
+                            waiting += await stream.receive_some()
+                        message, waiting = waiting.split(b"\r\n.\r\n", 1)
+                        self.messages.append(message)
+                    await stream.send_all(self.answer(line))
+
+    def answer(self, line: bytes) -> bytes:
+        verb = line.split(b" ")[0].upper()
+        if self.refuse and line.upper().startswith(self.refuse):
+            return b"550 no\r\n"
+        if verb == b"EHLO":
+            lines = [b"post", *self.extensions]
+            return b"".join(b"250-" + one + b"\r\n" for one in lines[:-1]) + b"250 " + lines[-1] + b"\r\n"
+        return b"235 in\r\n" if verb == b"AUTH" else b"250 ok\r\n"
+
+
+@asynccontextmanager
+async def running(post: Post) -> AsyncIterator[Post]:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        post.port = listener.socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, post.serve, [listener])
+        yield post
+        nursery.cancel_scope.cancel()
+
+
+async def test_code_is_mailed() -> None:
+    with trio.fail_after(20):
+        async with running(Post()) as post:
+            mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
+            await mailer.send_code("ann@example.com", "123456", 600)
+    assert b"mail FROM:<hello@holdfast.example>" in [command.split(b" size")[0] for command in post.commands]
+    assert b"rcpt TO:<ann@example.com>" in post.commands
+    message = message_from_bytes(post.messages[0], policy=policy.default)
+    assert message["To"] == "ann@example.com"
+    assert message["Subject"] == "Your sign-in code: 123456"
+    assert message["Date"]
+    assert message["Message-ID"].endswith("@holdfast.example>")
+    content = message.get_content()
+    assert "123456" in content
+    assert "10 minutes" in content
+
+
+async def test_credentials_are_given_where_encryption_is_waived() -> None:
+    with trio.fail_after(20):
+        async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
+            url = f"smtp://ann%40x:p%3Aw@127.0.0.1:{post.port}?starttls=off"
+            await SmtpMailer(url, "a@b.example").send_code("ann@example.com", "123456", 60)
+    (auth,) = [command for command in post.commands if command.startswith(b"AUTH")]
+    assert base64.b64decode(auth.split()[-1]) == b"\0ann@x\0p:w"
+
+
+@pytest.mark.parametrize("query", ["", "?starttls=auto", "?starttls=required"])
+async def test_credentials_never_go_in_the_clear_by_default(query: str) -> None:
+    with trio.fail_after(20):
+        async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
+            mailer = SmtpMailer(f"smtp://ann:pw@127.0.0.1:{post.port}{query}", "a@b.example")
+            with pytest.raises(MailFault):
+                await mailer.send_code("ann@example.com", "123456", 60)
+    assert not any(command.startswith(b"AUTH") for command in post.commands)
+
+
+@pytest.mark.parametrize("refuse", [b"EHLO", b"MAIL", b"RCPT", b"DATA"])
+async def test_refusal_of_the_server_is_a_fault_that_tells_nothing(refuse: bytes) -> None:
+    with trio.fail_after(20):
+        async with running(Post(refuse)) as post:
+            mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example")
+            if refuse == b"EHLO":
+                await mailer.send_code("ann@example.com", "123456", 60)
+                return
+            with pytest.raises(MailFault) as caught:
+                await mailer.send_code("ann@example.com", "123456", 60)
+    assert "ann" not in str(caught.value)
+    assert "123456" not in str(caught.value)
+
+
+async def test_server_that_is_away_or_silent_is_a_fault() -> None:
+    with trio.fail_after(20):
+        async with running(Post()) as post:
+            pass
+        with pytest.raises(MailFault):
+            await SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example").send_code("a@b.example", "1", 60)
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+            async def silence(stream: trio.SocketStream) -> None:
+                async with stream:
+                    await trio.sleep_forever()
+
+            nursery.start_soon(trio.serve_listeners, silence, [listener])
+            url = f"smtp://127.0.0.1:{listener.socket.getsockname()[1]}"
+            with pytest.raises(MailFault):
+                await SmtpMailer(url, "a@b.example", timeout_s=0.1).send_code("a@b.example", "1", 60)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "email",
+    [
+        "",
+        "ann",
+        "ann@",
+        "@example.com",
+        "ann@example.com\r\nBcc: eve@example.com",
+        "ann@example.com, eve@example.com",
+        "ann@example.com;eve@example.com",
+        "Ann <ann@example.com>",
+        "ann@exam ple.com",
+        "a\x00@b.example",
+        "ann@@example.com",
+    ],
+)
+def test_only_one_plain_address_is_written_to(email: str) -> None:
+    with pytest.raises(MailFault):
+        write_code("a@b.example", email, "123456", 600)
+
+
+def test_code_cannot_carry_headers() -> None:
+    with pytest.raises(MailFault):
+        write_code("a@b.example", "ann@example.com", "1\r\nBcc: eve@example.com", 600)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "http://a", "smtp://", "smtp://a:x", "smtp://a/path", "smtp://a?starttls=maybe", "smtp://a:99999999"],
+)
+def test_mail_server_needs_a_mail_url(url: str) -> None:
+    with pytest.raises(ValueError, match=r"mail server|starttls"):
+        SmtpMailer(url, "a@b.example")
+
+
+@pytest.mark.parametrize("sender", ["", "nobody", "a@b.example\r\nBcc: eve@example.com"])
+def test_sender_must_be_an_address(sender: str) -> None:
+    with pytest.raises(ValueError, match="sender"):
+        SmtpMailer("smtp://127.0.0.1", sender)
+
+
+async def test_development_mail_is_a_file_for_its_owner(tmp_path: Path) -> None:
+    mailer = DevelopmentMailer(tmp_path / "mail")
+    await mailer.send_code("ann@example.com", "123456", 600)
+    await mailer.send_code("bob@example.com", "654321", 600)
+    first, second = sorted((tmp_path / "mail").iterdir())
+    assert first.stat().st_mode & 0o777 == 0o600
+    assert message_from_bytes(first.read_bytes(), policy=policy.default)["To"] == "ann@example.com"
+    assert b"654321" in second.read_bytes()
+
+
+async def test_development_mail_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "mail").write_bytes(b"")
+    with pytest.raises(MailFault):
+        await DevelopmentMailer(tmp_path / "mail").send_code("ann@example.com", "123456", 600)
