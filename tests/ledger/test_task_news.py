@@ -270,3 +270,10 @@ def test_breaking_the_table_is_a_bug(make_acked: MakeTask, make_news: MakeNews) 
         transition(ended, "outputs_stored", ended.updated_at, operation_id="op_2", charge_micro=1)
     with pytest.raises(AssertionError):
         transition(make_acked(), "passed_through", ended.updated_at, operation_id="op_2", charge_micro=240_001)
+
+
+def test_nothing_can_be_told_of_a_task_that_was_never_dispatched(make_task: MakeTask, make_news: MakeNews) -> None:
+    for attempt in (0, 1):
+        step = hear(make_task(), make_news("succeeded", made=4, attempt=attempt))
+        assert (step.verdict, step.settle, step.effects) == ("stale", None, ())
+        assert moved(step).state.hosting.status == "pending"

@@ -85,7 +85,7 @@ def on_submitted(task: Task, attempt: int, provider_ref: str | None, now: dateti
     """
     state = task.state
     ref = clean_word(provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
-    if attempt != state.attempt:
+    if attempt != state.attempt or attempt == 0:
         stray = () if ref is None else (CancelJob(task.request_id, attempt, ref),)
         return unchanged("stale", *stray)
     if task.is_terminal:

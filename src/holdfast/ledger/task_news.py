@@ -50,7 +50,7 @@ def on_news(task: Task, news: ProviderNews, now: datetime, *, operation_id: str)
     source_ref = callback_ref(news.event_id) if news.source == "callback" else f"poll:{task.state.poll_count}"
     if news.source == "callback" and any(note.source_ref == source_ref for note in task.state.progress):
         return unchanged("duplicate")
-    if news.attempt != task.state.attempt:
+    if news.attempt != task.state.attempt or task.state.attempt == 0:
         return _hear_stale(task, news, source_ref, now)
     if task.is_terminal:
         return _hear_late(task, news, source_ref, now)
@@ -205,7 +205,11 @@ def _hear_success(task: Task, news: ProviderNews, source_ref: str, now: datetime
             # A callback is a hint: the outputs may be had by asking.
             ask = PollJob(task.request_id, state.attempt, ref, last=state.final_poll)
             return changed(
-                task, now, ask, note=note, **(arrived | {"poll_count": state.poll_count + 1, "last_news_at": now})
+                task,
+                now,
+                ask,
+                note=note,
+                **(arrived | {"poll_count": state.poll_count + 1, "last_news_at": now, "percent": percent}),
             )
         error = error_text("provider_error", "the provider finished without any output")
         return transition(task, "provider_failed", now, operation_id=operation_id, error=error, note=note)
