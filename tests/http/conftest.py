@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,6 +15,8 @@ import msgspec
 import pytest
 import sqlalchemy
 import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
 from quart import Response
 
 from holdfast.actors.messages import Command
@@ -212,6 +216,20 @@ class Stage:
     ) -> Task:
         """A task as it is first written; ``fields`` replace the row's own."""
         return make_task(request_id, account_id=account_id, at=at, **fields)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serve the app by a real server on loopback; its base address."""
+        config = Config()
+        config.bind = ["127.0.0.1:0"]
+        config.errorlog = None
+        config.graceful_timeout = 1
+        done = trio.Event()
+        async with trio.open_nursery() as nursery:
+            start = partial(serve, self.app, config, shutdown_trigger=done.wait)
+            binds = await nursery.start(start)
+            yield binds[0]
+            done.set()
 
     async def refused(self, response: Response, status: int, code: str) -> dict[str, Any]:
         """Check that an answer is this refusal in the one error shape; its ``error`` object."""

@@ -104,7 +104,6 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "task_already_terminal": ErrorRow(409, CONFLICT, final=True),
     "concurrency_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=5),
     "invalid_cursor": ErrorRow(400, INVALID),
-    "asset_not_found": ErrorRow(404, NOT_FOUND),
     "asset_expired": ErrorRow(410, NOT_FOUND),
     "invalid_link": ErrorRow(403, PERMISSION),
     "range_not_satisfiable": ErrorRow(416, INVALID),

@@ -1,0 +1,129 @@
+"""Reading bodies: what is refused, and that fingerprints see values and not spelling."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.http.bodies import check_media_type, convert_body, fingerprint, parse_object
+from holdfast.http.shapes import QuoteRequest, RechargeRequest
+from holdfast.http.task_shapes import CreateTaskRequest
+from holdfast.ledger.refusals import Refusal
+
+PLAIN_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | PLAIN_TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(PLAIN_TEXT, inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b" ", b"null", b"[]", b'"text"', b"1", b"{", b"{}{}", b"{'a': 1}", b'{"a": 1,}', b"\xff\xfe", b"\xef\xbb\xbf{}",
+        b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": -1e999}',
+        b'{"a": 1, "a": 2}', b'{"b": {"a": 1, "\\u0061": 2}}', b'{"a": 9223372036854775808}', b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 65 + b"1" + b"}" * 65, b'{"a": "\\u0000"}', b'{"\\u0000": 1}', b'{"a": "\\ud800"}', b'{"a": ["\\udfff"]}',
+        b'{"a": "\x00"}', b'{"a": "line\nbreak"}', b'{"a": "\xed\xa0\x80"}', b'{"a": 01}', b'{"a": +1}', b'{"a": 1.}',
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_json_object_is_refused(raw: bytes) -> None:
+    parsed = parse_object(raw)
+    assert isinstance(parsed, Refusal)
+    assert parsed.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b"{}", {}),
+        (b' {"a" : [1, 2.5, true, null]} ', {"a": [1, 2.5, True, None]}),
+        (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
+        (b'{"a": "\\ud83d\\ude00"}', {"a": "\U0001f600"}),
+        (b'{"a": -9223372036854775808}', {"a": -(2**63)}),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", {"a": json.loads("[" * 60 + "]" * 60)}),
+        (b'{"a": "' + b"[{" * 500 + b'"}', {"a": "[{" * 500}),
+    ],
+)
+def test_what_is_one_is_read_as_it_stands(raw: bytes, value: dict[str, Any]) -> None:
+    assert parse_object(raw) == value
+
+
+@given(st.dictionaries(PLAIN_TEXT, JSON_VALUES))
+def test_any_plain_object_survives_however_it_is_written(value: dict[str, Any]) -> None:
+    raw = parse_object(json.dumps(value).encode())
+    spelled_out = parse_object(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True).encode())
+    assert raw == spelled_out == value
+    assert not isinstance(raw, Refusal)
+    assert not isinstance(spelled_out, Refusal)
+    assert fingerprint("/v2/quote", raw) == fingerprint("/v2/quote", spelled_out)
+
+
+def test_fingerprints_tell_paths_and_values_apart() -> None:
+    seen = {
+        fingerprint("/a", {"x": 1}),
+        fingerprint("/b", {"x": 1}),
+        fingerprint("/a", {"x": "1"}),
+        fingerprint("/a", {"x": 1, "y": None}),
+        fingerprint("/a", {}),
+    }
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("content_type", "taken"),
+    [
+        ("application/json", True),
+        ("Application/JSON; charset=UTF-8", True),
+        ('application/json;charset="utf-8"', True),
+        ("application/merge-patch+json", True),
+        (None, False),
+        ("", False),
+        ("text/plain", False),
+        ("text/json", False),
+        ("application/jsonp", False),
+        ("application/x-www-form-urlencoded", False),
+        ("application/json; charset=latin-1", False),
+    ],
+)
+def test_a_body_must_call_itself_json(content_type: str | None, taken: bool) -> None:
+    refusal = check_media_type(content_type)
+    assert (refusal is None) == taken
+    assert refusal is None or refusal.code == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "code", "param"),
+    [
+        (QuoteRequest, {}, "missing_parameter", "model"),
+        (QuoteRequest, {"model": "m"}, "missing_parameter", "input"),
+        (QuoteRequest, {"model": 5, "input": {}}, "invalid_parameter", "model"),
+        (QuoteRequest, {"model": "m", "input": []}, "invalid_parameter", "input"),
+        (QuoteRequest, {"model": "m", "input": None}, "invalid_parameter", "input"),
+        (RechargeRequest, {"amount": 10}, "invalid_amount", "amount"),
+        (RechargeRequest, {"amount": 10.5}, "invalid_amount", "amount"),
+        (
+            CreateTaskRequest,
+            {"model": "m", "input": {}, "metadata": {"a": 1}},
+            "invalid_parameter",
+            "metadata[...]",
+        ),
+        (CreateTaskRequest, {"model": "m", "input": {}, "quote_id": 7}, "invalid_parameter", "quote_id"),
+    ],
+)
+def test_a_wrong_field_is_named(shape: type[msgspec.Struct], body: dict[str, Any], code: str, param: str) -> None:
+    refused = convert_body(body, shape)
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.param) == (code, param)
+
+
+def test_extra_keys_are_ignored() -> None:
+    assert convert_body({"amount": "1", "more": [1]}, RechargeRequest) == RechargeRequest(amount="1")

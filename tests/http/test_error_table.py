@@ -1,0 +1,108 @@
+"""The error table, row by row: status, type and headers that clients rely on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.http.errors import ERROR_TABLE, error_answer
+from holdfast.ledger.refusals import Refusal
+
+EXPECTED = {
+    "route_not_found": (404, "not_found_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "malformed_request": (400, "invalid_request_error"),
+    "request_timeout": (408, "invalid_request_error"),
+    "invalid_json": (400, "invalid_request_error"),
+    "unsupported_media_type": (415, "invalid_request_error"),
+    "headers_too_large": (431, "invalid_request_error"),
+    "request_too_large": (413, "invalid_request_error"),
+    "missing_parameter": (400, "invalid_request_error"),
+    "invalid_parameter": (400, "invalid_request_error"),
+    "missing_credentials": (401, "authentication_error"),
+    "invalid_credentials": (401, "authentication_error"),
+    "invalid_session": (401, "authentication_error"),
+    "session_expired": (401, "authentication_error"),
+    "invalid_api_key": (401, "authentication_error"),
+    "wrong_credential_type": (401, "authentication_error"),
+    "insufficient_scope": (403, "permission_error"),
+    "account_disabled": (403, "permission_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
+    "temporarily_unavailable": (503, "api_error"),
+    "overloaded": (503, "api_error"),
+    "internal_error": (500, "api_error"),
+    "invalid_idempotency_key": (400, "idempotency_error"),
+    "idempotency_key_reused": (422, "idempotency_error"),
+    "idempotency_key_in_use": (409, "idempotency_error"),
+    "invalid_email": (400, "invalid_request_error"),
+    "otp_rate_limited": (429, "rate_limit_error"),
+    "otp_delivery_failed": (503, "api_error"),
+    "invalid_otp": (401, "authentication_error"),
+    "otp_expired": (401, "authentication_error"),
+    "otp_attempts_exceeded": (429, "rate_limit_error"),
+    "api_key_not_found": (404, "not_found_error"),
+    "api_key_limit_reached": (409, "conflict_error"),
+    "invalid_amount": (400, "invalid_request_error"),
+    "amount_too_small": (400, "invalid_request_error"),
+    "amount_too_large": (400, "invalid_request_error"),
+    "sandbox_disabled": (403, "permission_error"),
+    "insufficient_credit": (402, "insufficient_credit_error"),
+    "model_not_found": (404, "invalid_request_error"),
+    "model_not_available": (400, "invalid_request_error"),
+    "model_not_async": (400, "invalid_request_error"),
+    "invalid_input": (400, "invalid_request_error"),
+    "quote_unavailable": (503, "api_error"),
+    "quote_expired": (409, "conflict_error"),
+    "quote_mismatch": (400, "invalid_request_error"),
+    "task_not_found": (404, "not_found_error"),
+    "task_not_terminal": (409, "conflict_error"),
+    "task_already_terminal": (409, "conflict_error"),
+    "concurrency_limit_exceeded": (429, "rate_limit_error"),
+    "invalid_cursor": (400, "invalid_request_error"),
+    "asset_expired": (410, "not_found_error"),
+    "invalid_link": (403, "permission_error"),
+    "range_not_satisfiable": (416, "invalid_request_error"),
+    "missing_signature": (401, "authentication_error"),
+    "invalid_signature": (401, "authentication_error"),
+    "signature_expired": (401, "authentication_error"),
+    "invalid_event": (400, "invalid_request_error"),
+    "provider_not_configured": (503, "provider_error"),
+}
+BEARER = {
+    "missing_credentials", "invalid_credentials", "invalid_session", "session_expired", "invalid_api_key",
+    "wrong_credential_type",
+}  # fmt: skip
+FINAL = {"task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached"}
+
+
+def test_the_table_has_exactly_these_codes() -> None:
+    assert set(ERROR_TABLE) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("code", sorted(EXPECTED))
+def test_each_row(code: str) -> None:
+    status, body, headers = error_answer(Refusal(code=code, message="No.", param="field"), "req_1")
+    error = msgspec.json.decode(body)["error"]
+    assert (status, error["type"]) == EXPECTED[code]
+    assert error == {
+        "message": "No.", "type": EXPECTED[code][1], "code": code, "param": "field", "request_id": "req_1"
+    }  # fmt: skip
+    assert ("Retry-After" in headers) == (status in {429, 503} or code == "idempotency_key_in_use")
+    assert (headers.get("X-Should-Retry") == "false") == (code in FINAL)
+    assert (headers.get("WWW-Authenticate") == "Bearer") == (code in BEARER)
+
+
+def test_lack_of_credit_says_how_much() -> None:
+    refusal = Refusal(
+        code="insufficient_credit", message="Too little.", required_micro=240_000, available_micro=-1_500_000
+    )
+    status, body, _ = error_answer(refusal, "req_1")
+    error = msgspec.json.decode(body)["error"]
+    assert (status, error["required"], error["available"]) == (402, "0.24", "-1.50")
+
+
+def test_a_refusal_may_name_its_own_wait_and_finality() -> None:
+    _, _, headers = error_answer(
+        Refusal(code="otp_rate_limited", message="Wait.", retry_after_s=1200, final=True), "req_1"
+    )
+    assert (headers["Retry-After"], headers["X-Should-Retry"]) == ("1200", "false")
