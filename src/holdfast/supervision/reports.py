@@ -18,8 +18,8 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.supervision.faults import leaf_of, location_of, root_cause
 from holdfast.scrubbing import scrub
+from holdfast.supervision.faults import leaf_of, location_of, root_cause
 
 __all__ = [
     "Cause",
