@@ -138,7 +138,7 @@ class AccountActor(JournaledActor):
             at=self._now(),
         )
         if isinstance(operation, Refusal):
-            return operation
+            return self._refuse(operation)
         self._state.apply(operation)
         reply = Recharged(operation_id, command.amount_micro, self._summary())
         return self._commit(reply, operation=operation, idempotency=command.idempotency)
@@ -147,17 +147,18 @@ class AccountActor(JournaledActor):
         """Refuses: 1. the API key; 2. a used idempotency key; 3. too many tasks in flight; 4. lack of credit."""
         refusal = self._refuse_claim(command.claim)
         if refusal is not None:
-            return refusal
+            return self._refuse(refusal)
         known = self._known(command.idempotency)
         if known is not None:
             return known
         state, terms = self._state, command.terms
         if len(state.holds) >= self._limits.tasks_in_flight_max:
-            return Refusal(
+            refusal = Refusal(
                 code="concurrency_limit_exceeded",
                 message=f"This account has {len(state.holds)} tasks in flight, as many as it may.",
                 retry_after_s=5,
             )
+            return self._refuse(refusal)
         at = self._now()
         request_id, hold_id = new_id("task"), new_id("hold")
         operation = decide_hold(
@@ -195,7 +196,7 @@ class AccountActor(JournaledActor):
             tells=(self._announce(task),),
         )
 
-    def _settle_task(self, command: SettleTask) -> Commit | Refusal:
+    def _settle_task(self, command: SettleTask) -> Commit:
         """Refuses: 1. the ledger's refusals of a capture or release."""
         operation: Operation | Refusal
         if command.charge_micro is None:
@@ -218,7 +219,7 @@ class AccountActor(JournaledActor):
                 at=command.at,
             )
         if isinstance(operation, Refusal):
-            return operation
+            return self._refuse(operation)
         self._state.apply(operation)
         return self._commit(
             TaskSettled(command.operation_id),
@@ -229,14 +230,15 @@ class AccountActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------- keys and sessions
 
-    def _create_api_key(self, command: CreateApiKey) -> Commit | Refusal:
+    def _create_api_key(self, command: CreateApiKey) -> Commit:
         """Refuses: 1. too many live keys."""
         if len(self._live_keys) >= self._limits.live_keys_max:
-            return Refusal(
+            refusal = Refusal(
                 code="api_key_limit_reached",
                 message=f"This account has {len(self._live_keys)} live API keys, as many as it may.",
                 final=True,
             )
+            return self._refuse(refusal)
         at = self._now()
         self._live_keys[command.key_id] = frozenset(command.scopes)
         row = ApiKeyRow(
@@ -251,10 +253,10 @@ class AccountActor(JournaledActor):
         reply = ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, at)
         return self._commit(reply, rows=(row,))
 
-    def _revoke_api_key(self, command: RevokeApiKey) -> Commit | Refusal:
+    def _revoke_api_key(self, command: RevokeApiKey) -> Commit:
         """Refuses: 1. a key that is not live here."""
         if self._live_keys.pop(command.key_id, None) is None:
-            return Refusal(code="api_key_not_found", message="This account has no such live API key.")
+            return self._refuse(Refusal(code="api_key_not_found", message="This account has no such live API key."))
         at = self._now()
         row = ApiKeyRevokedRow(self._account_id, command.key_id, at)
         return self._commit(ApiKeyRevoked(command.key_id, at), rows=(row,))
@@ -291,10 +293,12 @@ class AccountActor(JournaledActor):
             )
         return Replayed(_reply_decoder.decode(answer.reply))
 
-    def _refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Commit | Refusal:
-        if idempotency is None or refusal.code not in REMEMBERED_REFUSALS:
-            return refusal
-        return self._commit(refusal, idempotency=idempotency)
+    def _refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None = None) -> Commit:
+        """Refuse once the rows have said that this memory is the newest: another process may serve the account."""
+        if idempotency is not None and refusal.code in REMEMBERED_REFUSALS:
+            return self._commit(refusal, idempotency=idempotency)
+        state = self._state
+        return Commit(Unit(fences=(Fence("account", state.account_id, state.version),), moves=False), refusal)
 
     # ----------------------------------------------------------------------------------------------- unit of work
 

@@ -104,6 +104,10 @@ class TrioActor(pykka.Actor):
     def _start_actor_loop(self) -> NoReturn:
         raise RuntimeError("a trio actor is started by its supervisor, never by start()")
 
+    def _stop(self) -> None:
+        """What pykka's ``stop()`` comes to: end when the mail is read, by the loop's own way out."""
+        self.actor_inbox.order(Order.STOP)
+
     async def serve(self) -> Ending:
         """Handle messages until the actor is to end. Raises what a handler raised: the incarnation is over.
 
@@ -218,8 +222,12 @@ class JournaledActor(TrioActor):
         """Wait out the decisions under way, then hand void ones back to the mailbox."""
         while self._units_open:
             await self.actor_inbox.wait()
-        self.actor_inbox.requeue(self._again)
-        self._again = []
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        if self._again:
+            self.actor_inbox.requeue(self._again)
+            self._again = []
 
     async def _ending(self) -> Ending | None:
         ending = None if self.is_void else await super()._ending()
@@ -273,13 +281,26 @@ class JournaledActor(TrioActor):
         if isinstance(verdict, Committed):
             self.committed_any = True
             envelope.reply(result.reply)
-            for tell in result.tells:
-                tell.to.tell(tell.key, tell.command)
+            if result.tells:
+                self._tell(result, envelope.trace_id)
             self._flush_replies()
         else:
             self._give_up(envelope, unit, verdict)
-        if self.is_void or not self._units_open:
+        if not self._units_open and self.actor_stopped.is_set():
+            # It was killed or crashed while this was under way: nobody else is left to hand its mail back.
+            self._hand_back()
+        elif self.is_void or not self._units_open:
             self.actor_inbox.wake()
+
+    @staticmethod
+    def _tell(result: Commit, trace: str | None) -> None:
+        """Send the news under the trace of the message that caused it: this runs in the journal's task."""
+        token = trace_id.set(trace)
+        try:
+            for tell in result.tells:
+                tell.to.tell(tell.key, tell.command)
+        finally:
+            trace_id.reset(token)
 
     def _flush_replies(self) -> None:
         while self._undurable and not isinstance(self._undurable[0][1], Commit):

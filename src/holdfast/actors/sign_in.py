@@ -119,23 +119,25 @@ class SignInActor(JournaledActor):
 
     # -------------------------------------------------------------------------------------------------- requests
 
-    def _admit_origin(self) -> Commit | Refusal:
+    def _admit_origin(self) -> Commit:
         """Refuses: 1. the hourly limit of an address of origin."""
         at = self._now()
         requests = _within(self._state.requests, at - HOUR)
         if len(requests) >= self._rules.otp_per_origin_hour:
-            return _too_soon(requests[0] + HOUR - at, "Too many codes were requested from this address.")
+            wait = requests[0] + HOUR - at
+            return self._refuse(_too_soon(wait, "Too many codes were requested from this address."))
         return self._commit(SignInState(requests=(*requests, at)), OriginAdmitted(), at)
 
-    def _request_code(self) -> Commit | Refusal:
+    def _request_code(self) -> Commit:
         """Refuses: 1. a code asked for moments ago; 2. the hourly limit of an e-mail."""
         at, rules = self._now(), self._rules
         requests = _within(self._state.requests, at - HOUR)
         if requests and at < requests[-1] + timedelta(seconds=rules.otp_resend_s):
             wait = requests[-1] + timedelta(seconds=rules.otp_resend_s) - at
-            return _too_soon(wait, "A code was sent to this address a moment ago.")
+            return self._refuse(_too_soon(wait, "A code was sent to this address a moment ago."))
         if len(requests) >= rules.otp_per_email_hour:
-            return _too_soon(requests[0] + HOUR - at, "Too many codes were requested for this address.")
+            wait = requests[0] + HOUR - at
+            return self._refuse(_too_soon(wait, "Too many codes were requested for this address."))
         otp_id, digits = new_id("otp"), f"{secrets.randbelow(1_000_000):06d}"
         code = Code(otp_id, self._mac(otp_id, digits), at + timedelta(seconds=rules.otp_ttl_s))
         state = SignInState(requests=(*requests, at), failures=_within(self._state.failures, at - DAY), code=code)
@@ -143,20 +145,20 @@ class SignInActor(JournaledActor):
 
     # ------------------------------------------------------------------------------------------------------ tries
 
-    def _verify_code(self, command: VerifyCode) -> Commit | Refusal:
+    def _verify_code(self, command: VerifyCode) -> Commit:
         """Refuses: 1. an unknown, superseded or used code; 2. an expired one; 3. too many wrong tries, of this
         code or of the day; 4. the wrong digits, which are counted."""
         at, rules, code = self._now(), self._rules, self._state.code
-        if code is None or code.is_used or not hmac.compare_digest(code.otp_id, command.otp_id):
-            return _invalid()
+        if code is None or code.is_used or not _same(code.otp_id, command.otp_id):
+            return self._refuse(_invalid())
         if at >= code.expires_at:
-            return Refusal(code="otp_expired", message="This code has expired; request a new one.")
+            return self._refuse(Refusal(code="otp_expired", message="This code has expired; request a new one."))
         failures = _within(self._state.failures, at - DAY)
         if len(failures) >= rules.otp_failures_day:
-            return _exhausted(failures[0] + DAY - at)
+            return self._refuse(_exhausted(failures[0] + DAY - at))
         if code.wrong_tries >= rules.otp_attempts:
-            return _exhausted(timedelta(seconds=rules.otp_resend_s))
-        if not hmac.compare_digest(code.mac, self._mac(command.otp_id, command.code)):
+            return self._refuse(_exhausted(timedelta(seconds=rules.otp_resend_s)))
+        if not _same(code.mac, self._mac(command.otp_id, command.code)):
             missed = msgspec.structs.replace(code, wrong_tries=code.wrong_tries + 1)
             state = msgspec.structs.replace(self._state, code=missed, failures=(*failures, at))
             return self._commit(state, _invalid(), at)
@@ -185,7 +187,12 @@ class SignInActor(JournaledActor):
     # ----------------------------------------------------------------------------------------------- unit of work
 
     def _mac(self, otp_id: str, digits: str) -> str:
-        return hmac.new(self._rules.pepper, f"{otp_id}|{digits}".encode(), hashlib.sha256).hexdigest()
+        covered = f"{otp_id}|{digits}".encode(errors="replace")
+        return hmac.new(self._rules.pepper, covered, hashlib.sha256).hexdigest()
+
+    def _refuse(self, refusal: Refusal) -> Commit:
+        """Refuse once the rows have said that this memory is the newest: another process may serve this key too."""
+        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), refusal)
 
     def _commit(self, state: SignInState, reply: Any, at: datetime, *rows: Row) -> Commit:
         fence = Fence("sign_in", self._key, self._version)
@@ -193,6 +200,11 @@ class SignInActor(JournaledActor):
         self._state = state
         row = SignInRow(self._key, self._version, at, msgspec.json.encode(state).decode())
         return Commit(Unit(fences=(fence,), rows=(row, *rows)), reply)
+
+
+def _same(ours: str, theirs: str) -> bool:
+    """Compare in constant time; as bytes, because a text outside ASCII is refused with an exception."""
+    return hmac.compare_digest(ours.encode(), theirs.encode(errors="replace"))
 
 
 def _within(times: tuple[datetime, ...], oldest: datetime) -> tuple[datetime, ...]:

@@ -90,6 +90,9 @@ class Journal:
             await self._gate.wait_open()
             task_status.started()
             while True:
+                # From here to the thread's start nothing yields: a kill meets units in the queue or at the
+                # database, never between.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 batch = self._gather()
                 if batch:
                     await self._commit(batch)
@@ -190,4 +193,8 @@ def _settle(author: Author, unit: Unit, verdict: Verdict) -> None:
     if isinstance(verdict, Stale):
         for fence in verdict.fences:
             metrics.FENCE_STALE.labels(fence.kind).inc()
-    author.settle(unit, verdict)
+    try:
+        author.settle(unit, verdict)
+    except Exception:
+        # One author's bug must not keep its neighbours' verdicts from them.
+        log.exception("an author could not take its verdict", verdict=_LABELS[type(verdict)])

@@ -33,6 +33,9 @@ class Unit:
 
     ``account`` is set for every decision of an account: its ``version`` is the one behind the unit, and the
     fence is the version before. ``operations`` bring their postings and hold rows along.
+
+    A unit with ``moves`` False writes nothing: it only asks whether its fences still stand, so that a refusal
+    is never given on a memory that another process has overtaken.
     """
 
     fences: tuple[Fence, ...] = ()
@@ -40,6 +43,7 @@ class Unit:
     operations: tuple[Operation, ...] = ()
     rows: tuple[Row, ...] = ()
     probe: IdempotencyProbe | None = None
+    moves: bool = True
 
 
 class RememberedAnswer(NamedTuple):

@@ -114,7 +114,10 @@ class BatchWriter:
             return self._transaction(units)
         except _PASSING as exc:
             return [NotWritten(type(exc).__name__)] * len(units)
-        except psycopg.Error as exc:
+        except (ConnectionLost, CommitUnanswered):
+            raise
+        except Exception as exc:
+            # Not psycopg's alone: a text that has no UTF-8 form is refused by the client's own encoder.
             if len(units) == 1:
                 return [Broken(exc)]
             return self._write_one_by_one(units)
@@ -168,18 +171,18 @@ class BatchWriter:
     # ------------------------------------------------------------------------------------------ one transaction
 
     def _transaction(self, units: Sequence[Unit]) -> list[Verdict]:
+        connection = self._connected()
         try:
-            connection = self._connected()
             versions, answers = self._lock(connection, units)
-        except psycopg.Error as exc:
+            verdicts = _judge(units, versions, answers)
+            passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
+            statements = _statements(passed)
+            if not statements:
+                connection.rollback()
+                return verdicts
+        except Exception as exc:
             self._recover(exc)
             raise
-        verdicts = _judge(units, versions, answers)
-        passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
-        if not passed:
-            connection.rollback()
-            return verdicts
-        statements = _statements(passed)
         batch_id = new_id("batch")
         mark = STATEMENTS[BatchRow]
         try:
@@ -188,7 +191,7 @@ class BatchWriter:
                     connection.execute(sql, parameters)
                 connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
                 connection.commit()
-        except psycopg.Error as exc:
+        except Exception as exc:
             try:
                 self._recover(exc)
             except ConnectionLost as lost:
@@ -240,12 +243,12 @@ class BatchWriter:
                 raise ConnectionLost(away) from away
         return self._connection
 
-    def _is_broken(self, exc: psycopg.Error) -> bool:
+    def _is_broken(self, exc: Exception) -> bool:
         return (
             self._connection is None or self._connection.broken or self._connection.closed or isinstance(exc, _AWAY)
         )
 
-    def _recover(self, exc: psycopg.Error) -> None:
+    def _recover(self, exc: Exception) -> None:
         """Roll back where the connection still stands; raise :class:`ConnectionLost` where it does not."""
         if not self._is_broken(exc):
             assert self._connection is not None
@@ -272,12 +275,12 @@ def _judge(
     """Each unit in turn: does it stand on the versions as the units before it leave them?
 
     A unit that falls takes with it all later ones of the batch that were decided on top of it, since their
-    fences expect a version that never comes.
+    fences expect a version that never comes. A row that is not there stands at no version.
     """
     verdicts: list[Verdict] = []
     probed: set[IdempotencyProbe] = set()
     for unit in units:
-        moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key), 0) != fence.expected)
+        moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
         if moved:
             verdicts.append(Stale(moved))
         elif unit.probe is not None and unit.probe in answers:
@@ -287,8 +290,9 @@ def _judge(
         else:
             if unit.probe is not None:
                 probed.add(unit.probe)
-            for fence in unit.fences:
-                versions[fence.kind, fence.key] = fence.expected + 1
+            if unit.moves:
+                for fence in unit.fences:
+                    versions[fence.kind, fence.key] = fence.expected + 1
             verdicts.append(Committed())
     return verdicts
 

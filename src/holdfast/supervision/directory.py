@@ -233,15 +233,24 @@ class KeyedDirectory:
             if slot.state != "quarantined":
                 slot.state = "asleep"
                 if slot.mailbox.empty():
-                    if self._slots.get(slot.key) is slot:
-                        del self._slots[slot.key]
+                    if not self._has_crashed_lately(slot):
+                        self._forget(slot)
                 elif not was_cut and not self._stopping.is_set():
                     self._activate(slot)
             if not self._awake_count:
                 self._emptied.set()
 
+    def _has_crashed_lately(self, slot: Slot) -> bool:
+        """Whether a sleeping slot must be kept for its crash count: one crash a message is a crash loop too."""
+        return slot.window is not None and slot.window.count(trio.current_time()) > 0
+
+    def _forget(self, slot: Slot) -> None:
+        if self._slots.get(slot.key) is slot:
+            del self._slots[slot.key]
+
     async def _incarnate(self, slot: Slot) -> bool:
         """Live one incarnation. True where another one is to follow at once."""
+        slot.actor = None
         if self._pause is not None:
             await self._pause.wait()
         if not self._gate.is_open:
@@ -270,7 +279,8 @@ class KeyedDirectory:
         self._count("voided")
         assert isinstance(actor, JournaledActor)
         slot.learned = actor.learned
-        slot.voids_in_row = 0 if actor.committed_any else slot.voids_in_row + 1
+        # An answer found in the rows is progress too: the message that asked for it will be answered next.
+        slot.voids_in_row = 0 if actor.committed_any or actor.learned else slot.voids_in_row + 1
         if slot.voids_in_row > self.limits.voids_in_row_max:
             slot.voids_in_row = 0
             return await self._crashed(slot, RuntimeError("its decisions were void time after time"))
@@ -389,9 +399,9 @@ class KeyedDirectory:
         """Run incarnations until :meth:`drain` is done; mail left over wakes its actors when run again."""
         self._stopping = trio.Event()
         self._pause = None
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
                 for slot in list(self._slots.values()):
                     if slot.state == "asleep" and not slot.mailbox.empty():
                         self._activate(slot)
@@ -399,9 +409,10 @@ class KeyedDirectory:
                 nursery.start_soon(self._sweep)
                 await self._stopping.wait()
                 await self._drained()
-                nursery.cancel_scope.cancel()
-        finally:
-            self._nursery = None
+            finally:
+                # Before the nursery closes, not after: a late tell must find either room in it or none.
+                self._nursery = None
+            nursery.cancel_scope.cancel()
 
     async def drain(self) -> None:
         """Take no more asks, let every actor finish its mail and its decisions under way, then end."""
@@ -409,6 +420,10 @@ class KeyedDirectory:
 
     async def _drained(self) -> None:
         while self._awake_count:
+            is_held_up = self._pause is not None or not self._gate.is_open
+            if is_held_up and all(slot.actor is None for slot in self._slots.values()):
+                # Nobody is at work, and nobody can begin: their mail stays for the next run.
+                return
             self._emptied = trio.Event()
             for slot in self._slots.values():
                 if slot.state == "awake" and not slot.mailbox.has_orders:
@@ -421,10 +436,12 @@ class KeyedDirectory:
         while True:
             await trio.sleep(max(self.limits.idle_s / 8, 0.05))
             oldest = trio.current_time() - self.limits.idle_s
-            for slot in self._slots.values():
+            for slot in list(self._slots.values()):
                 if slot.last_used > oldest:
                     break
-                if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
+                if slot.state == "asleep" and slot.mailbox.empty() and not self._has_crashed_lately(slot):
+                    self._forget(slot)
+                elif slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
                     slot.mailbox.order(Order.PASSIVATE)
 
     def _passivate_oldest(self) -> None:
