@@ -182,7 +182,7 @@ type = "async"
         "[catalog]: curency is not a known key",
         "provider gpu: kind must be one of studio, cog, replicate",
         "provider cloud: url must be an http or https address",
-        "provider cloud: secret and previous_secrets must have at least 16 characters",
+        "provider cloud: secret and previous_secrets must have at least 8 characters",
         "provider cloud: speed is not a known key",
         "model gpu/image-1: modality must be one of llm, image, video, audio",
         "model gpu/image-1: created must be a date YYYY-MM-DD",
@@ -315,6 +315,113 @@ def test_a_missing_file_is_a_fault_not_a_crash(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CATALOG, encoding="utf-8")
     with pytest.raises(CatalogFault, match=r"input_schema 'image-1\.json' cannot be read"):
         load_catalog(tmp_path / "mine.toml")
+
+
+OPERATORS_CATALOG = """
+[catalog]
+schema = 1
+currency = "USD"
+credit_quantum = "0.000001"
+
+[defaults]
+markup_multiplier = "1.20"
+status = "active"
+hosting = { mode = "rehost", retention_hours = 48, max_bytes = 1000000 }
+deadlines = { dispatch_s = 45, run_s = 600 }
+charge = { on = ["succeeded"], overrun = "cap" }
+
+[[models]]
+id = "studio/still"
+modality = "image"
+type = "async"
+created = "2026-10-05"
+owned_by = "studio"
+capabilities = ["text_to_image", "seed"]
+pricing = { mode = "per_image", unit = "image", unit_price = "0.020", minimum = "0.030" }
+units = { n = "n" }
+upstream = { provider = "studio", model = "poster" }
+input_schema = "shapes/still.json"
+
+[[models]]
+id = "studio/reel"
+modality = "video"
+type = "async"
+created = "2026-10-06"
+owned_by = "studio"
+capabilities = ["text_to_video"]
+pricing = { mode = "per_second", unit = "second", unit_price = "0.040", \
+tiers = [ { when = { quality = "high" }, unit_price = "0.070" } ] }
+units = { seconds = "n" }
+upstream = { provider = "studio", model = "clip" }
+input_schema = "shapes/still.json"
+""".replace("\\\n", "")
+
+
+def operators_catalog(folder: Path, text: str = OPERATORS_CATALOG) -> Catalog:
+    """The operator's file laid out as on disk, and read from there."""
+    (folder / "shapes").mkdir(exist_ok=True)
+    (folder / "shapes" / "still.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    return load_catalog(folder / "mine.toml")
+
+
+def test_an_operators_catalog_is_read_with_every_key_it_may_have(tmp_path: Path) -> None:
+    catalog = operators_catalog(tmp_path)
+    still, reel = catalog.models.values()
+    assert (still.hosting.retention_s, still.hosting.bytes_max) == (48 * 3600, 1_000_000)
+    assert (still.deadlines.dispatch_s, still.deadlines.run_s) == (45, 600)
+    assert (still.provider, still.upstream_model) == ("studio", "poster")
+    assert reel.pricing.tiers[0].when == {"quality": "high"}
+    assert reel.pricing.tiers[0].unit_price == "0.070"
+
+
+def test_the_studio_is_there_without_being_configured(tmp_path: Path) -> None:
+    implied = operators_catalog(tmp_path)
+    said = operators_catalog(tmp_path, OPERATORS_CATALOG + '[providers.studio]\nkind = "studio"\n')
+    assert implied.providers["studio"] == said.providers["studio"]
+    assert implied.providers["studio"].url is None
+    assert implied.version == said.version
+    assert "studio" not in parse().providers
+
+
+def test_a_studio_elsewhere_is_used_where_it_is_configured(tmp_path: Path) -> None:
+    table = '[providers.studio]\nkind = "studio"\nurl = "http://studio.example"\nsecret = "long enough"\n'
+    assert operators_catalog(tmp_path, OPERATORS_CATALOG + table).providers["studio"].url == "http://studio.example"
+
+
+def test_a_cog_server_needs_no_more_than_an_address_and_a_secret(tmp_path: Path) -> None:
+    table = '[providers.box]\nkind = "cog"\nurl = "http://box.example:5000"\nsecret = "box-secret"\n'
+    text = OPERATORS_CATALOG.replace('provider = "studio", model = "poster"', 'provider = "box"') + table
+    catalog = operators_catalog(tmp_path, text)
+    box = catalog.providers["box"]
+    assert (box.url, box.secret) == ("http://box.example:5000", "box-secret")
+    assert (box.concurrency, box.submit_timeout_s, box.can_poll, box.can_cancel) == (16, 15, True, True)
+    assert catalog.models["studio/still"].provider == "box"
+    assert "studio" in catalog.providers
+
+
+def test_the_size_of_outputs_is_limited_under_either_name(tmp_path: Path) -> None:
+    other = operators_catalog(tmp_path, OPERATORS_CATALOG.replace("max_bytes", "bytes_max"))
+    assert other.version == operators_catalog(tmp_path).version
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"0.000001"', '"0.01"', "[catalog]: credit_quantum must be one of 0.000001"),
+        ('["succeeded"]', '["failed"]', 'charge: on must be ["succeeded"]'),
+        ('["succeeded"]', '["succeeded", "failed"]', 'charge: on must be ["succeeded"]'),
+        ('["succeeded"]', "[]", 'charge: on must be ["succeeded"]'),
+        ('"cap"', '"bill"', "charge: overrun must be one of cap"),
+        ('overrun = "cap"', 'overun = "cap"', "charge: overun is not a known key"),
+        ("max_bytes = 1000000", "max_bytes = 1, bytes_max = 2", "hosting: max_bytes and bytes_max mean the same"),
+    ],
+)
+def test_a_catalog_cannot_promise_what_is_not_kept(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    assert old in OPERATORS_CATALOG
+    with pytest.raises(CatalogFault) as caught:
+        operators_catalog(tmp_path, OPERATORS_CATALOG.replace(old, new))
+    assert any(fault in line for line in caught.value.lines)
 
 
 def test_the_shipped_catalog_is_whole() -> None:

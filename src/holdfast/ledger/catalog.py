@@ -8,11 +8,18 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
     schema = 1
     currency = "USD"
 
+    credit_quantum = "0.000001"
+
     [defaults]                      # any key of a model; tables are filled up key by key
     markup_multiplier = "1.20"
+    hosting = { mode = "rehost", retention_hours = 168, max_bytes = 268435456 }
+    deadlines = { dispatch_s = 60, run_s = 900 }
+    charge = { on = ["succeeded"], overrun = "cap" }    # what is always so
 
-    [providers.studio]
-    kind = "studio"                 # or cog, replicate; also url, secret, previous_secrets, concurrency
+    [providers.gpu]
+    kind = "cog"                    # or studio, replicate; also previous_secrets, concurrency
+    url = "http://gpu.internal:5000"
+    secret = "…"
 
     [[models]]
     id = "studio/image-1"
@@ -23,6 +30,8 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
     units = { n = "n" }
     upstream = { provider = "studio", model = "image-1" }
     input_schema = "schemas/image-1.json"
+
+The provider ``studio`` needs no table: a model that names it is run by the studio inside the service.
 """
 
 from __future__ import annotations
@@ -37,9 +46,9 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.ledger.catalog_entries import ReadSchema, read_model, read_provider
+from holdfast.ledger.catalog_entries import IN_TREE_STUDIO, ReadSchema, in_tree_studio, read_model, read_provider
 from holdfast.ledger.models import Model, ProviderConfig
-from holdfast.ledger.money import CURRENCY
+from holdfast.ledger.money import CURRENCY, format_amount
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.toml_tables import Table
 
@@ -51,6 +60,10 @@ __all__ = [
     "load_catalog",
     "parse_catalog",
 ]
+
+
+CREDIT_QUANTUM = format_amount(1)
+"""The smallest step of credit there is, as a catalog may state it."""
 
 
 class CatalogFault(Exception):
@@ -105,6 +118,7 @@ def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
     top.table("catalog")
     about.integer("schema", 1, least=1, most=1)
     about.choice("currency", (CURRENCY,), CURRENCY)
+    about.choice("credit_quantum", (CREDIT_QUANTUM,), CREDIT_QUANTUM)
     created = about.day("created", 0)
     about.close()
 
@@ -123,8 +137,10 @@ def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
     defaults = _table(data, "defaults")
     models: dict[str, Model] = {}
     entries = data.get("models")
+    if IN_TREE_STUDIO not in _table(data, "providers") and _names_studio(entries, defaults):
+        providers[IN_TREE_STUDIO] = in_tree_studio()
     top.tables("models")
-    for number, entry in enumerate(entries if isinstance(entries, list) else (), 1):
+    for number, entry in enumerate(_list(entries), 1):
         if not isinstance(entry, dict):
             continue
         named = entry.get("id")
@@ -152,6 +168,19 @@ def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
 def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = data.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _list(found: object) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def _names_studio(entries: object, defaults: Mapping[str, Any]) -> bool:
+    """Whether any model that runs names the in-tree studio as its provider."""
+    models = [_filled(entry, defaults) for entry in _list(entries) if isinstance(entry, dict)]
+    return any(
+        model.get("type") == "async" and _table(model, "upstream").get("provider") == IN_TREE_STUDIO
+        for model in models
+    )
 
 
 def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

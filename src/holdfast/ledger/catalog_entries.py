@@ -31,7 +31,9 @@ ReadSchema = Callable[[str], str]
 
 PROVIDER_NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
 MODEL_ID = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}(/[A-Za-z0-9._:-]{1,64}){0,3}"
-SECRET_CHARS_MIN = 16
+SECRET_CHARS_MIN = 8
+IN_TREE_STUDIO = "studio"
+"""The provider that exists without a table of its own: the studio that the service runs itself."""
 DEADLINE_S_MAX = 30 * 24 * 3600
 RETENTION_HOURS_MAX = 10 * 365 * 24
 
@@ -44,6 +46,11 @@ _UNIT_NAMES: Mapping[PricingMode, str] = {
     "per_token": "token",
 }
 _CONCURRENCY: Mapping[ProviderKind, int] = {"studio": 4, "cog": 16, "replicate": 16}
+
+
+def in_tree_studio() -> ProviderConfig:
+    """The studio as it stands where the catalog says nothing about it."""
+    return read_provider(IN_TREE_STUDIO, Table({"kind": "studio"}, "", []))
 
 
 def read_provider(name: str, table: Table) -> ProviderConfig:
@@ -113,6 +120,7 @@ def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schem
     status = cast(Status, table.choice("status", get_args(Status), "active"))
     hosting = _hosting(table.table("hosting"))
     deadlines = _deadlines(table.table("deadlines"))
+    _check_charge(table.table("charge"))
     table.close()
     if schema is None or pricing is None:
         return None
@@ -239,11 +247,28 @@ def _hosting(table: Table) -> Hosting:
         if table.choice("mode", ("rehost", "passthrough"), "rehost") == "passthrough"
         else "rehost",
         retention_s=3600 * table.integer("retention_hours", 7 * 24, least=1, most=RETENTION_HOURS_MAX),
-        bytes_max=table.integer("bytes_max", Hosting().bytes_max, least=1, most=2**40),
+        bytes_max=table.integer(_bytes_key(table), Hosting().bytes_max, least=1, most=2**40),
         content_types=table.texts("content_types"),
     )
     table.close()
     return hosting
+
+
+def _bytes_key(table: Table) -> str:
+    """The limit of one output's size goes by two names; both at once would leave it open which one holds."""
+    if table.has("max_bytes") and table.has("bytes_max"):
+        table.fault("max_bytes", "and bytes_max mean the same; give one of them")
+        table.value("max_bytes")
+    return "bytes_max" if table.has("bytes_max") else "max_bytes"
+
+
+def _check_charge(table: Table) -> None:
+    """A run is charged when it succeeds, at most what was held. The catalog may say so, not say otherwise."""
+    on = table.texts("on", ("succeeded",))
+    if set(on) != {"succeeded"}:
+        table.fault("on", 'must be ["succeeded"]: nothing else is ever charged')
+    table.choice("overrun", ("cap",), "cap")
+    table.close()
 
 
 def _deadlines(table: Table) -> Deadlines:
