@@ -115,7 +115,8 @@ def test_lost_outputs_are_not_paid_for(make_hosting: MakeTask) -> None:
     task = moved(step)
     assert (task.status, task.state.error) == ("succeeded", "partial: 3 of 4")
     assert (task.state.cost_micro, task.state.billable_units) == (180_000, 3)
-    assert task.state.hosting.error is not None or task.state.hosting.status == "ready"
+    hosting = task.state.hosting
+    assert (hosting.status, hosting.error) == ("ready", "hosting_failed: 404 from [url]")
 
 
 def test_fewer_pictures_than_ordered_are_a_partial_result(make_hosting: MakeTask) -> None:

@@ -151,7 +151,12 @@ def on_hosted(
             if result.final:
                 lost.append(wanted.pop(result.position))
     stored = tuple(sorted(items, key=lambda item: item.position))
-    left = msgspec.structs.replace(hosting, wanted=tuple(wanted.values()), lost=tuple(lost))
+    left = msgspec.structs.replace(
+        hosting,
+        wanted=tuple(wanted.values()),
+        lost=tuple(lost),
+        error=error_text("hosting_failed", trouble) if len(lost) > len(hosting.lost) else hosting.error,
+    )
     if left.wanted:
         return _round_failed(task, left, stored, now, operation_id=operation_id, jitter=jitter, trouble=trouble)
     if not stored:

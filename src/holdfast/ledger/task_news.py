@@ -14,7 +14,14 @@ import msgspec
 
 from holdfast.ledger.news import NewsStatus, Output, ProviderNews, ReportedUsage
 from holdfast.ledger.task_charge import UNITS_MAX
-from holdfast.ledger.task_dispatch import ATTEMPTS_MAX_COUNT, SILENCE_S, acknowledged, fail, submit
+from holdfast.ledger.task_dispatch import (
+    ATTEMPTS_MAX_COUNT,
+    PROVIDER_REF_MAX_CHARS,
+    SILENCE_S,
+    acknowledged,
+    fail,
+    submit,
+)
 from holdfast.ledger.task_hosting import begin_round, can_pass_through, deliver, hosting_of, numbered
 from holdfast.ledger.task_moves import (
     CancelJob,
@@ -144,7 +151,7 @@ def _hear_late(task: Task, news: ProviderNews, source_ref: str, now: datetime) -
     """The task has ended. A running job that was unknown until now is stopped, once."""
     changes: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
-    ref = clean_word(news.provider_ref)
+    ref = clean_word(news.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
     if ref is not None and task.state.provider_ref is None and _RANK[news.status] < _RANK["succeeded"]:
         changes["provider_ref"] = ref
         effects = (CancelJob(task.request_id, news.attempt, ref),)
