@@ -33,7 +33,7 @@ class Post:
                 while b"\r\n" in waiting:
                     line, waiting = waiting.split(b"\r\n", 1)
                     self.commands.append(line)
-                    if line == b"DATA" and self.refuse != b"DATA":
+                    if line.upper() == b"DATA" and self.refuse != b"DATA":
                         await stream.send_all(b"354 go\r\n")
                         while b"\r\n.\r\n" not in waiting:
                             waiting += await stream.receive_some()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from holdfast.providers.studio import render_image
+from holdfast.providers.studio import render_clip, render_edit, render_image, render_tone
 from holdfast.providers.studio.craft import Prepare
 
-CRAFTS: Mapping[str, Prepare] = MappingProxyType({"poster": render_image.prepare})
+CRAFTS: Mapping[str, Prepare] = MappingProxyType(
+    {
+        "poster": render_image.prepare,
+        "edit": render_edit.prepare,
+        "tone": render_tone.prepare,
+        "clip": render_clip.prepare,
+    }
+)

@@ -47,7 +47,7 @@ def wrap(words: list[str], size_px: int, width_px: float) -> list[str] | None:
     return lines
 
 
-def set_title(canvas: Image.Image, prompt: str, caption: str, palette: Palette) -> None:
+def set_title(canvas: Image.Image, prompt: str, caption: str | None, palette: Palette) -> None:
     """Set the prompt bottom left, as large as it fits, on a darkened foot; a small caption stands on top."""
     width, height = canvas.size
     margin = round(min(width, height) * 0.07)
@@ -68,7 +68,7 @@ def set_title(canvas: Image.Image, prompt: str, caption: str, palette: Palette) 
     for line in lines:
         pen.text((margin, top), line, fill=light, font=font(size))
         top += leading
-    if min(width, height) >= 240:
+    if caption is not None and min(width, height) >= 240:
         rule = margin + round(small * 1.1)
         band = canvas.crop((margin, margin - small // 2, width - margin, rule)).convert("L").reduce(4)
         ink = palette[0] if ImageStat.Stat(band).mean[0] > 120 else light

@@ -119,7 +119,7 @@ def _mesh(palette: Palette, rng: random.Random) -> Image.Image:
     return field
 
 
-def _noise(rng: random.Random) -> Image.Image:
+def noise(rng: random.Random) -> Image.Image:
     """Smooth grey hills: random dots at several scales, added up."""
     total: Image.Image | None = None
     weight = 0.0
@@ -140,7 +140,7 @@ def _gradient(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iter
 
 
 def _plasma(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterator[None]:
-    field = _noise(rng)
+    field = noise(rng)
     turns, phase = rng.uniform(0.7, 1.2), rng.random()
     colours = [ramp(palette, 0.5 - 0.5 * math.cos(math.tau * (turns * v / 255 + phase))) for v in range(256)]
     curves = [[colour[channel] for colour in colours] for channel in range(3)]

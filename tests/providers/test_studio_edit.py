@@ -1,0 +1,133 @@
+"""The edit model: what comes out has the size and type that were asked for, whatever went in."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from PIL import Image
+from quart import Response
+from quart_trio import QuartTrio
+
+from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.studio.craft import BadInput, Bench, Rendered
+from holdfast.providers.studio.render_edit import prepare
+
+from .conftest import ServeApp, StartStudio
+
+
+def picture(form: str = "PNG", size: tuple[int, int] = (120, 80), mode: str = "RGB") -> bytes:
+    stream = io.BytesIO()
+    Image.effect_mandelbrot(size, (-2, -1, 1, 1), 30).convert(mode).save(stream, form)
+    return stream.getvalue()
+
+
+def render(directory: Path, content: bytes | None = None, **order: Any) -> Rendered:
+    data = {"image": base64.b64encode(picture() if content is None else content).decode(), **order}
+    (one,) = prepare(data).render(Bench(directory, lambda percent, stage: None))
+    return one
+
+
+@pytest.mark.parametrize(
+    ("order", "size"),
+    [
+        ({"operation": "resize", "width": 50, "height": 70}, (50, 70)),
+        ({"operation": "crop", "width": 40, "height": 40}, (40, 40)),
+        ({"operation": "crop", "width": 300, "height": 200}, (300, 200)),
+        ({"operation": "thumbnail", "width": 60, "height": 60}, (60, 40)),
+        ({"operation": "thumbnail", "width": 2000, "height": 2000}, (120, 80)),
+        ({"operation": "watermark", "text": "© Ann 2026"}, (120, 80)),
+        ({"operation": "convert"}, (120, 80)),
+        ({"operation": "convert", "width": 60, "height": 60}, (60, 40)),
+    ],
+)
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_result_has_the_size_and_type_asked_for(
+    tmp_path: Path, order: dict[str, Any], size: tuple[int, int], form: str
+) -> None:
+    one = render(tmp_path, format=form, **order)
+    with Image.open(one.path) as image:
+        assert image.size == size == (one.width, one.height)
+        assert (image.format or "").lower() == form
+    assert one.content_type == f"image/{form}"
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "1"), ("JPEG", "CMYK"), ("WEBP", "RGBA"), ("GIF", "P")],
+)
+def test_any_readable_picture_can_become_a_jpeg(tmp_path: Path, form: str, mode: str) -> None:
+    one = render(tmp_path, picture(form, mode=mode), operation="convert", format="jpeg")
+    with Image.open(one.path) as image:
+        assert (image.mode, image.size) == ("RGB", (120, 80))
+
+
+def test_watermark_changes_the_picture(tmp_path: Path) -> None:
+    marked = render(tmp_path, operation="watermark", text="Ann").path.read_bytes()
+    assert marked != render(tmp_path, operation="convert").path.read_bytes()
+
+
+def test_larger_originals_are_kept_within_bounds(tmp_path: Path) -> None:
+    one = render(tmp_path, picture(size=(3000, 100)), operation="convert")
+    assert (one.width, one.height) == (2048, 68)
+
+
+@pytest.mark.parametrize("content", [b"", b"<svg/>", picture()[:60], b"GIF89a", b"\xff\xd8\xff\xe0 junk"])
+def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(BadInput):
+        render(tmp_path, content, operation="convert")
+
+
+def test_picture_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="pixels"):
+        render(tmp_path, picture(size=(6000, 4001), mode="1"), operation="convert")
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        {"operation": "convert"},
+        {"operation": "convert", "image": "aGk=", "image_url": "https://a.example/"},
+        {"operation": "convert", "image": "***"},
+        {"operation": "convert", "image_url": "file:///etc/passwd"},
+        {"operation": "paint", "image": "aGk="},
+        {"operation": "resize", "image": "aGk=", "width": 10},
+        {"operation": "resize", "image": "aGk=", "width": 4000, "height": 10},
+        {"operation": "watermark", "image": "aGk="},
+        {"operation": "watermark", "image": "aGk=", "text": "日本"},
+        {"operation": "convert", "image": "aGk=", "format": "gif"},
+    ],
+)
+def test_what_cannot_be_edited_is_refused(order: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        prepare(order)
+
+
+async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serve_app: ServeApp) -> None:
+    app = QuartTrio("pictures", static_folder=None)
+
+    @app.get("/a.png")
+    async def file() -> Response:
+        return Response(picture(), content_type="image/png")
+
+    with trio.fail_after(20):
+        async with serve_app(app) as url:
+            origin = frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))})
+            crafts = {"edit": prepare, "open": lambda data: prepare(data, lambda: GuardedClient(origin))}
+            order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}
+            async with start_studio(crafts=crafts) as studio:
+                await studio.put("a.1", model="open", input=order)
+                shown = await studio.finished("a.1")
+                assert shown["status"] == "succeeded"
+                assert shown["output"][0]["content_type"] == "image/webp"
+                await studio.put("a.2", model="edit", input=order)
+                shown = await studio.finished("a.2")
+                assert shown["status"] == "failed"
+                assert shown["error_code"] == "invalid_upstream_input"
+                await studio.put("a.3", model="open", input={**order, "image_url": f"{url}/b.png"})
+                assert (await studio.finished("a.3"))["status"] == "failed"

@@ -1,0 +1,127 @@
+"""The tone and clip models: sound and moving pictures of the length that was ordered."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from holdfast.providers.sniffing import HEAD_BYTES, measure, sniff
+from holdfast.providers.studio import render_clip, render_tone
+from holdfast.providers.studio.craft import BadInput, Bench, Rendered
+from holdfast.providers.studio.webm import vp8_frame, write_webm
+
+
+def make(craft: Any, directory: Path, **order: Any) -> tuple[Rendered, list[int]]:
+    told: list[int] = []
+    data = {"prompt": "rain on a tin roof", "seed": 3, **order}
+    (one,) = craft.prepare(data).render(Bench(directory, lambda percent, stage: told.append(percent)))
+    return one, told
+
+
+@pytest.mark.parametrize("mood", ["calm", "bright", "dark", "playful"])
+def test_tone_is_a_sound_of_the_length_ordered(tmp_path: Path, mood: str) -> None:
+    one, told = make(render_tone, tmp_path, duration=1.5, mood=mood)
+    with wave.open(str(one.path)) as sound:
+        frames = sound.readframes(sound.getnframes())
+        assert sound.getnframes() / sound.getframerate() == pytest.approx(1.5, abs=0.001)
+        assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
+    assert max(abs(value) for value in memoryview(frames).cast("h")) > 2000
+    assert one.content_type == sniff(one.path.read_bytes()[:HEAD_BYTES]) == "audio/wav"
+    assert one.duration_s == measure(one.path, "audio/wav").duration_s == 1.5
+    assert told == sorted(told)
+
+
+def test_same_tone_again_sounds_the_same(tmp_path: Path) -> None:
+    first = make(render_tone, tmp_path, duration=1)[0].path.read_bytes()
+    assert make(render_tone, tmp_path, duration=1)[0].path.read_bytes() == first
+    assert make(render_tone, tmp_path, duration=1, seed=4)[0].path.read_bytes() != first
+
+
+@pytest.mark.parametrize("craft", [render_tone, render_clip])
+@pytest.mark.parametrize(
+    "order", [{"prompt": ""}, {"duration": 0.5}, {"duration": 61}, {"duration": True}, {"seed": -1}]
+)
+def test_what_cannot_be_made_is_refused(craft: Any, order: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        craft.prepare({"prompt": "rain", **order})
+
+
+@pytest.mark.parametrize("order", [{"mood": "angry"}, {"duration": "auto"}])
+def test_tone_knows_its_moods_and_lengths(order: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        render_tone.prepare({"prompt": "rain", **order})
+
+
+def elements(content: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(id, position, content) of each element on one level."""
+    place = 0
+    while place < len(content):
+        start, lead = place, content[place]
+        width = 9 - lead.bit_length()
+        mark = int.from_bytes(content[place : place + width], "big")
+        place += width
+        width = 9 - content[place].bit_length()
+        size = int.from_bytes(content[place : place + width], "big") & ~(1 << 7 * width)
+        place += width
+        yield mark, start, content[place : place + size]
+        place += size
+
+
+def test_clip_is_a_webm_of_the_length_and_size_ordered(tmp_path: Path) -> None:
+    one, told = make(render_clip, tmp_path, duration=2.5)
+    content = one.path.read_bytes()
+    assert one.content_type == sniff(content[:HEAD_BYTES]) == "video/webm"
+    assert one.duration_s == measure(one.path, "video/webm").duration_s == 2.5
+    assert (one.width, one.height) == (640, 360)
+    (_, _, _), (segment_mark, _, segment) = elements(content)
+    assert segment_mark == 0x18538067
+    parts = list(elements(segment))
+    clusters = {start: part for mark, start, part in parts if mark == 0x1F43B675}
+    (cues,) = [part for mark, _, part in parts if mark == 0x1C53BB6B]
+    targets = []
+    for _, _, point in elements(cues):
+        _, (_, _, track_positions) = elements(point)
+        targets.append(int.from_bytes({mark: part for mark, _, part in elements(track_positions)}[0xF1], "big"))
+    assert targets == list(clusters)
+    blocks = [part for cluster in clusters.values() for mark, _, part in elements(cluster) if mark == 0xA3]
+    assert len(blocks) == 30
+    assert all(block[0] == 0x81 and block[3] == 0x80 and block[7:10] == b"\x9d\x01\x2a" for block in blocks)
+    assert len(set(blocks)) == 30
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("resolution", "size"), [("360p", (640, 360)), ("480p", (854, 480)), ("720p", (1280, 720))]
+)
+def test_clip_has_the_resolution_ordered(tmp_path: Path, resolution: str, size: tuple[int, int]) -> None:
+    one, _ = make(render_clip, tmp_path, duration=1, resolution=resolution)
+    assert (one.width, one.height) == size
+
+
+def test_clip_takes_auto_for_a_length() -> None:
+    assert render_clip.prepare({"prompt": "rain", "duration": "auto"}).duration_s == 4.0
+    with pytest.raises(BadInput):
+        render_clip.prepare({"prompt": "rain", "resolution": "8k"})
+
+
+def test_frame_comes_out_of_a_lossy_picture_alone() -> None:
+    for lossless in (False, True):
+        stream = io.BytesIO()
+        Image.new("RGB", (16, 16), "red").save(stream, "WEBP", lossless=lossless)
+        if lossless:
+            with pytest.raises(ValueError, match="lossy"):
+                vp8_frame(stream.getvalue())
+        else:
+            assert vp8_frame(stream.getvalue())[3:6] == b"\x9d\x01\x2a"
+
+
+def test_large_elements_have_long_sizes() -> None:
+    content = write_webm([b"x" * 20_000] * 12, 16, 16, 12)
+    (_, _, _), (_, _, segment) = elements(content)
+    assert len(segment) > 240_000
