@@ -38,7 +38,7 @@ from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import LocalStore
-from holdfast.providers.downloads import GuardedClient
+from holdfast.providers.guarded import GuardedClient
 from holdfast.providers.mail import DevelopmentMailer, Mailer, SmtpMailer
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import CogProvider
@@ -156,7 +156,7 @@ def assemble(
         database.gate,
     )
     reporter, dead_letters = Reporter(), DeadLetters()
-    store = LocalStore(settings.data_dir / "assets")
+    store = LocalStore(settings.data_dir)
     posts = {name: WorkerPost(name) for name in ("dispatcher", "desk", "hosting", "sweeper")}
     limits = KeyedLimits(
         mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
@@ -206,7 +206,7 @@ def assemble(
                     posts["hosting"],
                     downloads=downloads,
                     store=store,
-                    incoming_dir=settings.data_dir / "assets" / "incoming",
+                    incoming_dir=settings.data_dir / "incoming",
                     tasks=tasks,
                     now=utc_now,
                 ),

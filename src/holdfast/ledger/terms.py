@@ -14,7 +14,7 @@ PricingMode = Literal[
 ]  # fmt: skip
 
 
-class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+class Hosting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a task's outputs are kept: ``rehost`` copies them, ``passthrough`` hands on the provider's URLs."""
 
     mode: Literal["rehost", "passthrough"] = "rehost"
@@ -23,7 +23,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     content_types: tuple[str, ...] = ()
 
 
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long each part of a task's life may take."""
 
     dispatch_s: int = 60
@@ -33,7 +33,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     overall_s: int = 24 * 3600
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
+class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the customer pays: amounts in micro-credits per unit as exact decimal strings, markup included.
 
     A rate may be finer than a micro-credit (tokens cost less), so it is a string read as a Decimal. Single-rate
@@ -49,7 +49,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     minimum_micro: int = 0
 
 
-class Units(msgspec.Struct, frozen=True, kw_only=True):
+class Units(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A measured amount of work. Single-rate modes count ``units``; ``per_token`` counts both kinds of token."""
 
     units: int = 0
@@ -57,7 +57,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     tokens_out: int = 0
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a task needs to be held, run, hosted and settled, as fixed when it was quoted.
 
     ``estimate_micro`` is the expected charge, ``hold_micro`` what is set aside (the most it can cost);

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import BigInteger, Boolean, Integer, LargeBinary, SmallInteger, Table, Text
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
 from holdfast.persistence import tables
 
@@ -315,7 +315,7 @@ def _text_lists(values: Iterable[Sequence[str] | None]) -> str:
 
 
 _BY_TYPE: tuple[tuple[type[Any], str, Render], ...] = (
-    (JSONB, "jsonb", _texts),
+    (JSON, "json", _texts),
     (TIMESTAMP, "timestamptz", _times),
     (Text, "text", _texts),
     (BigInteger, "bigint", _integers),

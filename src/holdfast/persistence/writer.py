@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import errors
@@ -49,7 +49,7 @@ _LOCK: dict[FenceKind, str] = {
 }
 _FIRST_SIGN_IN = (
     "insert into sign_ins (key, version, updated_at, state) "
-    "select k, 0, now(), '{}'::jsonb from unnest(%s::text[]) k order by k on conflict do nothing"
+    "select k, 0, now(), '{}'::json from unnest(%s::text[]) k order by k on conflict do nothing"
 )
 _PROBE = (
     "select r.account_id, r.route, r.key, r.fingerprint, r.reply from idempotency_records r "
@@ -69,6 +69,12 @@ _AWAY = (
     errors.ReadOnlySqlTransaction,
 )
 """Errors of a database that cannot write at all now, whatever the batch."""
+
+
+_RowKey: TypeAlias = tuple[FenceKind, str]
+
+_FALLEN = -1
+"""The version, expected by nobody, of a row whose newest decision has fallen."""
 
 
 class ConnectionLost(Exception):
@@ -110,8 +116,11 @@ class BatchWriter:
         Raises :class:`ConnectionLost` or :class:`CommitUnanswered`; every other database error is settled here:
         passing ones by ``NotWritten``, and one that a particular unit provokes by writing unit by unit.
         """
+        return self._write(units, fallen=set())
+
+    def _write(self, units: Sequence[Unit], *, fallen: set[_RowKey]) -> list[Verdict]:
         try:
-            return self._transaction(units)
+            return self._transaction(units, fallen)
         except _PASSING as exc:
             return [NotWritten(type(exc).__name__)] * len(units)
         except (ConnectionLost, CommitUnanswered):
@@ -123,11 +132,17 @@ class BatchWriter:
             return self._write_one_by_one(units)
 
     def _write_one_by_one(self, units: Sequence[Unit]) -> list[Verdict]:
-        """Find the unit the database refuses: a transaction each, so that its neighbours do not fall with it."""
+        """Find the unit the database refuses: a transaction each, so that its neighbours do not fall with it.
+
+        What was decided on top of a unit that falls must fall too, although the rows alone might let it pass.
+        """
         verdicts: list[Verdict] = []
+        fallen: set[_RowKey] = set()
         for unit in units:
             try:
-                verdicts += self.write([unit])
+                verdicts += self._write([unit], fallen=fallen)
+                if type(verdicts[-1]) is not Committed:
+                    fallen.update((fence.kind, fence.key) for fence in unit.fences)
             except CommitUnanswered as lost:
                 rest: list[Verdict] = [NotWritten("the connection was lost before this unit's turn")] * (
                     len(units) - len(verdicts) - 1
@@ -170,10 +185,11 @@ class BatchWriter:
 
     # ------------------------------------------------------------------------------------------ one transaction
 
-    def _transaction(self, units: Sequence[Unit]) -> list[Verdict]:
+    def _transaction(self, units: Sequence[Unit], fallen: set[_RowKey]) -> list[Verdict]:
         connection = self._connected()
         try:
             versions, answers = self._lock(connection, units)
+            versions.update(dict.fromkeys(fallen, _FALLEN))
             verdicts = _judge(units, versions, answers)
             passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
             statements = _statements(passed)
@@ -203,7 +219,7 @@ class BatchWriter:
 
     def _lock(
         self, connection: psycopg.Connection[Any], units: Sequence[Unit]
-    ) -> tuple[dict[tuple[FenceKind, str], int], dict[IdempotencyProbe, RememberedAnswer]]:
+    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, RememberedAnswer]]:
         keys: dict[FenceKind, dict[str, int]] = {"account": {}, "task": {}, "sign_in": {}}
         probes: dict[IdempotencyProbe, None] = {}
         for unit in units:
@@ -269,13 +285,15 @@ class BatchWriter:
 
 def _judge(
     units: Iterable[Unit],
-    versions: dict[tuple[FenceKind, str], int],
+    versions: dict[_RowKey, int],
     answers: dict[IdempotencyProbe, RememberedAnswer],
 ) -> list[Verdict]:
     """Each unit in turn: does it stand on the versions as the units before it leave them?
 
-    A unit that falls takes with it all later ones of the batch that were decided on top of it, since their
-    fences expect a version that never comes. A row that is not there stands at no version.
+    A unit that falls takes with it all later ones of the batch that share a row with it: they were decided on
+    top of it. Comparing versions would not do. When another process has moved a row from 5 to 6, our unit that
+    expects 5 falls, and the next one, decided on our own void 6, would meet theirs and pass.
+    A row that is not there stands at no version.
     """
     verdicts: list[Verdict] = []
     probed: set[IdempotencyProbe] = set()
@@ -294,6 +312,9 @@ def _judge(
                 for fence in unit.fences:
                     versions[fence.kind, fence.key] = fence.expected + 1
             verdicts.append(Committed())
+            continue
+        for fence in unit.fences:
+            versions[fence.kind, fence.key] = _FALLEN
     return verdicts
 
 

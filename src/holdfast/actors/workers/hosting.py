@@ -24,7 +24,7 @@ from holdfast.ledger.terms import Hosting
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
 from holdfast.providers.guarded import GuardedClient
-from holdfast.providers.sniffing import MEDIA_TYPES
+from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)
 
@@ -91,9 +91,12 @@ class HostingWorker(Worker):
 
     async def _keep(self, output: Output, fetched: Downloaded, hosting: Hosting) -> HostedOutput | HostingFailure:
         try:
-            await self._store.put(fetched.path, sha256=fetched.sha256, content_type=fetched.content_type)
+            await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
         except OSError as fault:
             return HostingFailure(output.index, f"storage_full: {fault.strerror}", final=False)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.Path(fetched.path).unlink(missing_ok=True)
         return HostedOutput(
             position=output.index,
             asset_id=new_id("asset"),

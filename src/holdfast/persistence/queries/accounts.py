@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, any_, bindparam, func, select
 
 from holdfast.persistence.tables import accounts, api_keys
 
@@ -30,7 +30,7 @@ _TOTALS = select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro)
 )
 _LIVE_KEYS = select(
     func.count(),
-    func.count().filter(api_keys.c.scopes.contains([bindparam("writing_scope")])),
+    func.count().filter(bindparam("writing_scope") == any_(api_keys.c.scopes)),
 ).where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
 
 

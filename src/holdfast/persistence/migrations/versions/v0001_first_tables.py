@@ -146,7 +146,7 @@ def upgrade() -> None:
         sa.Column("key", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
-        sa.Column("state", postgresql.JSONB(), nullable=False),
+        sa.Column("state", postgresql.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_sign_ins")),
         postgresql_with={"fillfactor": "70"},
     )
@@ -174,8 +174,8 @@ def upgrade() -> None:
         sa.Column("updated_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.Column("wake_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("dispatched", sa.Boolean(), nullable=False),
-        sa.Column("request", postgresql.JSONB(), nullable=False),
-        sa.Column("state", postgresql.JSONB(), nullable=False),
+        sa.Column("request", postgresql.JSON(), nullable=False),
+        sa.Column("state", postgresql.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("account_id", "request_id", name=op.f("pk_tasks")),
         postgresql_with={"fillfactor": "70"},
     )
@@ -200,7 +200,7 @@ def upgrade() -> None:
         sa.Column("cost_micro", sa.BigInteger(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("operation_id", sa.Text(), nullable=True),
-        sa.Column("status_history", postgresql.JSONB(), nullable=False),
+        sa.Column("status_history", postgresql.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("account_id", "request_id", name=op.f("pk_usage_entries")),
         postgresql_with={"fillfactor": "80"},
     )
