@@ -1,0 +1,297 @@
+"""The demonstration: a service of its own on an empty data folder, walked through once as a customer would.
+
+Every step checks the numbers it is told (the hold is the estimate, the charge is the quote, balance less held is
+what is available), so that a demonstration that ends well proves something. The first step that does not hold is
+named, with the end of the service's log, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from PIL import Image
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from holdfast.demo_service import DemoService, ServiceTrouble
+
+OUTPUT: Final = Path("demo-output")
+EMAIL: Final = "ada@example.com"
+RECHARGE: Final = "10.00"
+MODEL: Final = "studio/image-1"
+PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 2, "width": 1024, "height": 768, "seed": 7}
+LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 1536, "height": 1536}
+TASK_S: Final = 120.0
+POLL_S: Final = 0.1
+ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
+
+
+class StepFailed(Exception):
+    """A step did not do what it promises. The message names the step and what was wrong."""
+
+
+def main() -> int:
+    """Run the demonstration. Returns 0, or 1 with the reason on the terminal."""
+    console = Console(highlight=False, soft_wrap=True)
+    with DemoService() as service:
+        try:
+            _walk(console, service)
+        except StepFailed as failure:
+            console.print(f"\n[bold red]The demonstration failed.[/] {escape(str(failure))}")
+            console.print("The end of the service's log:", style="dim")
+            console.print(escape(service.log_tail()), style="dim")
+            return 1
+    console.print(f"\n[bold green]All of it holds.[/] The pictures are in {OUTPUT.absolute()}")
+    return 0
+
+
+def _walk(console: Console, service: DemoService) -> None:
+    step = _Steps(console)
+    with step("start the service"):
+        url = service.start()
+        step.say(f"it listens on {url}, its data is in {service.data_dir}")
+    with httpx.Client(base_url=url, timeout=20.0) as http:
+        journey = _Journey(http, step)
+        journey.sign_in()
+        journey.get_ready()
+        journey.buy_pictures()
+        journey.change_ones_mind()
+        console.print(journey.totals)
+    with step("stop the service"):
+        code = service.stop()
+        _expect(code == 0, f"SIGTERM ended it with exit code {code}")
+        step.say("exit code 0")
+    with step("audit the books"):
+        code, verdict = service.audit()
+        step.say(verdict)
+        _expect(code == 0, f"holdfast audit ended with exit code {code}")
+
+
+class _Steps:
+    """Names the step under way, and turns whatever goes wrong in it into a failure of that step."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.console.print(f"[bold]{next(self._numbers):2}. {escape(name)}[/]")
+        try:
+            yield
+        except (StepFailed, ServiceTrouble, httpx.HTTPError, KeyError, IndexError, TypeError, OSError) as fault:
+            reason = str(fault) if isinstance(fault, StepFailed | ServiceTrouble) else repr(fault)
+            raise StepFailed(f"Step '{name}': {reason}.") from fault
+
+    def say(self, text: str) -> None:
+        """Tell a fact about the step under way."""
+        for line in text.splitlines():
+            self.console.print(f"    {escape(line)}", style="dim")
+
+
+class _Journey:
+    """The customer, with what they have been given so far."""
+
+    def __init__(self, http: httpx.Client, step: _Steps) -> None:
+        self._http = http
+        self._step = step
+        self._session = ""
+        self._key = ""
+        self.totals = Table(title="Credit and usage", title_justify="left")
+        for column in ("when", "balance", "held", "available", "tasks in the usage log", "charged so far"):
+            self.totals.add_column(column, justify="left" if column == "when" else "right")
+
+    def sign_in(self) -> None:
+        """An e-mail address and the code sent to it make a session, and the first time an account."""
+        with self._step(f"sign in as {EMAIL}"):
+            sent = self._call("POST", "/v2/control/auth/otp", json={"email": EMAIL})
+            proof = {"email": EMAIL, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+            verified = self._call("POST", "/v2/control/auth/verify", json=proof)
+            self._session = verified["session"]["token"]
+            self._step.say(f"account {verified['account_id']}, session until {verified['session']['expires_at']}")
+            self._account("to begin with", balance="0.00", held="0.00")
+
+    def get_ready(self) -> None:
+        """Do what the service says is missing."""
+        with self._step("ask what is missing for a first call"):
+            readiness = self._call("GET", "/v2/control/first-call", self._session)
+            _expect(not readiness["ready"], "a new account already is ready")
+            self._step.say(f"suggested: {', '.join(readiness['suggested_next_actions'])}")
+        with self._step("create an API key"):
+            made = self._call("POST", "/v2/control/api-keys", self._session, json={"name": "demo"})
+            self._key = made["api_key"]
+            self._step.say(f"{made['api_key_prefix']}…, scopes {', '.join(made['scopes'])}")
+        with self._step(f"add {RECHARGE} of sandbox credit"):
+            credited = self._call(
+                "POST", "/v2/control/sandbox/recharge", self._session, json={"amount": RECHARGE}, key="recharge"
+            )
+            self._step.say(f"operation {credited['operation_id']}")
+            self._account("after adding credit", balance=RECHARGE, held="0.00")
+            readiness = self._call("GET", "/v2/control/first-call", self._session)
+            _expect(readiness["ready"], "key and credit are there, and the account is not ready")
+
+    def buy_pictures(self) -> None:
+        """Quote, create, wait, fetch, and see the charge."""
+        with self._step("look at the models"):
+            models = {model["id"]: model for model in self._call("GET", "/v2/models")["data"]}
+            self._step.say(", ".join(models))
+            _expect(MODEL in models, f"{MODEL} is not on sale")
+        with self._step(f"ask for the price of {PICTURE['n']} pictures"):
+            quote = self._call("POST", "/v2/quote", self._key, json={"model": MODEL, "input": PICTURE})
+            price = Decimal(quote["estimate"]["credits"])
+            self._step.say(f"{price} credits ({quote['estimate']['basis']}), good until {quote['expires_at']}")
+        with self._step("create the task at that price"):
+            order = {"model": MODEL, "input": PICTURE, "quote_id": quote["quote_id"]}
+            created = self._call("POST", "/v2/task/create", self._key, json=order, key="pictures")
+            estimate = Decimal(created["estimated_cost"]["credits"])
+            _expect(estimate == price, f"quoted {price}, and the task is estimated at {estimate}")
+            self._hold_of(created["request_id"], estimate, "while the task runs")
+        with self._step("wait for the studio"):
+            task = self._wait(created["request_id"])
+            _expect(task["status"] == "succeeded", f"the task ended as {task['status']}: {task['error']}")
+        with self._step("fetch the pictures"):
+            _expect(len(task["output"]) == PICTURE["n"], f"{len(task['output'])} pictures came")
+            for item in task["output"]:
+                self._fetch(item)
+        with self._step("see what it cost"):
+            charged = self._usage()[created["request_id"]]
+            _expect(charged == price, f"quoted {price}, charged {charged}")
+            self._account("after the task", balance=str(Decimal(RECHARGE) - price), held="0.00")
+            self._step.say(f"charged {charged} credits, as quoted; nothing is held any more")
+
+    def change_ones_mind(self) -> None:
+        """Cancel a task: its hold is released whole."""
+        balance = str(Decimal(self._summary()["balance"]))
+        with self._step("create another task, and cancel it"):
+            created = self._call("POST", "/v2/task/create", self._key, json={"model": MODEL, "input": LONG_WORK})
+            self._hold_of(created["request_id"], Decimal(created["estimated_cost"]["credits"]), "second task held")
+            canceled = self._call("POST", f"/v2/task/{created['request_id']}/cancel", self._key)
+            _expect(canceled["status"] == "canceled", f"after the cancel the task is {canceled['status']}")
+            _expect(self._usage()[created["request_id"]] == 0, "a canceled task was charged")
+            self._account("second task canceled", balance=balance, held="0.00")
+            self._step.say("the whole hold was released, nothing was charged")
+
+    # ------------------------------------------------------------------------------------------------------ parts
+
+    def _call(
+        self, method: str, path: str, credential: str = "", *, json: Any = None, key: str | None = None
+    ) -> Any:
+        headers = {"Authorization": f"Bearer {credential}"} if credential else {}
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        response = self._http.request(method, path, json=json, headers=headers)
+        _expect(response.status_code == 200, f"{method} {path} answered {response.status_code}: {response.text}")
+        return response.json()
+
+    def _summary(self) -> dict[str, str]:
+        summary: dict[str, str] = self._call("GET", "/v2/control/account", self._session)
+        return summary
+
+    def _account(self, when: str, *, balance: str, held: str) -> None:
+        """Read the totals, note them in the table, and check them."""
+        found = self._summary()
+        costs = self._usage()
+        self.totals.add_row(
+            when,
+            found["balance"],
+            found["held_total"],
+            found["available_balance"],
+            str(len(costs)),
+            str(sum(costs.values(), Decimal("0.00"))),
+        )
+        _expect(Decimal(found["balance"]) == Decimal(balance), f"the balance is {found['balance']}, not {balance}")
+        _expect(Decimal(found["held_total"]) == Decimal(held), f"{found['held_total']} is held, not {held}")
+        available = Decimal(found["balance"]) - Decimal(found["held_total"])
+        _expect(Decimal(found["available_balance"]) == available, "balance less held is not what is available")
+
+    def _hold_of(self, request_id: str, estimate: Decimal, when: str) -> None:
+        """Check that the task's estimate is what is held, unless the studio was faster than this look."""
+        balance = self._summary()["balance"]
+        try:
+            self._account(when, balance=balance, held=str(estimate))
+        except StepFailed:
+            if self._task(request_id)["status"] not in ENDED:
+                raise
+        self._step.say(f"{request_id} holds {estimate} credits")
+
+    def _task(self, request_id: str) -> dict[str, Any]:
+        task: dict[str, Any] = self._call("GET", f"/v2/task/{request_id}", self._key)
+        return task
+
+    def _usage(self) -> dict[str, Decimal]:
+        """What each request has cost so far."""
+        log = self._call("GET", "/v2/usage/logs", self._session)["data"]
+        return {entry["request_id"]: Decimal(entry["cost_credits"]) for entry in log}
+
+    def _wait(self, request_id: str) -> dict[str, Any]:
+        """Poll until the task has ended, showing what its provider reports."""
+        deadline = time.monotonic() + TASK_S
+        with self._progress() as show:
+            while True:
+                task = self._task(request_id)
+                show(task)
+                if task["status"] in ENDED:
+                    return task
+                _expect(time.monotonic() < deadline, f"the task is still {task['status']} after {TASK_S:.0f} s")
+                time.sleep(POLL_S)
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """A bar on a terminal; elsewhere a line for each piece of news."""
+        console = self._step.console
+        bar = Progress(
+            TextColumn("    {task.description:<24}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        bar_id = bar.add_task("queued", total=100)
+        told = 0
+
+        def show(task: dict[str, Any]) -> None:
+            nonlocal told
+            lines = task["provider_progress"]
+            for line in lines[told:]:
+                percent = 100 if line["status"] == "succeeded" else line["percent"]
+                words = " ".join(word for word in (line["status"], line["stage"]) if word)
+                bar.update(bar_id, description=words, completed=percent)
+                if not console.is_terminal:
+                    self._step.say(f"{line['ts']}  {words:<28}" + ("" if percent is None else f"{percent:>4}%"))
+            told = len(lines)
+
+        with bar if console.is_terminal else nullcontext():
+            yield show
+
+    def _fetch(self, item: dict[str, Any]) -> None:
+        """Fetch a result by its link, check it whole, and keep it."""
+        response = self._http.get(item["url"])
+        _expect(response.status_code == 200, f"its link answered {response.status_code}")
+        _expect(
+            hashlib.sha256(response.content).hexdigest() == item["sha256"], "its bytes are not the promised ones"
+        )
+        with Image.open(io.BytesIO(response.content)) as image:
+            image.load()
+            _expect(image.format == "PNG", f"it is a {image.format}")
+            size = (PICTURE["width"], PICTURE["height"])
+            _expect(image.size == size, f"asked for {size}, got {image.size}")
+        OUTPUT.mkdir(exist_ok=True)
+        path = OUTPUT / f"lighthouse-{item['index'] + 1}.png"
+        path.write_bytes(response.content)
+        self._step.say(f"{path}: PNG, {item['width']} x {item['height']}, {item['bytes']} bytes")
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise StepFailed(otherwise)
