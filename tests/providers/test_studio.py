@@ -344,6 +344,18 @@ async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_pa
     assert names_in(tmp_path) == []
 
 
+async def test_files_of_an_earlier_life_are_removed_and_no_others(
+    start_studio: StartStudio, tmp_path: Path
+) -> None:
+    directory = tmp_path / "studio-files"
+    directory.mkdir()
+    for name in ("0" * 32 + ".png", "incoming-abc", "secrets.json"):
+        (directory / name).touch()
+    with trio.fail_after(20):
+        async with start_studio():
+            assert names_in(directory) == ["secrets.json"]
+
+
 def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="secret"):
         Workshop(" ", tmp_path)

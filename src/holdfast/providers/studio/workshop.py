@@ -8,6 +8,7 @@ ordered it learns so by asking (unknown job) and orders again under the same id.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ KEEP_S = 2 * 3600
 LINK_LIFE_S = 900
 EXPIRE_EVERY_S = 60
 
+_OURS = re.compile(r"(?:[0-9a-f]{32}\.[a-z]+|incoming-\w+)\Z")
+"""Names the studio gives to files, so that nothing else in its directory is ever removed."""
 _log = structlog.get_logger(__name__)
 
 
@@ -209,7 +212,7 @@ class Workshop:
 
     def _clear_directory(self) -> None:
         self._files_dir.mkdir(parents=True, exist_ok=True)
-        _remove([path for path in self._files_dir.iterdir() if path.is_file()])
+        _remove([path for path in self._files_dir.iterdir() if _OURS.match(path.name)])
 
 
 def _ended_before(job: Job, moment: datetime) -> bool:

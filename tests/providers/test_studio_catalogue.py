@@ -1,0 +1,43 @@
+"""What the shipped catalog sells of the studio, the studio makes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from holdfast.providers.studio.catalogue import CRAFTS
+
+_SHIPPED = files("holdfast.ledger") / "default_catalog"
+_MODELS = [
+    model
+    for model in tomllib.loads((_SHIPPED / "catalog.toml").read_text("utf-8"))["models"]
+    if model["upstream"]["provider"] == "studio"
+]
+_SAMPLES: dict[str, list[dict[str, Any]]] = {
+    "poster": [{"prompt": "a", "n": 4, "width": 1536, "height": 256, "style": "plasma", "seed": 4294967295}],
+    "edit": [
+        {"operation": "convert", "image": "aGVsbG8gd29ybGQh"},
+        {"operation": "watermark", "image_url": "https://a.example/b", "text": "Ann", "format": "webp"},
+        {"operation": "crop", "image": "aGVsbG8gd29ybGQh", "width": 16, "height": 2048, "format": "jpeg"},
+    ],
+    "tone": [{"prompt": "a"}, {"prompt": "a", "duration": 60, "mood": "dark"}, {"prompt": "a", "duration": 1.5}],
+    "clip": [{"prompt": "a", "duration": "auto"}, {"prompt": "a", "duration": 12, "resolution": "720p"}],
+}
+
+
+def test_every_model_sold_is_made() -> None:
+    assert {model["upstream"]["model"] for model in _MODELS} == set(CRAFTS) == set(_SAMPLES)
+
+
+@pytest.mark.parametrize("model", _MODELS, ids=lambda model: model["id"])
+def test_inputs_that_pass_the_schema_pass_the_studio(model: dict[str, Any]) -> None:
+    schema = json.loads((_SHIPPED / model["input_schema"]).read_text("utf-8"))
+    defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
+    for sample in _SAMPLES[model["upstream"]["model"]]:
+        Draft202012Validator(schema).validate(sample)
+        CRAFTS[model["upstream"]["model"]]({**defaults, **sample})
