@@ -29,6 +29,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import Task, UsageEntry, accept_task, usage_of
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.providers.assets import LocalStore
+from holdfast.providers.mail import MailFault
 from holdfast.settings import Settings, load_settings
 
 R = TypeVar("R")
@@ -99,9 +101,9 @@ class FakeMailer:
     """Keeps what it should send."""
 
     sent: list[tuple[str, str, int]] = field(default_factory=list)
-    fault: Exception | None = None
+    fault: MailFault | None = None
 
-    async def send_code(self, email: str, code: str, *, expires_in_s: int) -> None:
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
         if self.fault is not None:
             raise self.fault
         self.sent.append((email, code, expires_in_s))
@@ -115,27 +117,6 @@ class FakeHealth:
 
     async def readiness(self) -> Readiness:
         return self.found
-
-
-@dataclass
-class FakeStore:
-    """Files by their SHA-256."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-
-    def add(self, data: bytes) -> str:
-        sha256 = hashlib.sha256(data).hexdigest()
-        self.files[sha256] = data
-        return sha256
-
-    async def open(self, sha256: str, *, start: int, stop: int) -> AsyncIterator[bytes]:
-        data = self.files[sha256]
-        return _blocks(data[start:stop])
-
-
-async def _blocks(data: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), 1000):
-        yield data[start : start + 1000]
 
 
 def make_task(
@@ -166,7 +147,7 @@ class Stage:
     sign_ins: FakeDirectory
     tasks: FakeDirectory
     mailer: FakeMailer
-    store: FakeStore
+    store: LocalStore
     key: MintedKey
     now: datetime = NOW
     account_id: str = ACCOUNT
@@ -322,12 +303,12 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def stage(settings: Settings) -> Stage:
+def stage(settings: Settings, tmp_path: Path) -> Stage:
     """A front end without rows: reading any is an error."""
     catalog = load_catalog(None)
     secrets = {"studio": ("studio-callback-secret",), None: ("house-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
-    mailer, store = FakeMailer(), FakeStore()
+    mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
     front = Front(
         settings=settings,
         database=NoRows(),

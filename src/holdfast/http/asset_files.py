@@ -7,27 +7,27 @@ shared cache may keep them.
 from __future__ import annotations
 
 import re
+from types import TracebackType
 from typing import Final, NamedTuple
 
 from quart import Response
+from quart.wrappers.response import ResponseBody
 
 from holdfast.http.calls import Call, render_refusal
 from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
+from holdfast.providers.assets import AssetReader, asset_key
 from holdfast.providers.links import check_link
+from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
 
 route = RouteTable("Assets")
 
 SEND_TIMEOUT_S: Final = 3600.0
 """How long one answer may take to be fetched, however slow the line."""
 
-CONTENT_TYPES: Final = (
-    "image/png", "image/jpeg", "image/webp", "image/gif", "image/avif", "video/mp4", "video/webm",
-    "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
-)  # fmt: skip
+CONTENT_TYPES: Final = tuple(sorted(MEDIA_TYPES))
 
-_EXTENSIONS: Final = {"jpeg": "jpg", "mpeg": "mp3"}
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _GONE: Final = Refusal(
     code="asset_expired", message="This link has expired. Read the task again for a new one, while it is kept."
@@ -87,12 +87,28 @@ async def fetch_asset(call: Call) -> Outcome:
     status = 200 if span is None else 206
     if request.method == "HEAD":
         return Response(b"", status=status, headers=headers)
-    start, stop = span or Span(0, asset.bytes)
     # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
-    blocks = await front.asset_store.open(asset.sha256, start=start, stop=stop)
-    response = Response(blocks, status=status, headers=headers)
+    key = asset_key(asset.sha256, _extension(asset))
+    reader = await front.asset_store.open(key, *(span or ()))
+    response = Response(None, status=status, headers=headers)
+    response.response = _Blocks(reader)
     response.timeout = SEND_TIMEOUT_S
     return response
+
+
+class _Blocks(ResponseBody):
+    """A reader as the web framework wants it: entered when sending begins, left however it ends."""
+
+    def __init__(self, reader: AssetReader) -> None:
+        self._reader = reader
+
+    async def __aenter__(self) -> AssetReader:
+        return await self._reader.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._reader.__aexit__(kind, fault, trace)
 
 
 def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
@@ -116,17 +132,19 @@ def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
 
 
 def _headers(asset: AssetRecord) -> dict[str, str]:
-    kind = asset.content_type.rpartition("/")[2]
-    extension = _EXTENSIONS.get(kind, kind)
     return {
         "Content-Type": asset.content_type,
         "ETag": f'"{asset.sha256}"',
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, max-age=3600",
-        "Content-Disposition": f'inline; filename="{asset.asset_id}.{extension}"',
+        "Content-Disposition": f'inline; filename="{asset.asset_id}.{_extension(asset)}"',
         "Content-Security-Policy": "sandbox; default-src 'none'",
         "Cross-Origin-Resource-Policy": "cross-origin",
     }
+
+
+def _extension(asset: AssetRecord) -> str:
+    return EXTENSIONS[asset.content_type]
 
 
 def _tags(header: str | None) -> set[str]:

@@ -69,7 +69,7 @@ async def hear_callback(call: Call) -> Outcome:
     verdict = verify(header, call.raw, secrets, now=front.now())
     if verdict != "valid":
         return _REFUSED[verdict]
-    # A sender without a key name signs with the service-wide secret and says in the body who it is.
+    # A sender without a key name may say in the body who it is.
     provider = named or _named_in_body(call.raw)
     news = parse_callback(provider or "", call.raw)
     if isinstance(news, Refusal):
@@ -80,6 +80,11 @@ async def hear_callback(call: Call) -> Outcome:
         task = await front.database.read(lambda rows: task_by_id(rows, request_id))
     if task is None or (provider is not None and provider != task.provider):
         return TASK_NOT_FOUND
+    if named is None:
+        # Any provider's secret opened the door; only the task's own provider may speak of it.
+        verdict = verify(header, call.raw, front.callback_secrets(task.provider), now=front.now())
+        if verdict != "valid":
+            return _REFUSED[verdict]
     news = msgspec.structs.replace(news, provider=task.provider)
     done = await call.ask(front.tasks, task.request_id, HearNews(news=news, body=call.raw))
     if isinstance(done, Refusal):

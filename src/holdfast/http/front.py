@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,8 @@ from holdfast.actors.directory import Directory
 from holdfast.http.credentials import KeyCache
 from holdfast.ledger.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.assets import AssetStore
+from holdfast.providers.mail import Mailer
 from holdfast.settings import Settings
 
 T = TypeVar("T")
@@ -39,22 +41,6 @@ class Readiness:
         return self.database and self.tree and all(self.providers.values())
 
 
-class StoredFiles(Protocol):
-    """Where results are kept, by the SHA-256 of their bytes."""
-
-    async def open(self, sha256: str, *, start: int, stop: int) -> AsyncIterator[bytes]:
-        """The bytes from ``start`` up to but not including ``stop``, in blocks. Raises where there is no file."""
-        ...
-
-
-class CodeMailer(Protocol):
-    """Who carries sign-in codes."""
-
-    async def send_code(self, email: str, code: str, *, expires_in_s: int) -> None:
-        """Hand a code over for delivery. Raises where that failed."""
-        ...
-
-
 class Health(Protocol):
     """Who knows how the service is."""
 
@@ -73,8 +59,8 @@ class Front:
     sign_ins: Directory
     tasks: Directory
     catalog: Callable[[], Catalog]
-    asset_store: StoredFiles
-    mailer: CodeMailer
+    asset_store: AssetStore
+    mailer: Mailer
     callback_secrets: Callable[[str | None], Sequence[str]]
     health: Health
     metrics_text: Callable[[], bytes]

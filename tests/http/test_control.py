@@ -1,0 +1,330 @@
+"""Signing in, sessions, keys, the account and sandbox credit."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.actors.messages import (
+    AccountSummary,
+    AdmitOrigin,
+    ApiKeyCreated,
+    ApiKeyRevoked,
+    CodeIssued,
+    CreateApiKey,
+    OriginAdmitted,
+    Recharge,
+    Recharged,
+    Replayed,
+    RequestCode,
+    RevokeApiKey,
+    SignedIn,
+    SignedOut,
+    SignOut,
+    StoredReply,
+    VerifyCode,
+)
+from holdfast.http.bodies import fingerprint
+from holdfast.http.credentials import digest
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence import tables
+from holdfast.providers.mail import MailFault
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+OTP, VERIFY, RECHARGE = "/v2/control/auth/otp", "/v2/control/auth/verify", "/v2/control/sandbox/recharge"
+
+
+async def issue(key: str, command: object) -> object:
+    if isinstance(command, AdmitOrigin):
+        return OriginAdmitted()
+    assert isinstance(command, RequestCode)
+    return CodeIssued(otp_id="otp_1", code="123456", expires_in_s=600)
+
+
+async def test_a_code_is_counted_drawn_and_mailed(stage: Stage) -> None:
+    stage.sign_ins.answer = issue
+    response = await stage.call(
+        "POST", OTP, json={"email": " Ada@EXAMPLE.com "}, scope_base={"client": ("192.0.2.7", 4711)}
+    )
+    assert await response.get_json() == {
+        "otp_id": "otp_1",
+        "expires_in_seconds": 600,
+        "delivery": {"channel": "email", "destination": "ada@example.com", "status": "sent"},
+        "debug_otp": "123456",
+    }
+    assert [key for key, _ in stage.sign_ins.asked] == ["origin:192.0.2.7", "email:ada@example.com"]
+    assert stage.mailer.sent == [("ada@example.com", "123456", 600)]
+
+
+async def test_production_never_shows_a_code(stage: Stage) -> None:
+    stage.sign_ins.answer = issue
+    stage.configure(env="production")
+    answer = await (await stage.call("POST", OTP, json={"email": "ada@example.com"})).get_json()
+    assert answer["debug_otp"] is None
+
+
+@pytest.mark.parametrize(
+    ("client", "key"),
+    [("2001:db8:1:2:3::4", "origin:2001:db8:1:2::/64"), ("::ffff:192.0.2.7", "origin:192.0.2.7")],
+)
+async def test_one_caller_with_many_addresses_is_one_origin(stage: Stage, client: str, key: str) -> None:
+    stage.sign_ins.answer = issue
+    await stage.call("POST", OTP, json={"email": "ada@example.com"}, scope_base={"client": (client, 1)})
+    assert stage.sign_ins.asked[0][0] == key
+
+
+async def test_a_claimed_origin_is_not_believed(stage: Stage) -> None:
+    stage.sign_ins.answer = issue
+    headers = {"Remote-Addr": "198.51.100.9", "X-Forwarded-For": "198.51.100.9"}
+    await stage.call(
+        "POST", OTP, json={"email": "ada@example.com"}, headers=headers, scope_base={"client": ("192.0.2.7", 1)}
+    )
+    assert stage.sign_ins.asked[0][0] == "origin:192.0.2.7"
+
+
+@pytest.mark.parametrize("email", ["nobody", "", 5, None, ["a@example.com"], "a@example.com\r\nBcc: b@example.com"])
+async def test_a_malformed_address_is_refused_before_anyone_is_asked(stage: Stage, email: object) -> None:
+    error = await stage.refused(await stage.call("POST", OTP, json={"email": email}), 400, "invalid_email")
+    assert error["param"] == "email"
+    assert stage.sign_ins.asked == []
+
+
+async def test_limits_of_sign_in_reach_the_caller(stage: Stage) -> None:
+    stage.sign_ins.answer = Refusal(code="otp_rate_limited", message="Wait.", retry_after_s=17)
+    response = await stage.call("POST", OTP, json={"email": "ada@example.com"})
+    await stage.refused(response, 429, "otp_rate_limited")
+    assert response.headers["Retry-After"] == "17"
+
+
+async def test_mail_that_fails_says_only_that(stage: Stage) -> None:
+    stage.sign_ins.answer = issue
+    stage.mailer.fault = MailFault("the host said no")
+    error = await stage.refused(
+        await stage.call("POST", OTP, json={"email": "ada@example.com"}), 503, "otp_delivery_failed"
+    )
+    assert "host" not in error["message"]
+
+
+@pytest.mark.parametrize("otp", ["12345", "1234567", "12345a", "１２３４５６", " 123456", ""])
+async def test_a_code_that_cannot_be_one_costs_no_try(stage: Stage, otp: str) -> None:
+    body = {"email": "ada@example.com", "otp_id": "otp_1", "otp": otp}
+    error = await stage.refused(await stage.call("POST", VERIFY, json=body), 400, "invalid_parameter")
+    assert (error["param"], stage.sign_ins.asked) == ("otp", [])
+
+
+async def test_a_right_code_opens_a_session(world: World) -> None:
+    at = world.now + timedelta(hours=24)
+    world.sign_ins.answer = SignedIn(world.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
+    response = await world.call(
+        "POST", VERIFY, json={"email": "Ada@example.com", "otp_id": "otp_1", "otp": "123456"}
+    )
+    assert world.sign_ins.asked == [("email:ada@example.com", VerifyCode("otp_1", "123456"))]
+    assert await response.get_json() == {
+        "account_id": world.account_id,
+        "email": "ada@example.com",
+        "role": "User",
+        "session": {"type": "bearer", "token": "hst_x", "expires_at": "2026-11-21T12:00:00.000Z"},
+        "account": {
+            "account_id": world.account_id,
+            "balance": "10.00",
+            "held_total": "0.24",
+            "available_balance": "9.76",
+            "tier": {},
+        },
+        "first_call": {
+            "account_id": world.account_id,
+            "ready": True,
+            "checks": {"has_api_key": True, "has_writable_key": True, "has_positive_balance": True},
+            "suggested_next_actions": ["create_task"],
+            "routes": {
+                "create_api_key": "https://holdfast.example/v2/control/api-keys",
+                "add_credit": "https://holdfast.example/v2/control/sandbox/recharge",
+                "quote": "https://holdfast.example/v2/quote",
+                "models": "https://holdfast.example/v2/models",
+                "create_task": "https://holdfast.example/v2/task/create",
+            },
+        },
+    }
+
+
+async def test_the_session_tells_who_is_signed_in(world: World) -> None:
+    assert await (await world.as_session("GET", "/v2/control/session")).get_json() == {
+        "account_id": world.account_id,
+        "email": f"{world.account_id}@example.com",
+        "role": "User",
+        "auth": {
+            "type": "session",
+            "api_key_id": None,
+            "api_key_prefix": None,
+            "session_id": world.session_id,
+            "expires_at": "2026-11-21T12:00:00.000Z",
+            "scopes": [],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/control/session"), ("DELETE", "/v2/control/session"), ("GET", "/v2/control/first-call"),
+        ("GET", "/v2/control/account"), ("GET", "/v2/control/api-keys"), ("POST", "/v2/control/api-keys"),
+        ("DELETE", "/v2/control/api-keys/key_1"), ("POST", RECHARGE), ("GET", "/v2/usage/logs"),
+    ],
+)  # fmt: skip
+async def test_every_control_route_wants_a_live_session(world: World, method: str, path: str) -> None:
+    async def call(authorization: str | None) -> Any:
+        return await world.call(method, path, headers={"Authorization": authorization} if authorization else {})
+
+    await world.refused(await call(None), 401, "missing_credentials")
+    await world.refused(await call("Basic abc"), 401, "invalid_credentials")
+    await world.refused(await call(f"Bearer {world.key.secret}"), 401, "wrong_credential_type")
+    response = await call("Bearer hst_" + "B" * 43)
+    await world.refused(response, 401, "invalid_session")
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    await world.add_session(world.account_id, "ses_old", "hst_" + "C" * 43, expires_at=world.now)
+    await world.refused(await call("Bearer hst_" + "C" * 43), 401, "session_expired")
+    await world.add_session(world.account_id, "ses_out", "hst_" + "D" * 43, revoked_at=world.now)
+    await world.refused(await call("Bearer hst_" + "D" * 43), 401, "invalid_session")
+
+
+async def test_signing_out_is_the_actors_doing(world: World) -> None:
+    world.accounts.answer = SignedOut(session_id=world.session_id)
+    answer = await (await world.as_session("DELETE", "/v2/control/session")).get_json()
+    assert answer == {"session_id": world.session_id, "signed_out": True}
+    assert world.accounts.asked == [(world.account_id, SignOut(world.session_id))]
+
+
+async def test_readiness_names_what_is_missing(world: World) -> None:
+    await world.write(tables.api_keys.update().values(revoked_at=world.now))
+    await world.write(tables.accounts.update().values(balance_micro=0, held_micro=0))
+    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+    assert not answer["ready"]
+    assert answer["suggested_next_actions"] == ["create_api_key", "add_credit"]
+    await world.add_key(world.account_id, "key_2", scopes=("tasks:read",))
+    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+    assert answer["checks"] == {"has_api_key": True, "has_writable_key": False, "has_positive_balance": False}
+
+
+async def test_a_read_costs_one_trip_to_the_database(world: World) -> None:
+    for path in ("/v2/control/session", "/v2/control/first-call", "/v2/control/account", "/v2/control/api-keys"):
+        world.rows.reads = 0
+        assert (await world.as_session("GET", path)).status_code == 200
+        assert world.rows.reads == 1
+
+
+async def test_a_keys_secret_is_shown_once_and_only_its_hash_travels(world: World) -> None:
+    async def create(key: str, command: object) -> ApiKeyCreated:
+        assert isinstance(command, CreateApiKey)
+        return ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, world.now)
+
+    world.accounts.answer = create
+    body = {"name": "ci", "scopes": ["tasks:read", "tasks:read"]}
+    answer = await (await world.as_session("POST", "/v2/control/api-keys", json=body)).get_json()
+    command = world.accounts.asked[0][1]
+    assert isinstance(command, CreateApiKey)
+    assert (answer["name"], answer["scopes"]) == ("ci", ["tasks:read"])
+    assert answer["api_key"].startswith("hk_test_")
+    assert command.secret_sha256 == digest(answer["api_key"])
+    assert answer["api_key"] not in repr(command)
+    listed = await (await world.as_session("GET", "/v2/control/api-keys")).get_data(as_text=True)
+    assert "hk_test_" in listed
+    assert world.key.secret not in listed
+
+
+@pytest.mark.parametrize("scopes", [[], ["all"], ["tasks:read", ""], "tasks:read", [1]])
+async def test_unknown_scopes_are_refused(world: World, scopes: object) -> None:
+    response = await world.as_session("POST", "/v2/control/api-keys", json={"scopes": scopes})
+    await world.refused(response, 400, "invalid_parameter")
+
+
+async def test_only_ones_own_keys_can_be_revoked(world: World) -> None:
+    await world.add_key(world.other_account_id, "key_other")
+    path = "/v2/control/api-keys/"
+    await world.refused(await world.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
+    await world.refused(await world.as_session("DELETE", path + "%00"), 404, "api_key_not_found")
+    world.accounts.answer = ApiKeyRevoked(world.key_id, world.now)
+    assert (await world.as_session("DELETE", path + world.key_id)).status_code == 200
+    assert world.accounts.asked == [(world.account_id, RevokeApiKey(world.key_id))]
+
+
+def recharged(world: World) -> Recharged:
+    return Recharged("op_1", 2_500_000, AccountSummary(world.account_id, 12_500_000, 240_000))
+
+
+async def test_sandbox_credit_is_the_actors_doing(world: World) -> None:
+    world.accounts.answer = recharged(world)
+    response = await world.as_session(
+        "POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": '"one two"'}
+    )
+    assert await response.get_json() == {
+        "operation_id": "op_1",
+        "amount": "2.50",
+        "currency": "USD",
+        "account": {
+            "account_id": world.account_id,
+            "balance": "12.50",
+            "held_total": "0.24",
+            "available_balance": "12.26",
+            "tier": {},
+        },
+    }
+    command = world.accounts.asked[0][1]
+    assert isinstance(command, Recharge)
+    assert command.idempotency is not None
+    assert (command.amount_micro, command.idempotency.key) == (2_500_000, "one two")
+    assert command.idempotency.route == f"POST {RECHARGE}"
+    assert command.idempotency.fingerprint == fingerprint(RECHARGE, {"amount": "2.5"})
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [10, 1.5, True, None, [], "", "0", "0.00", "-1", "+1", "1e3", " 1", "1 ", "1.", ".5", "01", "1,5", "0.0000001", "1_0",
+     "NaN", "Infinity", "0x10", "١", "100000000000000000000", "10000000000.00"],
+)  # fmt: skip
+async def test_odd_amounts_are_refused(world: World, amount: object) -> None:
+    response = await world.as_session("POST", RECHARGE, json={"amount": amount})
+    error = await world.refused(response, 400, "invalid_amount")
+    assert (error["param"], world.accounts.asked) == ("amount", [])
+
+
+@pytest.mark.parametrize("key", ["", '""', "x" * 256, "sch\u00f6n", "a\tb"])
+async def test_odd_idempotency_keys_are_refused(world: World, key: str) -> None:
+    response = await world.as_session("POST", RECHARGE, json={"amount": "1"}, headers={"Idempotency-Key": key})
+    await world.refused(response, 400, "invalid_idempotency_key")
+
+
+async def test_a_replay_says_that_it_is_one(world: World) -> None:
+    world.accounts.answer = Replayed(recharged(world))
+    response = await world.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
+    world.accounts.answer = Replayed(Refusal(code="amount_too_large", message="Too much."))
+    response = await world.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
+    await world.refused(response, 400, "amount_too_large")
+    assert response.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_call_refused_today_still_repeats_what_was_accepted_before(world: World) -> None:
+    world.configure(sandbox_enabled=False)
+    stored = msgspec.json.encode(recharged(world))
+    assert msgspec.json.decode(stored, type=StoredReply) == recharged(world)
+    values = {
+        "account_id": world.account_id, "route": f"POST {RECHARGE}", "key": "k", "reply": stored,
+        "fingerprint": fingerprint(RECHARGE, {"amount": "2.5"}), "created_at": world.now,
+    }  # fmt: skip
+    await world.write(tables.idempotency_records.insert().values(**values))
+
+    async def call(amount: str, key: str) -> Any:
+        return await world.as_session("POST", RECHARGE, json={"amount": amount}, headers={"Idempotency-Key": key})
+
+    assert (await call("2.5", "k")).headers["Idempotent-Replayed"] == "true"
+    await world.refused(await call("2.6", "k"), 422, "idempotency_key_reused")
+    await world.refused(await call("2.5", "other"), 403, "sandbox_disabled")
+    old = world.now - timedelta(seconds=world.front.settings.idempotency_ttl_s)
+    await world.write(tables.idempotency_records.update().values(created_at=old))
+    await world.refused(await call("2.5", "k"), 403, "sandbox_disabled")
+    assert world.accounts.asked == []

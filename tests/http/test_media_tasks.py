@@ -1,0 +1,461 @@
+"""Quotes and tasks: create, retry, cancel, read, list; and the usage log."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.actors.messages import CancelTask, CreateTask, Replayed, TaskAccepted, TaskRef
+from holdfast.http.bodies import fingerprint
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import OutputItem, Review, usage_of
+from holdfast.persistence import tables
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+CREATE = "/v2/task/create"
+POSTER = {"model": "studio/image-1", "input": {"prompt": "a lighthouse at dusk"}}
+
+
+def accepted(request_id: str = "task_1", retry_of: str | None = None) -> TaskAccepted:
+    return TaskAccepted(request_id, "quo_1", "queued", retry_of, 12_000, "per_image: 1 x 0.012")
+
+
+async def accept(key: str, command: object) -> TaskAccepted:
+    assert isinstance(command, CreateTask)
+    return accepted(retry_of=command.retry_of)
+
+
+async def quote(stage: Stage, body: dict[str, Any] = POSTER, **kwargs: Any) -> dict[str, Any]:
+    answer = await (await stage.call("POST", "/v2/quote", json=body, **kwargs)).get_json()
+    assert isinstance(answer, dict)
+    return answer
+
+
+async def test_a_quote_writes_nothing_and_adds_up(stage: Stage) -> None:
+    answer = await quote(stage)
+    assert answer["estimate"]["credits"] == answer["estimate"]["max_credits"] == "0.012"
+    assert (answer["exact"], answer["account_id"], answer["currency"]) == (True, None, "USD")
+    assert answer["expires_at"] == "2026-11-20T12:15:00.000Z"
+    assert answer["quote_id"].startswith("quo_")
+    assert set(answer["estimate"]) == {
+        "credits", "max_credits", "min", "max", "currency", "basis", "unit", "unit_price", "max_units"
+    }  # fmt: skip
+
+
+async def test_a_credential_that_opens_something_binds_the_quote(world: World) -> None:
+    async def account_of(token: str) -> object:
+        return (await quote(world, headers={"Authorization": f"Bearer {token}"}))["account_id"]
+
+    assert await account_of(world.token) == await account_of(world.key.secret) == world.account_id
+    assert await account_of("hst_" + "B" * 43) is None
+    assert await account_of("nonsense") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"model": "nope", "input": {}}, 404, "model_not_found", "model"),
+        ({"model": "studio/image-1", "input": {}}, 400, "invalid_input", None),
+        ({"model": "studio/image-1", "input": {"prompt": "x", "n": 10**15}}, 400, "invalid_input", "input.n"),
+        ({"model": "studio/image-1"}, 400, "missing_parameter", "input"),
+    ],
+)
+async def test_what_cannot_be_priced(
+    stage: Stage, body: dict[str, Any], status: int, code: str, param: str | None
+) -> None:
+    error = await stage.refused(await stage.call("POST", "/v2/quote", json=body), status, code)
+    assert param is None or error["param"] == param
+
+
+async def test_creating_with_a_known_key_reads_no_row(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = accept
+    response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
+    assert await response.get_json() == {
+        "request_id": "task_1",
+        "quote_id": "quo_1",
+        "status": "queued",
+        "retry_of": None,
+        "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
+        "urls": {
+            "get": "https://holdfast.example/v2/task/task_1",
+            "cancel": "https://holdfast.example/v2/task/task_1/cancel",
+            "retry": "https://holdfast.example/v2/task/task_1/retry",
+        },
+    }
+    ((account_id, command),) = stage.accounts.asked
+    assert isinstance(command, CreateTask)
+    assert (account_id, command.claim.key_id, command.claim.scope) == (
+        stage.account_id, stage.key_id, "tasks:write"
+    )  # fmt: skip
+    assert command.idempotency is not None
+    assert command.idempotency.fingerprint == fingerprint(CREATE, POSTER)
+    assert stage.accounts.deadlines_s == [stage.front.settings.ask_deadline_s]
+
+
+async def test_a_key_seen_for_the_first_time_is_read_once(world: World) -> None:
+    world.accounts.answer = accept
+    for _ in range(3):
+        assert (await world.as_key("POST", CREATE, json=POSTER)).status_code == 200
+    assert world.rows.reads == 1
+
+
+async def test_create_wants_a_live_writing_key(world: World) -> None:
+    reader = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
+    gone = await world.add_key(world.account_id, "key_gone", revoked_at=world.now)
+
+    async def call(secret: str) -> Any:
+        return await world.call("POST", CREATE, json=POSTER, headers={"Authorization": f"Bearer {secret}"})
+
+    await world.refused(await world.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
+    await world.refused(await call(world.token), 401, "wrong_credential_type")
+    await world.refused(await call(world.key.secret[:-1] + "_"), 401, "invalid_api_key")
+    await world.refused(await call(gone.secret), 401, "invalid_api_key")
+    await world.refused(await call(reader.secret), 403, "insufficient_scope")
+    for code, status in (("invalid_api_key", 401), ("insufficient_scope", 403)):
+        world.accounts.answer = Refusal(code=code, message="The actor knows better.")
+        await world.refused(await call(world.key.secret), status, code)
+
+
+async def test_lack_of_credit_is_402_with_both_amounts(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = Refusal(
+        code="insufficient_credit", message="Too little.", required_micro=12_000, available_micro=0
+    )
+    error = await stage.refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
+    assert (error["required"], error["available"]) == ("0.012", "0.00")
+
+
+async def test_a_quoted_task_runs_by_its_quote(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = accept
+    quoted = await quote(stage)
+    body = {**POSTER, "quote_id": quoted["quote_id"]}
+    assert (await stage.as_key("POST", CREATE, json=body)).status_code == 200
+    command = stage.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert command.quote_id == quoted["quote_id"]
+    assert command.terms.input_hash == quoted["input_hash"]
+
+
+async def test_a_quote_for_something_else_or_too_old_is_refused(world: World) -> None:
+    quoted = (await quote(world))["quote_id"]
+    other = {"model": "studio/image-1", "input": {"prompt": "another"}, "quote_id": quoted}
+    await world.refused(await world.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
+    forged = {**POSTER, "quote_id": quoted[:-2]}
+    await world.refused(await world.as_key("POST", CREATE, json=forged), 400, "quote_mismatch")
+    later = world.now + timedelta(minutes=15)
+    world.change(now=lambda: later)
+    response = await world.as_key("POST", CREATE, json={**POSTER, "quote_id": quoted})
+    await world.refused(response, 409, "quote_expired")
+    assert response.headers["X-Should-Retry"] == "false"
+    assert world.accounts.asked == []
+
+
+async def test_what_was_accepted_is_replayed_though_the_quote_has_expired(world: World) -> None:
+    body = {**POSTER, "quote_id": (await quote(world))["quote_id"]}
+    later = world.now + timedelta(minutes=20)
+    world.change(now=lambda: later)
+    record = tables.idempotency_records.insert().values(
+        account_id=world.account_id, route=f"POST {CREATE}", key="k", fingerprint=fingerprint(CREATE, body),
+        reply=msgspec.json.encode(accepted()), created_at=world.now,
+    )  # fmt: skip
+    await world.write(record)
+    response = await world.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
+    assert (response.status_code, response.headers.get("Idempotent-Replayed")) == (200, "true")
+    changed = {**body, "metadata": {"a": "b"}}
+    response = await world.as_key("POST", CREATE, json=changed, headers={"Idempotency-Key": "k"})
+    await world.refused(response, 422, "idempotency_key_reused")
+    await world.write(tables.api_keys.update().values(revoked_at=world.now))
+    response = await world.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
+    await world.refused(response, 401, "invalid_api_key")
+
+
+async def test_a_language_model_does_not_run_as_a_task(world: World) -> None:
+    body = {"model": "gateway/chat-1", "input": {}}
+    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"metadata": {str(number): "x" for number in range(17)}},
+        {"metadata": {"": "x"}},
+        {"metadata": {"k" * 65: "x"}},
+        {"metadata": {"k": "v" * 513}},
+        {"metadata": {"k": 1}},
+        {"metadata": ["k"]},
+        {"webhook_url": "http://example.com/hook"},
+        {"webhook_url": "ftp://example.com"},
+        {"webhook_url": "https://"},
+        {"webhook_url": "https://user:pw@example.com/"},
+        {"webhook_url": "https://example.com:99999/"},
+        {"webhook_url": "https://[::1/"},
+        {"webhook_url": "https://example.com/\r\nX: y"},
+        {"webhook_url": "https://example.com/" + "a" * 1024},
+        {"webhook_url": 7},
+    ],
+)
+async def test_odd_metadata_and_webhooks_are_refused(world: World, extra: dict[str, Any]) -> None:
+    await world.refused(await world.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
+
+
+async def test_a_webhook_at_home_is_for_development_only(world: World) -> None:
+    world.accounts.answer = accept
+    body = {**POSTER, "webhook_url": "http://127.0.0.1:9000/hook", "metadata": {"a": "b"}}
+    assert (await world.as_key("POST", CREATE, json=body)).status_code == 200
+    command = world.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert (command.webhook_url, command.metadata) == (body["webhook_url"], (("a", "b"),))
+    world.configure(env="production")
+    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
+
+
+async def test_a_task_is_told_with_every_field(world: World) -> None:
+    await world.add_task(world.task())
+    answer = await (await world.as_key("GET", "/v2/task/task_" + "1" * 32)).get_json()
+    assert answer == {
+        "request_id": "task_" + "1" * 32,
+        "quote_id": "quo_" + "1" * 32,
+        "status": "queued",
+        "model": "studio/image-1",
+        "created_at": "2026-11-20T12:00:00.000Z",
+        "updated_at": "2026-11-20T12:00:00.000Z",
+        "completed_at": None,
+        "canceled_at": None,
+        "retry_of": None,
+        "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
+        "usage": {},
+        "output": [],
+        "hosting": {
+            "status": "pending", "mode": "rehost", "source": "provider", "final_url_ready": False,
+            "assets_ready_event": "pending", "error": None,
+        },
+        "provider_progress": [],
+        "review_case_id": None,
+        "review_reason": None,
+        "review_hold_decision": None,
+        "error": None,
+        "metadata": {},
+        "urls": {
+            name: "https://holdfast.example/v2/task/task_" + "1" * 32 + end
+            for name, end in (("get", ""), ("cancel", "/cancel"), ("retry", "/retry"))
+        },
+    }  # fmt: skip
+
+
+async def test_results_have_links_that_work_for_their_hour(world: World) -> None:
+    task = world.task(status="succeeded", wake_at=None)
+    items = (
+        OutputItem(position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+                   width=2, height=3, expires_at=world.now + timedelta(days=7)),
+        OutputItem(position=1, asset_id="asset_b", expires_at=world.now - timedelta(seconds=1)),
+        OutputItem(position=2, url="https://provider.example/x.png"),
+    )  # fmt: skip
+    review = Review(case_id="rev_1", reason="manual", decision="capture_approved", deadline_at=world.now)
+    state = msgspec.structs.replace(task.state, output=items, review=review, completed_at=world.now)
+    await world.add_task(msgspec.structs.replace(task, state=state))
+    answer = await (await world.as_key("GET", f"/v2/task/{task.request_id}")).get_json()
+    first, second, third = answer["output"]
+    assert first["url"].startswith("https://holdfast.example/v2/assets/asset_a?exp=")
+    assert (first["index"], first["width"], first["expires_at"]) == (0, 2, "2026-11-20T13:00:00.000Z")
+    assert second["url"] is None
+    assert third["url"] == "https://provider.example/x.png"
+    assert (answer["review_case_id"], answer["review_hold_decision"]) == ("rev_1", "capture_approved")
+    assert answer["usage"]["cost_credits"] == "0.00"
+
+
+@pytest.mark.parametrize("request_id", ["task_nope", "%00", "..", "TASK", "a" * 200, "task_%F0%9F%98%80"])
+@pytest.mark.parametrize(("method", "end"), [("GET", ""), ("POST", "/retry"), ("POST", "/cancel")])
+async def test_unknown_and_odd_tasks_are_404(world: World, request_id: str, method: str, end: str) -> None:
+    response = await world.as_key(method, f"/v2/task/{request_id}{end}")
+    assert response.status_code == 404
+
+
+async def test_another_accounts_task_is_as_good_as_none(world: World) -> None:
+    await world.add_task(world.task("task_other", account_id=world.other_account_id, status="failed", wake_at=None))
+    for method, end in (("GET", ""), ("POST", "/retry"), ("POST", "/cancel")):
+        response = await world.as_key(method, f"/v2/task/task_other{end}")
+        await world.refused(response, 404, "task_not_found")
+    assert world.accounts.asked == world.tasks.asked == []
+
+
+async def test_a_reading_key_may_read_and_nothing_else(world: World) -> None:
+    world.key = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
+    await world.add_task(world.task("task_a"))
+    assert (await world.as_key("GET", "/v2/task/task_a")).status_code == 200
+    assert (await world.as_key("GET", "/v2/task/list")).status_code == 200
+    for end in ("retry", "cancel"):
+        await world.refused(await world.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
+
+
+async def test_retrying_makes_a_new_task_of_the_same_input(world: World) -> None:
+    world.accounts.answer = accept
+    await world.add_task(world.task("task_a", status="failed", wake_at=None))
+    answer = await (
+        await world.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
+    ).get_json()
+    assert answer["retry_of"] == "task_a"
+    command = world.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert msgspec.json.decode(command.input) == world.task().request.input
+    assert command.idempotency is not None
+    assert command.idempotency.route == "POST /v2/task/{request_id}/retry"
+    assert command.idempotency.fingerprint == fingerprint("/v2/task/task_a/retry", {})
+
+
+@pytest.mark.parametrize("status", ["queued", "processing", "review"])
+async def test_a_running_task_cannot_be_run_again(world: World, status: str) -> None:
+    await world.add_task(world.task("task_a", status=status))
+    response = await world.as_key("POST", "/v2/task/task_a/retry")
+    await world.refused(response, 409, "task_not_terminal")
+    assert response.headers["X-Should-Retry"] == "false"
+
+
+async def test_calls_without_a_body_take_none_or_an_empty_one(world: World) -> None:
+    world.tasks.answer = TaskRef("task_a", world.account_id)
+    await world.add_task(world.task("task_a"))
+    path = "/v2/task/task_a/cancel"
+    assert (await world.as_key("POST", path)).status_code == 200
+    assert (await world.as_key("POST", path, json={})).status_code == 200
+    await world.refused(await world.as_key("POST", path, json={"a": 1}), 400, "invalid_json")
+    await world.refused(await world.as_key("POST", path, data="{}"), 415, "unsupported_media_type")
+    assert world.tasks.asked == [("task_a", CancelTask())] * 2
+
+
+async def test_cancel_answers_the_row_as_it_then_stands(world: World) -> None:
+    await world.add_task(world.task("task_a"))
+
+    async def cancel(key: str, command: object) -> TaskRef:
+        await world.write(tables.tasks.update().values(status="canceled"))
+        return TaskRef("task_a", world.account_id)
+
+    world.tasks.answer = cancel
+    assert (await (await world.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"
+    world.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
+    response = await world.as_key("POST", "/v2/task/task_a/cancel")
+    await world.refused(response, 409, "task_already_terminal")
+
+
+async def pages(world: World, path: str, query: str, *, between: Any = None) -> list[str]:
+    """Every id of a list, page by page; ``between`` runs after each page."""
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        call = world.as_key if "task" in path else world.as_session
+        answer = await (await call("GET", f"{path}?{query}{cursor}")).get_json()
+        assert "error" not in answer, answer
+        seen += [each["request_id"] for each in answer["data"]]
+        if answer["next_cursor"] is None:
+            return seen
+        cursor = f"&cursor={answer['next_cursor']}"
+        if between is not None:
+            await between(len(seen))
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+async def test_pages_hold_every_entry_once_though_others_arrive(world: World, path: str) -> None:
+    for number in range(7):
+        # Three moments for seven entries, a microsecond apart: ties and neighbours.
+        at = world.now + timedelta(microseconds=number // 3)
+        await world.add_task(world.task(f"task_{number}", at=at))
+    await world.add_task(world.task("task_x", account_id=world.other_account_id))
+
+    async def arrive(seen: int) -> None:
+        await world.add_task(world.task(f"task_new{seen}", at=world.now + timedelta(seconds=seen)))
+
+    expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0)]
+    assert await pages(world, path, "limit=2", between=arrive) == expected
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+async def test_lists_can_be_narrowed(world: World, path: str) -> None:
+    for number in range(4):
+        status = "failed" if number % 2 else "queued"
+        task = world.task(f"task_{number}", at=world.now + timedelta(hours=number), status=status)
+        await world.add_task(task)
+    assert await pages(world, path, "status=failed&limit=1") == ["task_3", "task_1"]
+    assert await pages(world, path, "model=studio/image-1") == ["task_3", "task_2", "task_1", "task_0"]
+    assert await pages(world, path, "model=nope") == []
+    inside = "from=2026-11-20T13:00:00Z&to=2026-11-20T15:00:00%2B00:00&limit=1"
+    assert await pages(world, path, inside) == ["task_2", "task_1"]
+    assert await pages(world, path, "from=2026-11-20T14:00:00+01:00&to=2026-11-21") == [
+        "task_3",
+        "task_2",
+        "task_1",
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+@pytest.mark.parametrize(
+    ("query", "code", "param"),
+    [
+        ("limit=0", "invalid_parameter", "limit"),
+        ("limit=101", "invalid_parameter", "limit"),
+        ("limit=ten", "invalid_parameter", "limit"),
+        ("limit=1.5", "invalid_parameter", "limit"),
+        ("limit=", "invalid_parameter", "limit"),
+        ("limit=%EF%BC%91", "invalid_parameter", "limit"),
+        ("limit=1&limit=2", "invalid_parameter", "limit"),
+        ("from=yesterday", "invalid_parameter", "from"),
+        ("from=2026-11-20T12:00:00", "invalid_parameter", "from"),
+        ("from=2026-13-01", "invalid_parameter", "from"),
+        ("from=0001-01-01T00:00:00%2B23:59", "invalid_parameter", "from"),
+        ("to=2026-11-20T25:00:00Z", "invalid_parameter", "to"),
+        ("from=2026-11-21&to=2026-11-20", "invalid_parameter", "from"),
+        ("model=%00", "invalid_parameter", "model"),
+        ("cursor=", "invalid_cursor", "cursor"),
+        ("cursor=abc", "invalid_cursor", "cursor"),
+        ("cursor=%00%ff", "invalid_cursor", "cursor"),
+        ("cursor=" + "A" * 5000, "invalid_cursor", "cursor"),
+        ("cursor=WzEsMSwidGFza18xIiwieCJd", "invalid_cursor", "cursor"),
+    ],
+)
+async def test_odd_queries_are_refused(world: World, path: str, query: str, code: str, param: str) -> None:
+    call = world.as_key if "task" in path else world.as_session
+    error = await world.refused(await call("GET", f"{path}?{query}"), 400, code)
+    assert error["param"] == param
+
+
+async def test_a_task_list_knows_its_statuses(world: World) -> None:
+    await world.refused(await world.as_key("GET", "/v2/task/list?status=done"), 400, "invalid_parameter")
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+async def test_a_cursor_belongs_to_its_filters_and_its_account(world: World, path: str) -> None:
+    for number in range(3):
+        await world.add_task(world.task(f"task_{number}"))
+    call = world.as_key if "task" in path else world.as_session
+    cursor = (await (await call("GET", f"{path}?limit=1")).get_json())["next_cursor"]
+    await world.refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
+    assert (await call("GET", f"{path}?cursor={cursor}&limit=2")).status_code == 200
+    world.key = await world.add_key(world.other_account_id, "key_other")
+    await world.add_session(world.other_account_id, "ses_other", "hst_" + "E" * 43)
+    headers = {"Authorization": f"Bearer {world.key.secret if 'task' in path else 'hst_' + 'E' * 43}"}
+    response = await world.call("GET", f"{path}?cursor={cursor}", headers=headers)
+    await world.refused(response, 400, "invalid_cursor")
+
+
+async def test_a_usage_line_tells_the_cost_and_its_history(world: World) -> None:
+    await world.add_usage(msgspec.structs.replace(usage_of(world.task("task_a")), cost_micro=12_000, latency_ms=7))
+    (line,) = (await (await world.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
+    assert line == {
+        "request_id": "task_a", "model": "studio/image-1", "api_key_id": world.key_id, "status": "queued",
+        "modality": "image", "ts": "2026-11-20T12:00:00.000Z", "billable_units": 0, "tokens_in": 0, "tokens_out": 0,
+        "latency_ms": 7, "cost_credits": "0.012", "error": None, "operation_id": None,
+        "status_history": [
+            {"status": "queued", "ts": "2026-11-20T12:00:00.000Z", "cost_credits": "0.00", "error": None}
+        ],
+    }  # fmt: skip
+
+
+async def test_a_replayed_task_is_marked(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = Replayed(accepted())
+    response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
