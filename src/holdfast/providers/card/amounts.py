@@ -1,0 +1,48 @@
+"""Between micro-credits and the minor units in which card providers count.
+
+Most currencies have two decimals, some none, a few three. One credit is one unit of the order's currency, so a
+micro-credit is a millionth of a unit in every currency.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Final
+
+from holdfast.ledger.money import MICRO
+
+_ZERO_DECIMALS: Final = frozenset(
+    "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF VND VUV XAF XOF XPF".split()  # noqa: SIM905 - reads as a table
+)
+_THREE_DECIMALS: Final = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
+DECIMALS_DEFAULT: Final = 2
+
+
+def minor_decimals(currency: str) -> int:
+    """How many decimals the minor unit of ``currency`` has; the code may be written in either case."""
+    code = currency.upper()
+    if code in _ZERO_DECIMALS:
+        return 0
+    return 3 if code in _THREE_DECIMALS else DECIMALS_DEFAULT
+
+
+def minor_from_micro(amount_micro: int, currency: str) -> int:
+    """Micro-credits as minor units. Raises ``ValueError`` where the currency has no coin that small."""
+    minor, rest = divmod(amount_micro, _micro_per_minor(currency))
+    if rest:
+        raise ValueError(f"{amount_micro} micro-credits are not whole minor units of {currency.upper()}")
+    return minor
+
+
+def micro_from_minor(amount_minor: int, currency: str) -> int:
+    """Minor units as micro-credits; always exact."""
+    return amount_minor * _micro_per_minor(currency)
+
+
+def format_minor(amount_minor: int, currency: str) -> str:
+    """Minor units as a signed decimal string of major units: 976 USD is "9.76", 500 JPY is "500"."""
+    return f"{Decimal(amount_minor).scaleb(-minor_decimals(currency)):f}"
+
+
+def _micro_per_minor(currency: str) -> int:
+    return int(MICRO // 10 ** minor_decimals(currency))

@@ -1,0 +1,157 @@
+"""Reading the provider's objects as plain dictionaries, tolerant of what is missing.
+
+The provider leaves optional fields out, gives related objects now by id, now whole, and adds fields and values at
+will. Only what nothing can be decided without is asked for firmly: without it :class:`Unreadable` is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.providers.card.base import CardBalanceTransaction, CardDispute, CardRefund, CardSnapshot
+
+Fields = Mapping[str, Any]
+
+WORD_MAX_CHARS = 200
+
+
+class Unreadable(Exception):
+    """An object of the provider lacks what must be known; the text names the field, never its value."""
+
+
+def snapshot(intent: Fields, refunds: list[Fields], disputes: list[Fields]) -> CardSnapshot:
+    """Put an intent (its latest charge whole where there is one), its refunds and its disputes into one picture."""
+    charge = related(intent.get("latest_charge"))
+    movements = {movement.id: movement for movement in _movements(charge, refunds, disputes)}
+    failure = related(intent.get("last_payment_error"))
+    return CardSnapshot(
+        provider_payment_id=text(intent, "id"),
+        status=text(intent, "status"),
+        amount_minor=whole(intent, "amount"),
+        amount_received_minor=whole(intent, "amount_received", 0),
+        currency=text(intent, "currency").upper(),
+        livemode=intent.get("livemode") is True,
+        charge_id=reference(intent.get("latest_charge")),
+        charge_paid=charge.get("paid") is True,
+        charge_captured=charge.get("captured") is True,
+        charge_amount_refunded_minor=whole(charge, "amount_refunded", 0),
+        refunds=tuple(_refund(each) for each in refunds),
+        disputes=tuple(_dispute(each) for each in disputes),
+        balance_transactions=tuple(sorted(movements.values(), key=lambda each: (each.created, each.id))),
+        failure_code=word(failure.get("decline_code")) or word(failure.get("code")),
+        cancellation_reason=word(intent.get("cancellation_reason")),
+        created=moment(intent, "created"),
+        metadata={key: value for key, value in related(intent.get("metadata")).items() if isinstance(value, str)},
+    )
+
+
+def text(fields: Fields, name: str) -> str:
+    """A non-empty string that must be there."""
+    value = word(fields.get(name))
+    if value is None:
+        raise Unreadable(name)
+    return value
+
+
+def word(value: object) -> str | None:
+    """A short non-empty string, or None."""
+    return value[:WORD_MAX_CHARS] if isinstance(value, str) and value else None
+
+
+def whole(fields: Fields, name: str, default: int | None = None) -> int:
+    """An integer; a missing or null one is the default, where there is one."""
+    value = fields.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Unreadable(name)
+    return value
+
+
+def moment(fields: Fields, name: str) -> datetime:
+    """A unix time that must be there."""
+    try:
+        return datetime.fromtimestamp(whole(fields, name), UTC)
+    except (OverflowError, OSError, ValueError):
+        raise Unreadable(name) from None
+
+
+def related(value: object) -> Fields:
+    """A related object where it came whole, else nothing."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def reference(value: object) -> str | None:
+    """The id of a related object, whether it came as an id or whole."""
+    return word(related(value).get("id")) if isinstance(value, Mapping) else word(value)
+
+
+def items(value: object) -> list[Fields]:
+    """The objects of a list that came whole, as a list object or as a bare array."""
+    found = related(value).get("data") if isinstance(value, Mapping) else value
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def _refund(fields: Fields) -> CardRefund:
+    return CardRefund(
+        id=text(fields, "id"),
+        amount_minor=whole(fields, "amount"),
+        currency=text(fields, "currency").upper(),
+        status=text(fields, "status"),
+        charge_id=reference(fields.get("charge")),
+        reason=word(fields.get("reason")),
+        failure_reason=word(fields.get("failure_reason")),
+        created=moment(fields, "created"),
+    )
+
+
+def _dispute(fields: Fields) -> CardDispute:
+    return CardDispute(
+        id=text(fields, "id"),
+        amount_minor=whole(fields, "amount"),
+        currency=text(fields, "currency").upper(),
+        status=text(fields, "status"),
+        reason=word(fields.get("reason")),
+        charge_id=reference(fields.get("charge")),
+        balance_transaction_ids=tuple(text(each, "id") for each in items(fields.get("balance_transactions"))),
+        created=moment(fields, "created"),
+    )
+
+
+def _movements(charge: Fields, refunds: list[Fields], disputes: list[Fields]) -> Iterator[CardBalanceTransaction]:
+    """Every balance transaction that came whole, with the object it was found through."""
+    if charge:
+        yield from _of(charge, "charge", charge.get("balance_transaction"))
+    for refund in refunds:
+        yield from _of(
+            refund, "refund", refund.get("balance_transaction"), refund.get("failure_balance_transaction")
+        )
+    for dispute in disputes:
+        yield from _of(dispute, "dispute", *items(dispute.get("balance_transactions")))
+
+
+def _of(owner: Fields, kind: str, *found: object) -> Iterator[CardBalanceTransaction]:
+    for fields in map(related, found):
+        if fields:
+            yield _movement(fields, text(owner, "id"), kind)
+
+
+def _movement(fields: Fields, owner_id: str, kind: str) -> CardBalanceTransaction:
+    rate = fields.get("exchange_rate")
+    amount, fee = whole(fields, "amount"), whole(fields, "fee", 0)
+    return CardBalanceTransaction(
+        id=text(fields, "id"),
+        source_id=reference(fields.get("source")) or owner_id,
+        source_type=kind,
+        type=word(fields.get("type")) or "",
+        reporting_category=word(fields.get("reporting_category")) or "",
+        amount_minor=amount,
+        fee_minor=fee,
+        net_minor=whole(fields, "net", amount - fee),
+        currency=text(fields, "currency").upper(),
+        exchange_rate=None if rate is None else str(rate),
+        available_on=None if fields.get("available_on") is None else moment(fields, "available_on"),
+        created=moment(fields, "created"),
+    )

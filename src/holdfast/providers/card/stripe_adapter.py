@@ -1,0 +1,203 @@
+"""The card provider behind the official ``stripe`` client, asynchronous on trio.
+
+Each intent is created under our own idempotency key, the order's id, so that a try after a crash or a lost answer
+finds the intent of the first try. The provider forgets such keys after a day, as long as a card order lives.
+
+Client secrets pass through and stay nowhere: the client's own logging, which would write whole answers, is switched
+off, and no fault carries the provider's words or bodies along.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import stripe
+import trio
+from stripe import _util as stripe_util
+
+from holdfast.providers.card.base import (
+    AlreadyMoved,
+    Canceled,
+    CancelResult,
+    CardFault,
+    CardRateLimited,
+    CardRejected,
+    CardSnapshot,
+    CardTimeout,
+    CardUnavailable,
+    IntentCreated,
+)
+from holdfast.providers.card.reading import Fields, Unreadable, items, related, snapshot, text
+from holdfast.providers.card.wire import TimedOut, TrioHttp
+
+PAGE_COUNT: Final = 100
+PAGES_MAX_COUNT: Final = 20
+RETRY_AFTER_DEFAULT_S: Final = 2
+RETRY_AFTER_MAX_S: Final = 3600
+
+_RETRIEVE: Final = [
+    "latest_charge.balance_transaction",
+    "latest_charge.refunds.data.balance_transaction",
+    "latest_charge.refunds.data.failure_balance_transaction",
+]
+_REFUNDS: Final = ["data.balance_transaction", "data.failure_balance_transaction"]
+
+T = TypeVar("T")
+
+
+class StripeProvider:
+    """The account at the provider that ``api_key`` opens. Make one inside the run that uses it, and close it.
+
+    ``api_base`` None is the real provider. ``timeout_s`` bounds one exchange, ``total_timeout_s`` a whole call with
+    its ``retries_count`` further tries. ``automatic_payment_methods`` off leaves the choice of payment methods to
+    the account's defaults, as servers with a narrow create call need it.
+    """
+
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        api_base: str | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        total_timeout_s: float = 25.0,
+        retries_count: int = 2,
+        automatic_payment_methods: bool = True,
+    ) -> None:
+        if not api_key.strip():
+            raise ValueError("the card provider needs an API key")
+        _hush()
+        self._total_timeout_s = total_timeout_s
+        self._automatic_payment_methods = automatic_payment_methods
+        self._http = TrioHttp(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        self._v1 = stripe.StripeClient(
+            api_key,
+            base_addresses={} if api_base is None else {"api": api_base.rstrip("/")},
+            http_client=self._http,
+            max_network_retries=retries_count,
+        ).v1
+
+    async def create_intent(
+        self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
+    ) -> IntentCreated:
+        """Make the intent of an order, or find the one made before. Raises :class:`CardFault`."""
+        params: Any = {
+            "amount": amount_minor,
+            "currency": currency.lower(),
+            "metadata": {"order_id": order_id, "account_id": account_id, "env": env},
+            "expand": ["latest_charge"],
+        }
+        if self._automatic_payment_methods:
+            params["automatic_payment_methods"] = {"enabled": True, "allow_redirects": "never"}
+        options: Any = {"idempotency_key": f"{order_id}:create"}
+
+        async def create() -> IntentCreated:
+            intent = (await self._v1.payment_intents.create_async(params, options)).to_dict()
+            # Not read as a word: a secret cut short would be none.
+            client_secret = intent.get("client_secret")
+            if not isinstance(client_secret, str) or not client_secret:
+                raise Unreadable("client_secret")
+            return IntentCreated(text(intent, "id"), client_secret, text(intent, "status"))
+
+        return await self._call(create)
+
+    async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
+        """Read an intent with all that hangs on it. Raises :class:`CardFault`."""
+        return await self._call(lambda: self._retrieve(provider_payment_id))
+
+    async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
+        """Cancel, or tell what became of the intent instead. Raises :class:`CardFault`.
+
+        Only the provider's refusal for the intent's state is taken as an answer, and then the intent is read anew.
+        """
+
+        async def cancel() -> None:
+            await self._v1.payment_intents.cancel_async(provider_payment_id)
+
+        try:
+            await self._call(cancel)
+        except CardRejected as fault:
+            if fault.provider_code != "payment_intent_unexpected_state":
+                raise
+        seen = await self.retrieve(provider_payment_id)
+        return Canceled(seen) if seen.status == "canceled" else AlreadyMoved(seen)
+
+    async def close(self) -> None:
+        """Give back connections."""
+        await self._http.close_async()
+
+    async def _retrieve(self, intent_id: str) -> CardSnapshot:
+        expand: Any = {"expand": _RETRIEVE}
+        intent = (await self._v1.payment_intents.retrieve_async(intent_id, expand)).to_dict()
+        charge = related(intent.get("latest_charge"))
+        if not charge:
+            return snapshot(intent, [], [])
+        told = related(charge.get("refunds"))
+        if told and not told.get("has_more"):
+            refunds = items(told)
+        else:
+            refunds = await _all(self._v1.refunds.list_async, {"payment_intent": intent_id, "expand": _REFUNDS})
+        disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
+        return snapshot(intent, refunds, disputes)
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call within its time and turn what goes wrong into the house's faults."""
+        trouble: CardFault = CardTimeout("the whole call took too long")
+        with trio.move_on_after(self._total_timeout_s):
+            try:
+                return await call()
+            except stripe.StripeError as fault:
+                trouble = _fault(fault)
+            except Unreadable as fault:
+                trouble = CardUnavailable(f"unreadable answer: {fault}")
+        # Raised out here so that the provider's error, which holds whole answers, does not travel along as context.
+        raise trouble
+
+
+async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, object]) -> list[Fields]:
+    """Every object of a list. A list without end is refused: half a picture would be taken for the whole."""
+    found: list[Fields] = []
+    cursor: dict[str, str] = {}
+    for _ in range(PAGES_MAX_COUNT):
+        page = (await list_page({**params, "limit": PAGE_COUNT, **cursor})).to_dict()
+        found += items(page)
+        if not page.get("has_more") or not items(page):
+            return found
+        cursor = {"starting_after": text(items(page)[-1], "id")}
+    raise CardUnavailable("a list of the provider does not end")
+
+
+def _fault(fault: stripe.StripeError) -> CardFault:
+    if isinstance(fault, TimedOut):
+        return CardTimeout("no answer in time")
+    if isinstance(fault, stripe.APIConnectionError):
+        return CardUnavailable(fault.user_message or type(fault).__name__)
+    if isinstance(fault, stripe.RateLimitError):
+        return CardRateLimited(_retry_after_s(fault.headers))
+    status = fault.http_status or 0
+    if status == 409 or not 400 <= status < 500:
+        # 409: the same key is still at work there. It may be asked again, like everything that broke in between.
+        return CardUnavailable(f"status {status}")
+    told = related(related(fault.json_body).get("error"))
+    code = next(
+        (each for each in (told.get("code"), told.get("type")) if isinstance(each, str) and each), "unknown"
+    )
+    return CardRejected(code if len(code) <= 100 and code.isascii() and code.isprintable() else "unknown")
+
+
+def _retry_after_s(headers: Mapping[str, str] | None) -> int:
+    given = {name.lower(): value for name, value in (headers or {}).items()}.get("retry-after", "").strip()
+    if not (given.isascii() and given.isdigit()) or len(given) > 9:
+        return RETRY_AFTER_DEFAULT_S
+    return max(1, min(int(given), RETRY_AFTER_MAX_S))
+
+
+def _hush() -> None:
+    """Keep the official client from telling its makers of our timings, and our logs of its answers."""
+    stripe.enable_telemetry = False
+    stripe.log = None
+    # Read from the environment at import; without this one variable would print client secrets.
+    stripe_util.STRIPE_LOG = None
+    logging.getLogger("stripe").setLevel(logging.WARNING)
