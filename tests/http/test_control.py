@@ -283,8 +283,8 @@ async def test_sandbox_credit_is_the_actors_doing(world: World) -> None:
 
 @pytest.mark.parametrize(
     "amount",
-    [10, 1.5, True, None, [], "", "0", "0.00", "-1", "+1", "1e3", " 1", "1 ", "1.", ".5", "01", "1,5", "0.0000001", "1_0",
-     "NaN", "Infinity", "0x10", "١", "100000000000000000000", "10000000000.00"],
+    [10, 1.5, True, None, [], "", "0", "0.00", "-1", "+1", "1e3", " 1", "1 ", "1.", ".5", "01", "1,5", "0.0000001",
+     "1_0", "NaN", "Infinity", "0x10", "١", "100000000000000000000", "10000000000.00"],
 )  # fmt: skip
 async def test_odd_amounts_are_refused(world: World, amount: object) -> None:
     response = await world.as_session("POST", RECHARGE, json={"amount": amount})

@@ -7,7 +7,7 @@ OpenAPI document.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from holdfast.persistence.queries.sessions import SessionRecord
 
 Amount: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"examples": ["9.76"]})]
 Time: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-FreeForm: TypeAlias = dict[str, object]
+FreeForm: TypeAlias = dict[str, Any]
 
 
 def time_or_none(at: datetime | None) -> str | None:
@@ -63,7 +63,7 @@ class QuoteRequest(msgspec.Struct, frozen=True):
     """What to price."""
 
     model: str
-    input: dict[str, object]
+    input: FreeForm
 
 
 # ---------------------------------------------------------------------------------------------- answers

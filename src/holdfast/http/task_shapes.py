@@ -19,7 +19,7 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     """The task to run. With ``quote_id`` it is charged by that quote's terms."""
 
     model: str
-    input: dict[str, object]
+    input: FreeForm
     quote_id: str | None = None
     metadata: dict[str, str] | None = None
     webhook_url: str | None = None

@@ -1,0 +1,118 @@
+"""Stored results by signed link: whole, in parts, and not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.http.asset_files import Span, read_range
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence import tables
+from holdfast.providers.links import sign_link
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+
+DATA = bytes(range(256)) * 5
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+async def blocks() -> AsyncIterator[bytes]:
+    yield DATA
+
+
+async def kept(world: World, *, stored: bool = True, **columns: Any) -> str:
+    """Keep an asset; the path of its link."""
+    await world.store.prepare()
+    if stored:
+        await world.store.put(blocks(), SHA256, "png")
+    values = {
+        "account_id": world.account_id, "request_id": "task_a", "position": 0, "asset_id": "asset_a",
+        "sha256": SHA256, "bytes": len(DATA), "content_type": "image/png", "created_at": world.now,
+        "expires_at": world.now + timedelta(days=7), **columns,
+    }  # fmt: skip
+    await world.write(tables.assets.insert().values(**values))
+    return link(world)
+
+
+def link(world: World, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
+    query = sign_link(asset_id, world.now + timedelta(seconds=for_s), world.front.link_key)
+    return f"/v2/assets/{asset_id}?{query}"
+
+
+async def test_a_link_fetches_the_file_under_safe_headers(world: World) -> None:
+    response = await world.call("GET", await kept(world))
+    assert (response.status_code, await response.get_data()) == (200, DATA)
+    expected = {
+        "Content-Type": "image/png",
+        "Content-Length": "1280",
+        "ETag": f'"{SHA256}"',
+        "Accept-Ranges": "bytes",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Content-Disposition": 'inline; filename="asset_a.png"',
+        "Cache-Control": "private, max-age=3600",
+    }
+    assert {name: response.headers[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [("bytes=0-0", 0, 1), ("bytes=100-", 100, 1280), ("bytes=-10", 1270, 1280), ("bytes=1000-5000", 1000, 1280)],
+)
+async def test_a_range_is_served_alone(world: World, asked: str, start: int, stop: int) -> None:
+    response = await world.call("GET", await kept(world), headers={"Range": asked})
+    assert (response.status_code, await response.get_data()) == (206, DATA[start:stop])
+    assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/1280"
+
+
+@pytest.mark.parametrize("asked", ["bytes=1280-", "bytes=9999-10000", "bytes=-0"])
+async def test_a_range_beyond_the_end_is_416(world: World, asked: str) -> None:
+    response = await world.call("GET", await kept(world), headers={"Range": asked})
+    await world.refused(response, 416, "range_not_satisfiable")
+    assert response.headers["Content-Range"] == "bytes */1280"
+
+
+@pytest.mark.parametrize(
+    "asked", [None, "", "bytes", "bytes=", "bytes=-", "bytes=2-1", "bytes=0-1,3-4", "lines=1-2"]
+)
+def test_what_is_no_single_range_gets_the_whole(asked: str | None) -> None:
+    assert read_range(asked, 10) is None
+
+
+def test_an_empty_file_has_no_range() -> None:
+    assert isinstance(read_range("bytes=0-", 0), Refusal)
+    assert read_range("bytes=0-9", 10) == Span(0, 10)
+
+
+async def test_what_the_caller_has_is_not_sent_again(world: World) -> None:
+    path = await kept(world)
+    response = await world.call("GET", path, headers={"If-None-Match": f'"other", W/"{SHA256}"'})
+    assert (response.status_code, await response.get_data()) == (304, b"")
+    stale = {"Range": "bytes=0-9", "If-Range": '"other"'}
+    assert (await world.call("GET", path, headers=stale)).status_code == 200
+
+
+async def test_head_opens_no_file(world: World) -> None:
+    response = await world.call("HEAD", await kept(world, stored=False))
+    assert (response.status_code, await response.get_data()) == (200, b"")
+
+
+async def test_links_are_ours_or_forbidden_and_end(world: World) -> None:
+    path = await kept(world)
+    for wrong in (path[:-1] + "0", path[:-1], path.replace("asset_a", "asset_b"), "/v2/assets/asset_a",
+                  path + "&sig=" + "0" * 64, path.replace("exp=", "exp=1")):  # fmt: skip
+        await world.refused(await world.call("GET", wrong), 403, "invalid_link")
+    await world.refused(await world.call("GET", link(world, for_s=0)), 410, "asset_expired")
+    await world.refused(await world.call("GET", link(world, "asset_swept")), 410, "asset_expired")
+    await world.write(tables.assets.update().values(expires_at=world.now))
+    await world.refused(await world.call("GET", path), 410, "asset_expired")
+
+
+async def test_a_lost_file_is_our_fault_and_no_half_answer(world: World) -> None:
+    path = await kept(world, stored=False)
+    await world.refused(await world.call("GET", path), 500, "internal_error")

@@ -1,0 +1,109 @@
+"""Listings for compatible clients, health, counters, the OpenAPI document and its page."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+import trio
+
+from holdfast.http.app import ROUTES
+from holdfast.http.errors import ERROR_TABLE
+from holdfast.http.front import Readiness
+from holdfast.http.openapi import describe, error_codes
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage
+
+
+async def test_both_listings_and_one_model(stage: Stage) -> None:
+    old = await (await stage.call("GET", "/v1/models", headers={"Authorization": "Bearer x y"})).get_json()
+    new = await (await stage.call("GET", "/v2/models")).get_json()
+    assert (old["object"], old["data"]) == ("list", new["data"])
+    chat = next(model for model in new["data"] if model["modality"] == "llm")
+    assert (chat["object"], chat["type"], chat["provider"], chat["status"]) == (
+        "model",
+        "sync",
+        "gateway",
+        "active",
+    )
+    assert chat["pricing"]["mode"] == "per_token"
+    for path in (f"/v1/models/{chat['id']}", f"/v1/models/{chat['id'].replace('/', '%2F')}"):
+        assert await (await stage.call("GET", path)).get_json() == chat
+    await stage.refused(await stage.call("GET", "/v1/models/nope"), 404, "model_not_found")
+
+
+async def test_the_openai_client_reads_models_and_errors(stage: Stage) -> None:
+    def use(base: str) -> None:
+        with openai.OpenAI(
+            base_url=f"{base}/v1", api_key="any", max_retries=0, _strict_response_validation=True
+        ) as client:
+            models = list(client.models.list())
+            assert {"studio/image-1", "gateway/chat-1"} <= {model.id for model in models}
+            one = client.models.retrieve("studio/image-1")
+            assert (one.object, one.owned_by, one.created > 0) == ("model", "studio", True)
+            with pytest.raises(openai.NotFoundError) as caught:
+                client.models.retrieve("studio/nope")
+            assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+            assert "no such model" in str(caught.value)
+            assert caught.value.request_id is not None
+            assert caught.value.request_id.startswith("req_")
+
+    with trio.fail_after(20):
+        async with stage.serving() as base:
+            await trio.to_thread.run_sync(partial(use, base))
+
+
+async def test_readiness_is_503_until_every_part_works(stage: Stage) -> None:
+    assert await (await stage.call("GET", "/healthz")).get_json() == {"status": "alive"}
+    assert (await stage.call("GET", "/readyz")).status_code == 200
+
+    class Health:
+        async def readiness(self) -> Readiness:
+            return Readiness(database=True, tree=True, providers={"studio": False})
+
+    stage.change(health=Health())
+    response = await stage.call("GET", "/readyz")
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert await response.get_json() == {
+        "ready": False, "database": True, "tree": True, "providers": {"studio": False}
+    }  # fmt: skip
+
+
+async def test_counters_are_text(stage: Stage) -> None:
+    response = await stage.call("GET", "/metrics")
+    assert response.headers["Content-Type"].startswith("text/plain")
+    assert await response.get_data() == b"# counters\n"
+
+
+async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage) -> None:
+    document: dict[str, Any] = await (await stage.call("GET", "/openapi.json")).get_json()
+    assert document == describe(ROUTES, stage.public_url)
+    told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert told == {(route.method, route.path) for route in ROUTES}
+    assert len(told) == len(ROUTES)
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for route in ROUTES:
+        assert set(error_codes(route)) <= set(ERROR_TABLE)
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', str(document).replace("'", '"')))
+    assert references <= set(document["components"]["schemas"])
+    for operation in operations:
+        for response in operation["responses"].values():
+            assert "X-Request-Id" in response["headers"]
+
+
+async def test_the_page_is_self_contained(stage: Stage) -> None:
+    response = await stage.call("GET", "/docs")
+    page = await response.get_data(as_text=True)
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "<script" not in page
+    assert set(re.findall(r'(?:href|src)="(?!#)([^"]+)"', page)) == {"/openapi.json"}
+    assert set(re.findall(r"https?://[^\s<\"']+", page)) <= {stage.public_url}
+    targets = set(re.findall(r'href="#([^"]+)"', page))
+    assert targets <= set(re.findall(r'id="([^"]+)"', page))
+    for route in ROUTES:
+        assert route.path in page
