@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,10 +130,29 @@ def make_world(database: Database, *, limits: KeyedLimits | None = None, writer:
     return World(database, journal, accounts, announcements, reporter)
 
 
+StartWorld = Callable[..., Awaitable[World]]
+
+
 @pytest.fixture
-async def world(database: Database, nursery: trio.Nursery) -> AsyncIterator[World]:
+def start_world(database: Database, nursery: trio.Nursery) -> StartWorld:
+    """Starts worlds on one database: ``await start_world(limits=…, writer=…)``."""
+
+    async def start(*, limits: KeyedLimits | None = None, writer: Any = None) -> World:
+        world = make_world(database, limits=limits, writer=writer)
+        await nursery.start(lambda *, task_status: world.journal.run(task_status=task_status))
+        await nursery.start(lambda *, task_status: world.accounts.run(task_status))
+        return world
+
+    return start
+
+
+@pytest.fixture
+async def world(start_world: StartWorld) -> World:
     """A running world."""
-    world = make_world(database)
-    await nursery.start(lambda *, task_status: world.journal.run(task_status=task_status))
-    await nursery.start(lambda *, task_status: world.accounts.run(task_status))
-    yield world
+    return await start_world()
+
+
+@pytest.fixture
+def new_task() -> Callable[..., CreateTask]:
+    """Makes commands that create a task: ``new_task(key_id, hold_micro=…, key=…)``."""
+    return create_task

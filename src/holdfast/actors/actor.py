@@ -289,7 +289,7 @@ class JournaledActor(TrioActor):
         if not self._units_open and self.actor_stopped.is_set():
             # It was killed or crashed while this was under way: nobody else is left to hand its mail back.
             self._hand_back()
-        elif self.is_void or not self._units_open:
+        if self.is_void or not self._units_open:
             self.actor_inbox.wake()
 
     @staticmethod

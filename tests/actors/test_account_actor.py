@@ -1,0 +1,609 @@
+"""Accounts as the world meets them: parallel commands, keys, crashes and rival processes, on a real database."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+from sqlalchemy import Connection, text
+from trio.testing import wait_all_tasks_blocked
+
+from holdfast import metrics
+from holdfast.actors.account import AccountLimits
+from holdfast.actors.faults import AskFault, Crashed, StaleFence
+from holdfast.actors.messages import (
+    ApiKeyCreated,
+    ApiKeyRevoked,
+    CreateApiKey,
+    CreateTask,
+    IdempotencyKey,
+    NoteKeyUse,
+    Recharge,
+    Recharged,
+    Replayed,
+    RevokeApiKey,
+    SettleTask,
+    TaskAccepted,
+    TaskSettled,
+)
+from holdfast.actors.task_rows import changed_task_row, changed_usage_row
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.database import Database, DatabaseAway, connected
+from holdfast.persistence.loading import load_task
+from holdfast.persistence.units import NotWritten, Unit, Verdict
+from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.supervision.directory import KeyedLimits
+from holdfast.supervision.intensity import Backoff
+
+CREDIT = 1_000_000
+NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
+HARDY = KeyedLimits(child_restarts=10**6, group_crashes=10**6, voids_in_row_max=10**6, backoff=NO_WAIT)
+
+NewTask = Callable[..., CreateTask]
+StartWorld = Callable[..., Awaitable[Any]]
+
+
+def keyed(key: str, fingerprint: bytes = b"same body") -> IdempotencyKey:
+    return IdempotencyKey("POST /v2/control/sandbox/recharge", key, fingerprint)
+
+
+async def settle_command(
+    database: Database, request_id: str, charge_micro: int | None, *, version: int | None = None
+) -> SettleTask:
+    """What a task's actor would ask of its account to end the task."""
+    task = await database.read(lambda connection: load_task(connection, request_id))
+    operation_id, at = new_id("op"), utc_now()
+    after = replace(
+        task,
+        version=task.version + 1,
+        status="canceled" if charge_micro is None else "succeeded",
+        wake_at=None,
+        updated_at=at,
+        state=replace(task.state, cost_micro=charge_micro or 0, operation_id=operation_id),
+    )
+    return SettleTask(
+        request_id,
+        task.version if version is None else version,
+        task.request.hold_id,
+        charge_micro,
+        operation_id,
+        "because",
+        at,
+        (changed_task_row(after), changed_usage_row(after)),
+    )
+
+
+def totals(connection: Connection, account_id: str) -> tuple[int, int, int]:
+    row = connection.execute(
+        text("select balance_micro, held_micro, operation_count from accounts where id = :id"), {"id": account_id}
+    ).one()
+    return row.balance_micro, row.held_micro, row.operation_count
+
+
+async def read_totals(database: Database, account_id: str) -> tuple[int, int, int]:
+    return await database.read(lambda connection: totals(connection, account_id))
+
+
+async def count(database: Database, table: str) -> int:
+    sql = text(f"select count(*) from {table}")
+    return await database.read(lambda connection: int(connection.execute(sql).scalar_one()))
+
+
+async def in_parallel(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    replies: list[Any] = [None] * len(calls)
+
+    async def call(index: int) -> None:
+        replies[index] = await calls[index]()
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(calls)):
+            nursery.start_soon(call, index)
+    return replies
+
+
+def unwrapped(reply: Any) -> Any:
+    """The answer itself, first-hand or replayed."""
+    return reply.reply if isinstance(reply, Replayed) else reply
+
+
+def assert_audit_clean(database: Database) -> None:
+    with connected(database.url) as connection:
+        broken = [check for check in run_audit(connection) if not check.ok]
+    assert not broken
+
+
+def stale_count() -> float:
+    return float(metrics.FENCE_STALE.labels("account")._value.get())
+
+
+async def fallen_asleep(world: Any) -> None:
+    while world.accounts.awake_count:  # noqa: ASYNC110 - a slot's end has no event
+        await trio.sleep(0.01)
+
+
+def move_behind_its_back(account_id: str) -> Callable[[Connection], Any]:
+    """What another process does to an account that it serves as well."""
+    statement = text("update accounts set version = version + 1 where id = :id")
+    return lambda connection: connection.execute(statement, {"id": account_id})
+
+
+# ------------------------------------------------------------------------------------------------- credit and keys
+
+
+async def test_of_200_parallel_tasks_exactly_those_the_credit_covers_are_accepted(
+    world: Any, new_task: NewTask
+) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: world.accounts.ask(account_id, new_task(key_id))] * 200)
+    accepted = [reply for reply in replies if isinstance(reply, TaskAccepted)]
+    refused = [reply for reply in replies if isinstance(reply, Refusal)]
+    assert (len(accepted), len(refused)) == (7, 193)
+    assert {refusal.code for refusal in refused} == {"insufficient_credit"}
+    assert await read_totals(world.database, account_id) == (7 * CREDIT, 7 * CREDIT, 8)
+    assert sorted(world.announcements.heard) == sorted(reply.request_id for reply in accepted)
+    assert_audit_clean(world.database)
+
+
+async def test_50_parallel_calls_with_one_key_make_one_task_and_50_equal_answers(
+    world: Any, new_task: NewTask
+) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: world.accounts.ask(account_id, new_task(key_id, key="k"))] * 50)
+    answers = [unwrapped(reply) for reply in replies]
+    assert sum(isinstance(reply, Replayed) for reply in replies) == 49
+    assert all(answer == answers[0] for answer in answers)
+    assert isinstance(answers[0], TaskAccepted)
+    assert await count(world.database, "tasks") == 1
+    assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 2)
+    assert len(world.announcements.heard) == 1
+
+
+async def test_a_key_used_for_another_request_is_refused_and_nothing_happens(world: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        first = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k")))
+        other = await world.accounts.ask(account_id, Recharge(2 * CREDIT, keyed("k", b"other body")))
+    assert isinstance(first, Recharged)
+    assert isinstance(other, Refusal)
+    assert other.code == "idempotency_key_reused"
+    assert other.final
+    assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
+
+
+async def test_the_same_key_on_another_route_is_another_key(world: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        for route in ("POST /a", "POST /b"):
+            reply = await world.accounts.ask(account_id, Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
+            assert isinstance(reply, Recharged)
+    assert await read_totals(world.database, account_id) == (2 * CREDIT, 0, 2)
+
+
+@pytest.mark.parametrize("fingerprint", [b"same body", b"other body"])
+async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
+    start_world: StartWorld, fingerprint: bytes
+) -> None:
+    with trio.fail_after(30):
+        world = await start_world(limits=KeyedLimits(idle_s=0.02))
+        account_id, _ = await world.open_account()
+        first = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k")))
+        await fallen_asleep(world)
+        again = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k", fingerprint)))
+    if fingerprint == b"same body":
+        assert again == Replayed(first)
+    else:
+        assert isinstance(again, Refusal)
+        assert again.code == "idempotency_key_reused"
+    assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
+
+
+async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_world: StartWorld) -> None:
+    keys = AccountLimits().answers_kept_max + 150
+    with trio.fail_after(30):
+        first, second = await start_world(), await start_world()
+        account_id, _ = await first.open_account()
+        made = await in_parallel(
+            [partial(first.accounts.ask, account_id, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
+        )
+        for i in range(keys):
+            found = await second.accounts.ask(account_id, Recharge(CREDIT, keyed(f"k{i}")))
+            assert found == Replayed(made[i])
+    assert second.reporter.recent() == ()
+    assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
+
+
+async def test_a_refusal_for_lack_of_credit_is_remembered_under_its_key(world: Any, new_task: NewTask) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        refused = await world.accounts.ask(account_id, new_task(key_id, key="k"))
+        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
+        again = await world.accounts.ask(account_id, new_task(key_id, key="k"))
+        fresh = await world.accounts.ask(account_id, new_task(key_id, key="another"))
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.required_micro, refused.available_micro) == ("insufficient_credit", CREDIT, 0)
+    assert again == Replayed(refused)
+    assert isinstance(fresh, TaskAccepted)
+
+
+async def test_a_revoked_key_is_refused_by_the_very_next_command(world: Any, new_task: NewTask) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
+        revoked, refused, again = await in_parallel(
+            [
+                lambda: world.accounts.ask(account_id, RevokeApiKey(key_id)),
+                lambda: world.accounts.ask(account_id, new_task(key_id)),
+                lambda: world.accounts.ask(account_id, RevokeApiKey(key_id)),
+            ]
+        )
+    replies = [revoked, refused, again]
+    # The three arrive in any order; whatever came behind the revocation is refused.
+    assert any(isinstance(reply, ApiKeyRevoked) for reply in replies)
+    last = await world.accounts.ask(account_id, new_task(key_id))
+    assert isinstance(last, Refusal)
+    assert last.code == "invalid_api_key"
+
+
+async def test_a_key_without_the_scope_is_refused(world: Any, new_task: NewTask) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
+        assert isinstance(await world.accounts.ask(account_id, reader), ApiKeyCreated)
+        refused = await world.accounts.ask(account_id, new_task("key_reader"))
+    assert isinstance(refused, Refusal)
+    assert refused.code == "insufficient_scope"
+
+
+async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        at = utc_now()
+        await world.accounts.ask(account_id, NoteKeyUse(key_id, at))
+        sql = text("select version, last_used_at from accounts a join api_keys k on k.account_id = a.id")
+        row = await world.database.read(lambda connection: connection.execute(sql).one())
+    assert (row.version, row.last_used_at) == (0, at)
+
+
+# -------------------------------------------------------------------------------------------------------- settling
+
+
+async def test_a_hold_ends_once_however_often_it_is_settled(world: Any, new_task: NewTask) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(2 * CREDIT))
+        accepted = await world.accounts.ask(account_id, new_task(key_id))
+        capture = await settle_command(world.database, accepted.request_id, 400_000)
+        release = await settle_command(world.database, accepted.request_id, None)
+        settled = await world.accounts.ask(account_id, capture)
+        refused = await world.accounts.ask(account_id, release)
+    assert settled == TaskSettled(capture.operation_id)
+    assert isinstance(refused, Refusal)
+    assert refused.code == "hold_not_open"
+    assert await read_totals(world.database, account_id) == (1_600_000, 0, 3)
+    assert_audit_clean(world.database)
+
+
+async def test_a_task_that_moved_on_is_told_so_and_the_account_loses_nothing(world: Any, new_task: NewTask) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(2 * CREDIT))
+        accepted = await world.accounts.ask(account_id, new_task(key_id))
+        stale = await settle_command(world.database, accepted.request_id, 400_000, version=7)
+        outcomes: list[Any] = []
+
+        async def settle() -> None:
+            try:
+                outcomes.append(await world.accounts.ask(account_id, stale))
+            except StaleFence as fault:
+                outcomes.append(str(fault))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle)
+            for _ in range(5):
+                nursery.start_soon(world.accounts.ask, account_id, Recharge(CREDIT))
+        assert outcomes == [f"task {accepted.request_id}"]
+        assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 7)
+        good = await settle_command(world.database, accepted.request_id, 400_000)
+        assert isinstance(await world.accounts.ask(account_id, good), TaskSettled)
+    assert_audit_clean(world.database)
+
+
+# ----------------------------------------------------------------------------------------------- the bond with rows
+
+
+class StallingWriter:
+    """Holds every batch back until it is let go."""
+
+    def __init__(self, inner: BatchWriter) -> None:
+        self.inner = inner
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        self.may_write.wait(20)
+        return self.inner.write(units)
+
+    def look_up(self, batch_id: str) -> bool:
+        return self.inner.look_up(batch_id)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+async def test_no_reply_leaves_before_its_commit_not_even_a_replay_or_a_refusal(
+    start_world: StartWorld, database: Database, new_task: NewTask
+) -> None:
+    writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
+    with trio.fail_after(30):
+        world = await start_world(writer=writer)
+        account_id, key_id = await world.open_account()
+        replies: dict[str, Any] = {}
+
+        async def ask(name: str, command: Any) -> None:
+            replies[name] = await world.accounts.ask(account_id, command)
+
+        await world.accounts.ask(account_id, Recharge(CREDIT))
+        try:
+            async with trio.open_nursery() as nursery:
+                writer.may_write.clear()
+                for name, key in (("first", "k"), ("replay", "k"), ("refusal", None)):
+                    nursery.start_soon(ask, name, new_task(key_id, key=key))
+                    await wait_all_tasks_blocked()
+                assert replies == {}
+                assert await read_totals(database, account_id) == (CREDIT, 0, 1)
+                writer.may_write.set()
+        finally:
+            writer.may_write.set()
+    assert isinstance(replies["first"], TaskAccepted)
+    assert replies["replay"] == Replayed(replies["first"])
+    assert isinstance(replies["refusal"], Refusal)
+
+
+async def test_an_account_moved_by_another_process_is_reloaded_and_decided_again(
+    world: Any, database: Database
+) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(CREDIT))
+        before = stale_count()
+        await database.work(move_behind_its_back(account_id))
+        replies = await in_parallel([lambda: world.accounts.ask(account_id, Recharge(CREDIT))] * 20)
+    assert all(isinstance(reply, Recharged) for reply in replies)
+    assert stale_count() > before
+    balances = sorted(reply.account.balance_micro for reply in replies)
+    assert balances == [CREDIT * n for n in range(2, 22)]
+    assert_audit_clean(database)
+
+
+async def test_two_processes_on_one_account_lose_and_double_nothing(
+    start_world: StartWorld, database: Database, new_task: NewTask
+) -> None:
+    before = stale_count()
+    with trio.fail_after(60):
+        worlds = [await start_world(), await start_world()]
+        account_id, key_id = await worlds[0].open_account()
+        await worlds[0].accounts.ask(account_id, Recharge(10 * CREDIT))
+
+        async def hammer(world: Any, name: str) -> list[Any]:
+            replies = []
+            for i in range(15):
+                # Both send the same keys: whoever comes second must hear the first one's answer.
+                replies.append(await world.accounts.ask(account_id, new_task(key_id, key=f"shared-{i}")))
+                replies.append(await world.accounts.ask(account_id, Recharge(1, keyed(f"{name}-{i}"))))
+            return replies
+
+        first, second = await in_parallel([partial(hammer, worlds[0], "a"), partial(hammer, worlds[1], "b")])
+    plain = [[unwrapped(reply) for reply in replies[::2]] for replies in (first, second)]
+    assert plain[0] == plain[1]
+    accepted = [reply for reply in plain[0] if isinstance(reply, TaskAccepted)]
+    assert len(accepted) == 10
+    assert stale_count() > before
+    assert await read_totals(database, account_id) == (10 * CREDIT + 30, 10 * CREDIT, 41)
+    assert sorted(worlds[0].announcements.heard + worlds[1].announcements.heard) == sorted(
+        reply.request_id for reply in accepted
+    )
+    assert_audit_clean(database)
+
+
+async def test_no_process_refuses_on_a_memory_that_another_one_has_overtaken(
+    start_world: StartWorld, new_task: NewTask
+) -> None:
+    with trio.fail_after(30):
+        here, there = await start_world(), await start_world()
+        account_id, key_id = await here.open_account()
+        assert isinstance(await here.accounts.ask(account_id, new_task(key_id)), Refusal)
+        await there.accounts.ask(account_id, Recharge(CREDIT))
+        assert isinstance(await here.accounts.ask(account_id, new_task(key_id)), TaskAccepted)
+        fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
+        await there.accounts.ask(account_id, Recharge(CREDIT))
+        await there.accounts.ask(account_id, fresh)
+        assert isinstance(await here.accounts.ask(account_id, new_task("key_2")), TaskAccepted)
+        await there.accounts.ask(account_id, RevokeApiKey(key_id))
+        last = await here.accounts.ask(account_id, new_task(key_id))
+    assert isinstance(last, Refusal)
+    assert last.code == "invalid_api_key"
+
+
+async def test_a_command_the_database_refuses_fails_alone(world: Any, database: Database) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
+        outcomes: list[Any] = []
+
+        async def ask(command: Any) -> None:
+            try:
+                outcomes.append(await world.accounts.ask(account_id, command))
+            except Crashed as crash:
+                outcomes.append(crash)
+
+        async with trio.open_nursery() as nursery:
+            for i in range(10):
+                nursery.start_soon(ask, poison if i == 4 else Recharge(CREDIT))
+    assert sum(isinstance(outcome, Crashed) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, Recharged) for outcome in outcomes) == 9
+    assert await read_totals(database, account_id) == (9 * CREDIT, 0, 9)
+    assert_audit_clean(database)
+
+
+# ----------------------------------------------------------------------------------------------- random histories
+
+
+class FaultyWriter:
+    """A batch writer on a bad day: it loses connections before, during and after commits, by a seeded dice."""
+
+    def __init__(self, inner: BatchWriter, rng: random.Random) -> None:
+        self.inner = inner
+        self.rng = rng
+        self.durable: dict[str, bool] = {}
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        luck = self.rng.random()
+        if luck < 0.08:
+            raise ConnectionLost(OSError("before anything was sent"))
+        if luck < 0.16:
+            return [NotWritten("injected")] * len(units)
+        void: list[Verdict] = [NotWritten("the commit did not happen")] * len(units)
+        batch_id = new_id("batch")
+        if luck < 0.24:
+            self.durable[batch_id] = False
+            raise CommitUnanswered(batch_id, OSError("sent, lost"), if_durable=void, if_void=void)
+        verdicts = self.inner.write(units)
+        if luck < 0.32:
+            self.durable[batch_id] = True
+            raise CommitUnanswered(batch_id, OSError("committed, unanswered"), if_durable=verdicts, if_void=void)
+        return verdicts
+
+    def look_up(self, batch_id: str) -> bool:
+        if self.rng.random() < 0.3:
+            raise ConnectionLost(OSError("still away"))
+        return self.durable[batch_id]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Poison:
+    """A message no account understands: it ends the incarnation that reads it."""
+
+
+class Auditor:
+    """A model of one account that only adds up what it was told; it knows nothing of how the service works."""
+
+    def __init__(self) -> None:
+        self.balance_micro = 0
+        self.open: dict[str, int] = {}
+        self.settled: set[str] = set()
+        self.operations = 0
+
+    def recharged(self, reply: Recharged) -> None:
+        self.balance_micro += reply.amount_micro
+        self.operations += 1
+
+    def accepted(self, reply: TaskAccepted) -> None:
+        assert reply.request_id not in self.open
+        assert reply.request_id not in self.settled
+        self.open[reply.request_id] = reply.estimated_micro
+        self.operations += 1
+
+    def ended(self, request_id: str, charge_micro: int | None) -> None:
+        assert (charge_micro or 0) <= self.open.pop(request_id)
+        self.settled.add(request_id)
+        self.balance_micro -= charge_micro or 0
+        self.operations += 1
+
+
+@pytest.mark.parametrize("has_rival", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_histories_under_crashes_voids_and_lost_commits_add_up(
+    start_world: StartWorld,
+    database: Database,
+    new_task: NewTask,
+    nursery: trio.Nursery,
+    seed: int,
+    has_rival: bool,
+) -> None:
+    rng = random.Random(seed)
+    auditor = Auditor()
+
+    async def keep_gate_open() -> None:
+        while True:
+            await database.gate.wait_closed()
+            await database.open()
+
+    async def until_there(step: Callable[[], Awaitable[Any]]) -> Any:
+        while True:
+            try:
+                return await step()
+            except DatabaseAway:
+                await database.gate.wait_open()
+
+    async def until_answered(account_id: str, command: Any) -> Any:
+        """Ask again, with the same key, until somebody says how it stands."""
+        while True:
+            try:
+                return await rng.choice(worlds).accounts.ask(account_id, command)
+            except (AskFault, Crashed):
+                await trio.lowlevel.checkpoint()
+
+    async def client(account_id: str, key_id: str, name: int) -> None:
+        mine: list[str] = []
+        for step in range(25):
+            match rng.choice(["recharge", "create", "create", "settle", "settle", "void", "crash"]):
+                case "recharge":
+                    command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
+                    reply = await until_answered(account_id, command)
+                    auditor.recharged(unwrapped(reply))
+                case "create":
+                    task = new_task(key_id, hold_micro=rng.randrange(2 * CREDIT), key=f"{name}-{step}")
+                    reply = await until_answered(account_id, task)
+                    reply = unwrapped(reply)
+                    if isinstance(reply, TaskAccepted):
+                        auditor.accepted(reply)
+                        mine.append(reply.request_id)
+                    else:
+                        assert reply.code == "insufficient_credit"
+                case "settle" if mine:
+                    request_id = mine.pop()
+                    charge_micro = rng.choice([None, rng.randint(0, auditor.open[request_id])])
+                    settle = await until_there(partial(settle_command, database, request_id, charge_micro))
+                    reply = await until_answered(account_id, settle)
+                    if isinstance(reply, Refusal):
+                        assert reply.code == "hold_not_open"  # an unanswered try of this same command did it
+                    auditor.ended(request_id, charge_micro)
+                case "void":
+                    await until_there(partial(database.work, move_behind_its_back(account_id)))
+                case "crash":
+                    worlds[0].accounts.tell(account_id, Poison())
+                case _:
+                    pass
+
+    with trio.fail_after(60):
+        nursery.start_soon(keep_gate_open)
+        inner = BatchWriter(database.connect_writer, now=utc_now)
+        healthy = await start_world(limits=HARDY)
+        account_id, key_id = await healthy.open_account()
+        worlds = [await start_world(limits=HARDY, writer=FaultyWriter(inner, rng))]
+        if has_rival:
+            worlds.append(healthy)
+        async with trio.open_nursery() as clients:
+            for name in range(6):
+                clients.start_soon(client, account_id, key_id, name)
+    assert await read_totals(database, account_id) == (
+        auditor.balance_micro,
+        sum(auditor.open.values()),
+        auditor.operations,
+    )
+    assert_audit_clean(database)
