@@ -5,20 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-import httpx
 import msgspec
 import structlog
 import trio
 
 from holdfast.ledger.clock import Now, format_time, utc_now
-from holdfast.providers.signatures import sign
+from holdfast.providers.posting import RETRY_DELAYS_S, SignedPost
 from holdfast.providers.studio.jobs import Job, Kept, StudioFaults, describe
 
 SIGNATURE_HEADER = "X-Callback-Signature"
 PROGRESS_EVERY_S = 0.5
 PROGRESS_TIMEOUT_S = 5.0
 LAST_WORD_TIMEOUT_S = 15.0
-RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
 
 _PUBLIC_STATUS = {"starting": "queued"}
 _log = structlog.get_logger(__name__)
@@ -42,22 +40,17 @@ class Courier:
         progress_every_s: float = PROGRESS_EVERY_S,
     ) -> None:
         self._name = name
-        self._secret = f"not {secret}" if faults.wrong_signature else secret
         self._link = link
         self._faults = faults
         self._now = now
         self._retry_delays_s = tuple(retry_delays_s)
         self._progress_every_s = progress_every_s
-        self._http = httpx.AsyncClient(
-            trust_env=False,
-            follow_redirects=False,
-            timeout=LAST_WORD_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=15),
-        )
+        key = f"not {secret}" if faults.wrong_signature else secret
+        self._mail = SignedPost(name, key, header=SIGNATURE_HEADER, key_name=name, now=now)
 
     async def close(self) -> None:
         """Give back connections."""
-        await self._http.aclose()
+        await self._mail.close()
 
     async def follow(self, job: Job) -> None:
         """Tell of one job until its last word is heard, given up, or the job forgotten."""
@@ -134,18 +127,11 @@ class Courier:
         return message
 
     async def _post(self, webhook: str, message: Mapping[str, object], timeout_s: float) -> bool:
-        """Send one message; True where the receiver took it. Each sending is signed for its own moment."""
+        """Send one message, twice where duplicates are wanted; True where the receiver took it."""
         body = msgspec.json.encode(message)
         heard = False
         for _ in range(2 if self._faults.duplicate else 1):
-            signature = sign(self._secret, body, at=int(self._now().timestamp()), key_name=self._name)
-            headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature}
-            with trio.move_on_after(timeout_s):
-                try:
-                    async with self._http.stream("POST", webhook, content=body, headers=headers) as answer:
-                        heard = answer.is_success
-                except (httpx.HTTPError, httpx.InvalidURL) as fault:
-                    _log.info("studio_callback_failed", fault=type(fault).__name__)
+            heard = await self._mail.send(webhook, body, timeout_s=timeout_s) or heard
         return heard
 
 

@@ -6,15 +6,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 
+from holdfast.providers.serving import serve_app
 from holdfast.providers.studio.app import create_studio
 from holdfast.providers.studio.workshop import Workshop
-
-STOP_WITHIN_S = 5.0
-GRACEFUL_TIMEOUT_S = 1.0
-KEEP_ALIVE_TIMEOUT_S = 30
 
 
 async def serve_studio(
@@ -34,39 +29,11 @@ async def serve_studio(
     """
     shop = workshop or Workshop(secret, files_dir)
     app = create_studio(shop, token=token)
-    stop, gone = trio.Event(), trio.Event()
-    server = trio.CancelScope(shield=True)
 
-    async def serve_web(*, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        # Shielded: a server cut down from outside leaves its sockets to chance. It is asked to stop instead.
-        try:
-            with server:
-                await serve(app, _config(host, port), shutdown_trigger=stop.wait, task_status=task_status)
-        finally:
-            gone.set()
+    async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        await serve_app(app, host=host, port=port, task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(shop.run)
-        binds = await nursery.start(serve_web)
-        shop.base_url = binds[0]
-        task_status.started(urlsplit(binds[0]).port or 0)
-        try:
-            await gone.wait()
-        finally:
-            stop.set()
-            with trio.move_on_after(STOP_WITHIN_S, shield=True):
-                await gone.wait()
-            server.cancel()
-        raise RuntimeError("the studio's server ended by itself")
-
-
-def _config(host: str, port: int) -> Config:
-    config = Config()
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
-    config.accesslog = None
-    config.errorlog = None
-    config.graceful_timeout = GRACEFUL_TIMEOUT_S
-    config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
-    config.h11_max_incomplete_size = 64 * 1024
-    config.include_server_header = False
-    return config
+        shop.base_url = await nursery.start(serve_web)
+        task_status.started(urlsplit(shop.base_url).port or 0)

@@ -18,8 +18,9 @@ import trio
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.providers.links import sign_link
+from holdfast.providers.posting import RETRY_DELAYS_S
 from holdfast.providers.studio.catalogue import CRAFTS
-from holdfast.providers.studio.courier import PROGRESS_EVERY_S, RETRY_DELAYS_S, Courier
+from holdfast.providers.studio.courier import PROGRESS_EVERY_S, Courier
 from holdfast.providers.studio.craft import BadInput, Bench, NeedsSource, Prepare, Ready
 from holdfast.providers.studio.jobs import Job, Kept, Order, StudioFaults, keep
 

@@ -1,0 +1,59 @@
+"""Serving a stand-in's web application: up when its socket is bound, down in order when cancelled."""
+
+from __future__ import annotations
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from quart_trio import QuartTrio
+
+STOP_WITHIN_S = 5.0
+GRACEFUL_TIMEOUT_S = 1.0
+KEEP_ALIVE_TIMEOUT_S = 30
+
+
+async def serve_app(
+    app: QuartTrio,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; reports the address it is reached at (``port`` 0 takes a free one).
+
+    Raises, in a group, ``OSError`` where the port is taken, and ``RuntimeError`` should the server end by itself.
+    """
+    stop, gone = trio.Event(), trio.Event()
+    server = trio.CancelScope(shield=True)
+
+    async def serve_web(*, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        # Shielded: a server cut down from outside leaves its sockets to chance. It is asked to stop instead.
+        try:
+            with server:
+                await serve(app, _config(host, port), shutdown_trigger=stop.wait, task_status=task_status)
+        finally:
+            gone.set()
+
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(serve_web)
+        task_status.started(binds[0])
+        try:
+            await gone.wait()
+        finally:
+            stop.set()
+            with trio.move_on_after(STOP_WITHIN_S, shield=True):
+                await gone.wait()
+            server.cancel()
+        raise RuntimeError("the server ended by itself")
+
+
+def _config(host: str, port: int) -> Config:
+    config = Config()
+    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.accesslog = None
+    config.errorlog = None
+    config.graceful_timeout = GRACEFUL_TIMEOUT_S
+    config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
+    config.h11_max_incomplete_size = 64 * 1024
+    config.include_server_header = False
+    return config
