@@ -28,7 +28,7 @@ from holdfast.http import (
 from holdfast.http.calls import answer_call, render_fault, render_refusal
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
-from holdfast.http.routes import Route
+from holdfast.http.routes import Route, TaskIdConverter
 from holdfast.http.tracing import tracing
 from holdfast.ledger.refusals import Refusal
 
@@ -102,6 +102,7 @@ def create_app(front: Front) -> FrontApp:
         front.settings.body_bytes_max, *(route.raw_body_bytes_max or 0 for route in ROUTES)
     )
     app.url_map.merge_slashes = False
+    app.url_map.converters["task"] = TaskIdConverter
     app.register_error_handler(HTTPException, _framework_refusal)
     for route in ROUTES:
         app.add_url_rule(route.rule, route.name, _view(app, route), methods=[route.method])

@@ -11,6 +11,7 @@ is walked.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -68,13 +69,9 @@ def parse_object(raw: bytes) -> JsonObject | Refusal:
 
 def convert_body(body: JsonObject, shape: type[S]) -> S | Refusal:
     """Turn a JSON object into a typed request; extra keys are ignored."""
-    for field in msgspec.structs.fields(shape):
-        if field.required and field.encode_name not in body:
-            return Refusal(
-                code="missing_parameter",
-                message=f"The parameter {field.encode_name} is required.",
-                param=field.encode_name,
-            )
+    for name in _required_names(shape):
+        if name not in body:
+            return Refusal(code="missing_parameter", message=f"The parameter {name} is required.", param=name)
     try:
         return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:
@@ -85,6 +82,11 @@ def fingerprint(path: str, body: JsonObject) -> bytes:
     """SHA-256 of a call's concrete path and canonical body: what an Idempotency-Key is bound to."""
     canonical = msgspec.json.encode(body, order="sorted")
     return hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + canonical).digest()
+
+
+@functools.cache
+def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in msgspec.structs.fields(shape) if field.required)
 
 
 def _invalid_parameter(message: str) -> Refusal:

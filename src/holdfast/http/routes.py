@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 from quart import Response
+from werkzeug.routing import BaseConverter
 
 from holdfast.ledger.refusals import Refusal
 
@@ -107,7 +108,7 @@ class Route:
     @property
     def rule(self) -> str:
         """The path in the web framework's writing; a model's id may hold slashes."""
-        return re.sub(r"\{(\w+)\}", lambda m: f"<{'path:' if m[1] == 'model_id' else ''}{m[1]}>", self.path)
+        return re.sub(r"\{(\w+)\}", lambda m: f"<{CONVERTERS.get(m[1], 'default')}:{m[1]}>", self.path)
 
 
 IDEMPOTENCY_KEY: Final = Parameter(
@@ -116,6 +117,16 @@ IDEMPOTENCY_KEY: Final = Parameter(
     description="Makes repeating the call safe for 24 hours: 1 to 255 printable ASCII characters.",
     schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
 )
+
+
+CONVERTERS: Final = {"model_id": "path", "request_id": "task"}
+"""How the web framework reads the parts of a path that are more than any text without a slash."""
+
+
+class TaskIdConverter(BaseConverter):
+    """Any text but the words that are routes themselves, so that ``GET /v2/task/create`` is 405 and not a task."""
+
+    regex = "(?!(?:create|list)$)[^/]+"
 
 
 class RouteTable:

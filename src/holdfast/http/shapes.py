@@ -32,18 +32,36 @@ def time_or_none(at: datetime | None) -> str | None:
 # --------------------------------------------------------------------------------------------- requests
 
 
+# What a document tells of these texts; they are judged by their own rules, which have their own codes.
+Email: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={
+            "maxLength": 254,
+            "pattern": r"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@([A-Za-z0-9]+\.)+[A-Za-z]+$",
+            "examples": ["ada@example.com"],
+        }
+    ),
+]
+Code: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9]{6}$"})]
+AmountGiven: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]}),
+]
+
+
 class CodeRequest(msgspec.Struct, frozen=True):
     """Where to send a sign-in code."""
 
-    email: str
+    email: Email
 
 
 class VerifyRequest(msgspec.Struct, frozen=True):
     """A code and what it answers."""
 
-    email: str
+    email: Email
     otp_id: str
-    otp: str
+    otp: Code
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
@@ -56,7 +74,7 @@ class ApiKeyRequest(msgspec.Struct, frozen=True):
 class RechargeRequest(msgspec.Struct, frozen=True):
     """The sandbox credit to add: a plain decimal string with at most 6 decimals."""
 
-    amount: str
+    amount: AmountGiven
 
 
 class QuoteRequest(msgspec.Struct, frozen=True):
