@@ -1,0 +1,97 @@
+"""The whole house over real HTTP on a real database: one service for all, or one of a test's own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import pytest
+
+from .house import Customer, Service
+from .quiet_provider import QuietProvider, quiet_provider
+
+NewService: TypeAlias = Callable[..., Service]
+NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
+
+
+def _folder() -> Path:
+    # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
+    return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
+
+
+@pytest.fixture(scope="session")
+def house() -> Iterator[Service]:
+    """A running service that tests share; nobody may break it."""
+    folder = _folder()
+    service = Service(folder)
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def new_service() -> Iterator[NewService]:
+    """Make services of the test's own, not yet started: ``new_service(PORT="0", …)``."""
+    made: list[tuple[Service, Path]] = []
+
+    def make(**settings: str) -> Service:
+        folder = _folder()
+        service = Service(folder, **settings)
+        made.append((service, folder))
+        return service
+
+    yield make
+    for service, _ in made:
+        if service.is_alive():
+            service.kill()
+    for _, folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def provider() -> Iterator[QuietProvider]:
+    """A provider whose callbacks are the test's to send."""
+    with quiet_provider() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def quiet_house(provider: QuietProvider) -> Iterator[Service]:
+    """A running service whose only provider is the quiet one."""
+    folder = _folder()
+    service = Service(folder, CATALOG=str(provider.write_catalog(folder)))
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def new_customer() -> AsyncIterator[NewCustomer]:
+    """Sign a new customer in at a service: ``await new_customer(service, credit="10.00")``."""
+    async with AsyncExitStack() as stack:
+
+        async def make(service: Service, *, credit: str | None = None, connections: int = 100) -> Customer:
+            limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+            http = httpx.AsyncClient(base_url=service.url, timeout=30, limits=limits)
+            customer = Customer(await stack.enter_async_context(http))
+            await customer.sign_in()
+            if credit is not None:
+                await customer.recharge(credit)
+            return customer
+
+        yield make

@@ -1,0 +1,243 @@
+"""The real service as a process of its own, and a customer of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+import trio
+
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.database import connected
+from holdfast.persistence.embedded import database_url_of
+
+START_S = 60.0
+STOP_S = 40.0
+CALLBACK_SECRET = "callback-secret-for-the-journeys-0123456789"
+T = TypeVar("T")
+
+ENDED = frozenset({"succeeded", "failed", "canceled"})
+IMAGE = {"prompt": "a lighthouse at dusk", "width": 256, "height": 256}
+
+
+class Totals(NamedTuple):
+    """An account's credit."""
+
+    balance: Decimal
+    held: Decimal
+    available: Decimal
+
+
+class Service:
+    """One service process. ``settings`` are environment variables without their prefix."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.data_dir = folder / "var"
+        self.log_path = folder / "service.log"
+        self.url = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self._told = 0
+        generous = {
+            "CALLBACK_SECRET": CALLBACK_SECRET,
+            "OTP_PER_ORIGIN_HOUR": "100000",
+            "OTP_RESEND_S": "0",
+            "POOL_SIZE": "4",
+        }
+        given = {"PORT": "0", "DATA_DIR": str(self.data_dir), "LOG_FORMAT": "json", **generous, **settings}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self.environment = {**inherited, **{f"HOLDFAST_{name}": value for name, value in given.items()}}
+
+    @property
+    def database_url(self) -> str:
+        """Where its rows are."""
+        url = self.environment.get("HOLDFAST_DATABASE_URL") or database_url_of(self.data_dir)
+        assert url is not None, "the embedded database does not run"
+        return url
+
+    def start(self) -> None:
+        """Start it, on the same port as before, and wait until it says that it is ready."""
+        self._told = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "serve"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_S
+        while not self._is_ready():
+            assert self.process.poll() is None, f"the service ended by itself:\n{self.log_tail()}"
+            assert time.monotonic() < deadline, f"the service is not ready:\n{self.log_tail()}"
+            time.sleep(0.05)
+        self.environment["HOLDFAST_PORT"] = self.url.rpartition(":")[2]
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(STOP_S)
+
+    def stop(self) -> int:
+        """Ask it to stop; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """What it logged since it was last started."""
+        lines = self.log_path.read_bytes()[self._told :].decode("utf-8", "replace").splitlines()
+        found = []
+        for line in lines:
+            if line.startswith("{"):
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    continue  # half a line so far
+        return found
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log_path.read_text("utf-8", "replace").splitlines()[-30:])
+
+    def faults(self) -> list[str]:
+        """Unexpected faults in its log: lines of level error and above."""
+        return [str(line) for line in self.log_lines() if line.get("level") in {"error", "critical"}]
+
+    def audit(self) -> list[str]:
+        """Every promise about credit that its rows break."""
+        with connected(self.database_url) as connection:
+            return [f"{check.name}: {check.detail}" for check in run_audit(connection) if not check.ok]
+
+    def metric(self, name: str) -> float:
+        """The sum of a counter over its labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    def _is_ready(self) -> bool:
+        said = [line for line in self.log_lines() if line.get("event") == "holdfast serves"]
+        if not said:
+            return False
+        self.url = str(said[0]["url"])
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@dataclass
+class Customer:
+    """An account with a session and an API key, calling over its own connections."""
+
+    http: httpx.AsyncClient
+    email: str = field(default_factory=lambda: f"{secrets.token_hex(8)}@example.com")
+    account_id: str = ""
+    session: str = ""
+    key: str = ""
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        key: str | None = None,
+        as_session: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One call with the API key (or the session), and an Idempotency-Key where one is given."""
+        credential = self.session if as_session else self.key
+        sent = dict(headers or {})
+        if credential:
+            sent["Authorization"] = f"Bearer {credential}"
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        return await self.http.request(method, path, json=json, headers=sent)
+
+    async def sign_in(self) -> None:
+        """Sign in by the code that development shows, and make a key."""
+        sent = ok(await self.http.post("/v2/control/auth/otp", json={"email": self.email}))
+        proof = {"email": self.email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+        verified = ok(await self.http.post("/v2/control/auth/verify", json=proof))
+        self.account_id, self.session = verified["account_id"], verified["session"]["token"]
+        made = ok(await self.call("POST", "/v2/control/api-keys", {}, as_session=True))
+        self.key = made["api_key"]
+
+    async def recharge(self, amount: str, *, key: str | None = None) -> None:
+        """Add sandbox credit."""
+        path = "/v2/control/sandbox/recharge"
+        ok(await self.call("POST", path, {"amount": amount}, key=key, as_session=True))
+
+    async def create(
+        self, model: str = "studio/image-1", *, key: str | None = None, **wanted: object
+    ) -> httpx.Response:
+        """Ask for a small image, or as wanted."""
+        return await self.call("POST", "/v2/task/create", {"model": model, "input": {**IMAGE, **wanted}}, key=key)
+
+    async def task(self, request_id: str) -> dict[str, Any]:
+        """A task of theirs."""
+        return ok(await self.call("GET", f"/v2/task/{request_id}"))
+
+    async def tasks(self) -> dict[str, dict[str, Any]]:
+        """All their tasks by id."""
+        found: dict[str, dict[str, Any]] = {}
+        query = "?limit=100"
+        while query:
+            page = ok(await self.call("GET", f"/v2/task/list{query}"))
+            found |= {task["request_id"]: task for task in page["data"]}
+            query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+        return found
+
+    async def totals(self) -> Totals:
+        """Their credit as it stands."""
+        account = ok(await self.call("GET", "/v2/control/account", as_session=True))
+        return Totals(*(Decimal(account[name]) for name in ("balance", "held_total", "available_balance")))
+
+    async def all_ended(self, *, within_s: float = 120.0) -> dict[str, dict[str, Any]]:
+        """Their tasks, once all of them have ended."""
+
+        async def ended() -> dict[str, dict[str, Any]] | None:
+            tasks = await self.tasks()
+            return tasks if all(task["status"] in ENDED for task in tasks.values()) else None
+
+        return await until(ended, within_s=within_s)
+
+
+def ok(response: httpx.Response) -> dict[str, Any]:
+    """The body of an answer that must be a success."""
+    assert response.status_code == 200, f"{response.request.url.path}: {response.status_code} {response.text}"
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def code_of(response: httpx.Response) -> str:
+    """The error code of an answer that must be a refusal."""
+    assert response.status_code >= 400, response.text
+    return str(response.json()["error"]["code"])
+
+
+async def until(find: Callable[[], Awaitable[T | None]], *, within_s: float = 30.0) -> T:
+    """What ``find`` finds, as soon as it is something true."""
+    with trio.fail_after(within_s):
+        while True:
+            found = await find()
+            if found:
+                return found
+            await trio.sleep(0.05)

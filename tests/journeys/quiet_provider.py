@@ -1,0 +1,129 @@
+"""A media provider that takes every job and then says nothing: its callbacks are the test's to send."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from holdfast.providers.signatures import sign
+
+MODEL = "quiet/image-1"
+SECRET = "quiet-provider-secret-0123456789abcdef"
+
+CATALOG = """
+[catalog]
+schema = 1
+created = "2026-11-01"
+
+[providers.quiet]
+kind = "cog"
+url = "{url}"
+secret = "{secret}"
+concurrency = 1000
+
+[[models]]
+id = "{model}"
+modality = "image"
+type = "async"
+created = "2026-11-01"
+pricing = {{ mode = "per_image", unit_price = "1.00" }}
+upstream = {{ provider = "quiet", model = "image" }}
+input_schema = {{ type = "object", properties = {{ prompt = {{ type = "string" }} }} }}
+hosting = {{ content_types = ["image/png"] }}
+"""
+
+
+@dataclass
+class QuietProvider:
+    """Where it listens, which jobs it was given, and how to speak in its name."""
+
+    url: str
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def write_catalog(self, folder: Path) -> Path:
+        """A catalog that sells its one model at 1.00 a picture."""
+        path = folder / "catalog.toml"
+        path.write_text(CATALOG.format(url=self.url, secret=SECRET, model=MODEL))
+        return path
+
+    def news(self, request_id: str, status: str, *, event_id: str, sequence: int, **fields: object) -> bytes:
+        """The body of a callback."""
+        body = {
+            "event_id": event_id,
+            "provider": "quiet",
+            "request_id": request_id,
+            "attempt": 1,
+            "status": status,
+            "sequence": sequence,
+            **fields,
+        }
+        return json.dumps(body).encode()
+
+    def success(self, request_id: str, *, event_id: str, sequence: int) -> bytes:
+        """The body of the callback that delivers one picture."""
+        outputs = [{"url": f"{self.url}/picture.png", "content_type": "image/png"}]
+        return self.news(request_id, "succeeded", event_id=event_id, sequence=sequence, outputs=outputs)
+
+
+def signed(body: bytes, *, secret: str = SECRET, shift_s: int = 0) -> dict[str, str]:
+    """The headers that make a body the provider's word, ``shift_s`` seconds from now."""
+    header = sign(secret, body, at=int(time.time()) + shift_s, key_name="quiet")
+    return {"X-Callback-Signature": header, "Content-Type": "application/json"}
+
+
+@contextmanager
+def quiet_provider() -> Iterator[QuietProvider]:
+    """Run one on loopback."""
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8), "teal").save(picture, "PNG")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            job_id = self.path.rpartition("/")[2]
+            length = int(self.headers["Content-Length"])
+            provider.jobs.setdefault(job_id, json.loads(self.rfile.read(length)))
+            self._tell(201, {"id": job_id, "status": "starting"})
+
+        def do_GET(self) -> None:
+            if self.path == "/picture.png":
+                self._answer(200, "image/png", picture.getvalue())
+            elif self.path.rpartition("/")[2] in provider.jobs:
+                self._tell(200, {"id": self.path.rpartition("/")[2], "status": "processing"})
+            else:
+                self._tell(404, {"detail": "unknown"})
+
+        def do_POST(self) -> None:
+            self._tell(200, {"id": self.path.split("/")[2], "status": "canceled"})
+
+        def _tell(self, status: int, body: dict[str, Any]) -> None:
+            self._answer(status, "application/json", json.dumps(body).encode())
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        provider = QuietProvider(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield provider
+        finally:
+            server.shutdown()
+            thread.join()
