@@ -531,6 +531,7 @@ async def test_random_histories_under_crashes_voids_and_lost_commits_add_up(
     start_world: StartWorld,
     database: Database,
     new_task: NewTask,
+    *,
     nursery: trio.Nursery,
     seed: int,
     has_rival: bool,

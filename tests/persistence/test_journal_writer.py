@@ -1,0 +1,747 @@
+"""The writer on a real server: what a batch writes, what it refuses, and what becomes of a lost COMMIT."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from psycopg import sql
+
+from holdfast.ledger.account import CHAIN_START, AccountState, Operation, decide_credit, decide_hold, decide_release
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.database import Database
+from holdfast.persistence.rows import (
+    STATEMENTS,
+    AccountHead,
+    AccountRow,
+    ApiKeyRevokedRow,
+    ApiKeyRow,
+    ApiKeyUsedRow,
+    AssetRow,
+    BatchRow,
+    HoldRow,
+    HoldSettledRow,
+    IdempotencyRow,
+    OperationRow,
+    PostingRow,
+    Row,
+    SessionRevokedRow,
+    SessionRow,
+    SignInRow,
+    TaskChangedRow,
+    TaskEventRow,
+    TaskRow,
+    UsageChangedRow,
+    UsageRow,
+)
+from holdfast.persistence.units import (
+    AlreadyAnswered,
+    Broken,
+    Committed,
+    Fence,
+    IdempotencyProbe,
+    NotWritten,
+    RememberedAnswer,
+    Stale,
+    Unit,
+    Verdict,
+)
+from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
+
+AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
+HOSTILE = (
+    "",
+    " ",
+    "NULL",
+    "null",
+    '"',
+    "\\",
+    '\\"',
+    "{}",
+    '{"a","b"}',
+    "a,b",
+    "'; drop table accounts; --",
+    "%s %(x)s $1",
+    "line\nbreak\ttab\r",
+    "\u00e9\u4f60\u597d\U0001f980\u200f\u2028",
+    "\\x41",
+    "\\\\",
+)
+
+
+@pytest.fixture
+def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to look at the rows with."""
+    with closing(psycopg.connect(database_url, autocommit=True)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def writer(database_url: str) -> Iterator[BatchWriter]:
+    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
+        yield writer
+
+
+@dataclass
+class Books:
+    """Decides units for one account as its actor would, on a memory of its own."""
+
+    account_id: str = field(default_factory=lambda: new_id("acct"))
+
+    def __post_init__(self) -> None:
+        self.state = AccountState(self.account_id)
+
+    def opening(self) -> Unit:
+        email = f"{self.account_id}@example.com"
+        return Unit(rows=(AccountRow(self.account_id, email, "User", "b", AT, 0, 0, 0, 0, CHAIN_START),))
+
+    def credit(self, amount_micro: int = 100, **more: Any) -> Unit:
+        decided = decide_credit(
+            self.state,
+            operation_id=new_id("op"),
+            amount_micro=amount_micro,
+            source="sandbox",
+            reference="r",
+            reason="because",
+            at=AT,
+        )
+        return self.unit(decided, **more)
+
+    def hold(self, hold_id: str, amount_micro: int) -> Unit:
+        decided = decide_hold(
+            self.state,
+            operation_id=new_id("op"),
+            hold_id=hold_id,
+            amount_micro=amount_micro,
+            reference="r",
+            at=AT,
+        )
+        return self.unit(decided)
+
+    def release(self, hold_id: str) -> Unit:
+        decided = decide_release(
+            self.state, operation_id=new_id("op"), hold_id=hold_id, reference="r", reason="because", at=AT
+        )
+        return self.unit(decided)
+
+    def unit(
+        self, operation: Operation | Refusal | None = None, *, key: str | None = None, extra: tuple[Row, ...] = ()
+    ) -> Unit:
+        state = self.state
+        assert not isinstance(operation, Refusal)
+        if operation is not None:
+            state.apply(operation)
+        fence = Fence("account", self.account_id, state.version)
+        state.version += 1
+        head = AccountHead(
+            self.account_id,
+            state.version,
+            state.number,
+            state.balance_micro,
+            state.held_micro,
+            state.chain_head,
+        )
+        probe = None
+        if key is not None:
+            probe = IdempotencyProbe(self.account_id, "POST /x", key)
+            extra = (*extra, IdempotencyRow(*probe, b"print", f"reply to {key}".encode(), utc_now()))
+        return Unit(
+            fences=(fence,), account=head, operations=(operation,) if operation else (), rows=extra, probe=probe
+        )
+
+
+def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
+    books = [Books() for _ in range(how_many)]
+    assert all_committed(writer.write([book.opening() for book in books]))
+    return books
+
+
+def all_committed(verdicts: Sequence[Verdict]) -> bool:
+    return all(isinstance(verdict, Committed) for verdict in verdicts)
+
+
+def kinds(verdicts: Sequence[Verdict]) -> list[str]:
+    return [type(verdict).__name__ for verdict in verdicts]
+
+
+def head(rows: psycopg.Connection[Any], account_id: str) -> tuple[int, int, int]:
+    found = rows.execute(
+        "select version, balance_micro, operation_count from accounts where id = %s", (account_id,)
+    ).fetchone()
+    assert found is not None
+    return found[0], found[1], found[2]
+
+
+def count(rows: psycopg.Connection[Any], table: str) -> int:
+    found = rows.execute(sql.SQL("select count(*) from {}").format(sql.Identifier(table))).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def stored(rows: psycopg.Connection[Any], table: str, row: Any, keyed: Sequence[str]) -> tuple[Any, ...]:
+    """A row's own columns as the server has them, JSON and bytes as they went in."""
+    query = sql.SQL("select {} from {} where {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, row._fields)),
+        sql.Identifier(table),
+        sql.SQL(" and ").join(sql.SQL("{} = %s").format(sql.Identifier(key)) for key in keyed),
+    )
+    found = rows.execute(query, [getattr(row, key) for key in keyed]).fetchone()
+    assert found is not None
+    return tuple(found)
+
+
+JSON_FIELDS = {"request", "state", "status_history"}
+
+
+def given(row: Any) -> tuple[Any, ...]:
+    """A row as :func:`stored` should give it back."""
+    return tuple(
+        msgspec.json.decode(value) if name in JSON_FIELDS else list(value) if isinstance(value, tuple) else value
+        for name, value in zip(row._fields, row, strict=True)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- round trips
+
+
+def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
+    """A row of every kind with ``t`` wherever text may stand: table, row, and the columns that find it again."""
+    doc = msgspec.json.encode({"k": t, t or "empty": [t, None]}).decode()
+    a, r, n = f"acct{i}{t}", f"task{i}{t}", i + 1
+    later = AT + timedelta(milliseconds=1)
+    account = AccountRow(a, f"{i}{t}@x", t, t, AT, 0, 0, 0, 0, b"\x00\\'\"")
+    operation = OperationRow(a, n, f"op{i}{t}", "credit", -5, -(2**62), 2**62, None, t, t, AT, bytes(range(256)))
+    task = TaskRow(a, r, 1, t, t, t, AT, AT, None, False, doc, doc)
+    task_changed = TaskChangedRow(a, r, 2, t + "!", later, later, True, doc.replace("k", "j"))
+    usage = UsageRow(a, r, AT, t, t, None, t, 1, 2, 3, None, -7, None, None, f"[{doc}]")
+    usage_changed = UsageChangedRow(a, r, t + "!", 4, 5, 6, 7, 8, t, t, f"[{doc},{doc}]")
+    api_key = ApiKeyRow(a, f"key{i}{t}", f"secret{i}".encode(), t, t, (t, "", "x,y", '{"', "\\"), AT)
+    session = SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later)
+    return [
+        ("accounts", account, ["id"]),
+        ("accounts", AccountHead(a, 1, n, 10, 3, b"\xff"), ["id"]),
+        ("operations", operation, ["account_id", "number"]),
+        ("postings", PostingRow(a, n, 1, t, -1), ["account_id", "number", "line"]),
+        ("holds", HoldRow(a, f"hold{i}{t}", 5, t, n), ["account_id", "hold_id"]),
+        ("holds", HoldSettledRow(a, f"hold{i}{t}", n + 1), ["account_id", "hold_id"]),
+        ("tasks", task, ["account_id", "request_id"]),
+        ("tasks", task_changed, ["account_id", "request_id"]),
+        ("task_events", TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()), ["account_id", "request_id"]),
+        ("usage_entries", usage, ["account_id", "request_id"]),
+        ("usage_entries", usage_changed, ["account_id", "request_id"]),
+        ("assets", AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, later), ["account_id", "request_id"]),
+        ("api_keys", api_key, ["account_id", "key_id"]),
+        ("api_keys", ApiKeyUsedRow(a, f"key{i}{t}", later), ["account_id", "key_id"]),
+        ("api_keys", ApiKeyRevokedRow(a, f"key{i}{t}", later), ["account_id", "key_id"]),
+        ("sessions", session, ["account_id", "session_id"]),
+        ("sessions", SessionRevokedRow(a, f"ses{i}{t}", later), ["account_id", "session_id"]),
+        ("idempotency_records", IdempotencyRow(a, t, t, b"", t.encode(), AT), ["account_id", "route", "key"]),
+        ("journal_batches", BatchRow(f"batch{i}{t}", 3, False, AT), ["batch_id"]),
+        ("sign_ins", SignInRow(f"email:{i}{t}", 1, AT, doc), ["key"]),
+    ]
+
+
+def test_every_kind_of_row_carries_hostile_text_unharmed(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    everything = [hostile_rows(text, i) for i, text in enumerate(HOSTILE)]
+    assert {type(row) for _, row, _ in everything[0]} == set(STATEMENTS)
+    units = [
+        Unit(fences=(Fence("sign_in", f"email:{i}{text}", 0),), rows=tuple(row for _, row, _ in everything[i]))
+        for i, text in enumerate(HOSTILE)
+    ]
+    assert all_committed(writer.write(units))
+    for known in everything:
+        # A later row of the same key says more about some of the columns; those it leaves alone must stand.
+        newest: dict[tuple[str, str], Any] = {}
+        for table, row, _ in known:
+            for name, value in zip(row._fields, given(row), strict=True):
+                newest[table, name] = value
+        for table, row, keyed in known:
+            assert stored(rows, table, row, keyed) == tuple(newest[table, name] for name in row._fields)
+
+
+def test_of_two_changes_to_one_row_in_a_batch_the_last_stands(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    task = TaskRow("a", "task_1", 1, "queued", "m", "p", AT, AT, AT, False, "{}", "{}")
+    changes = [TaskChangedRow("a", "task_1", n, f"status {n}", AT, None, True, "{}") for n in (2, 3)]
+    fences = [Fence("task", "task_1", n) for n in (1, 2)]
+    assert all_committed(writer.write([Unit(rows=(task,))]))
+    units = [Unit(fences=(f,), rows=(c,)) for f, c in zip(fences, changes, strict=True)]
+    assert all_committed(writer.write(units))
+    assert stored(rows, "tasks", changes[1], ["request_id"]) == given(changes[1])
+
+
+def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+    [book] = opened(writer)
+    old = IdempotencyRow(book.account_id, "POST /x", "k", b"old", b"old", utc_now() - timedelta(days=2))
+    assert all_committed(writer.write([Unit(rows=(old,))]))
+    assert all_committed(writer.write([book.credit(key="k")]))
+    assert rows.execute("select fingerprint, reply from idempotency_records").fetchall() == [
+        (b"print", b"reply to k")
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- fences
+
+
+def test_a_chain_of_decisions_is_written_in_one_batch(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+    [book] = opened(writer)
+    units = [book.credit(1000), book.hold("h1", 300), book.hold("h2", 200), book.release("h1"), book.credit(5)]
+    assert all_committed(writer.write(units))
+    assert head(rows, book.account_id) == (5, 1005, 5)
+    assert rows.execute("select hold_id, settled_number from holds order by hold_id").fetchall() == [
+        ("h1", 4),
+        ("h2", None),
+    ]
+
+
+def test_a_stale_unit_takes_its_followers_but_not_its_neighbours(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    ours, neighbour = opened(writer, 2)
+    rows.execute("update accounts set version = version + 7 where id = %s", (ours.account_id,))
+    batch = [ours.credit(), neighbour.credit(), ours.credit(), neighbour.credit(), ours.credit()]
+    assert kinds(writer.write(batch)) == ["Stale", "Committed", "Stale", "Committed", "Stale"]
+    assert head(rows, ours.account_id) == (7, 0, 0)
+    assert head(rows, neighbour.account_id) == (2, 200, 2)
+
+
+@pytest.mark.parametrize("moved_by", [1, 2, 3])
+def test_a_follower_never_stands_on_a_rivals_version_that_happens_to_match(
+    writer: BatchWriter, rows: psycopg.Connection[Any], moved_by: int
+) -> None:
+    [book] = opened(writer)
+    rows.execute("update accounts set version = version + %s where id = %s", (moved_by, book.account_id))
+    assert kinds(writer.write([book.credit(), book.credit(), book.credit(), book.credit()])) == ["Stale"] * 4
+    assert head(rows, book.account_id) == (moved_by, 0, 0)
+    assert count(rows, "operations") == 0
+
+
+@pytest.mark.parametrize("kind", ["account", "task", "sign_in"])
+def test_a_fence_on_a_row_that_is_not_there_is_stale(
+    writer: BatchWriter, rows: psycopg.Connection[Any], kind: Any
+) -> None:
+    fence = Fence(kind, "nobody", 0 if kind != "sign_in" else 3)
+    assert writer.write([Unit(fences=(fence,), rows=(BatchRow("b", 0, True, AT),))]) == [Stale((fence,))]
+    assert count(rows, "journal_batches") == 0
+
+
+def test_a_unit_with_two_fences_needs_both_and_names_the_one_that_moved(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+    task = TaskRow(book.account_id, "task_1", 4, "queued", "m", "p", AT, AT, AT, False, "{}", "{}")
+    assert all_committed(writer.write([Unit(rows=(task,))]))
+    unit = book.credit()
+    joint = fenced_as(unit, fences=(*unit.fences, Fence("task", "task_1", 3)))
+    assert writer.write([joint, book.credit()]) == [
+        Stale((Fence("task", "task_1", 3),)),
+        Stale((Fence("account", book.account_id, 1),)),
+    ]
+    assert head(rows, book.account_id) == (0, 0, 0)
+
+
+def fenced_as(unit: Unit, *, fences: tuple[Fence, ...]) -> Unit:
+    return Unit(fences=fences, account=unit.account, operations=unit.operations, rows=unit.rows, probe=unit.probe)
+
+
+def test_the_first_sign_in_of_a_key_needs_no_row(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+    def step(version: int) -> Unit:
+        row = SignInRow("email:a@x", version + 1, AT, "{}")
+        return Unit(fences=(Fence("sign_in", "email:a@x", version),), rows=(row,))
+
+    assert kinds(writer.write([step(0), step(1), step(1)])) == ["Committed", "Committed", "Stale"]
+    assert kinds(writer.write([step(0)])) == ["Stale"]
+    assert rows.execute("select version from sign_ins").fetchall() == [(2,)]
+
+
+def test_a_question_about_a_fence_writes_nothing_and_moves_nothing(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+    asked = [Unit(fences=(Fence("account", book.account_id, version),), moves=False) for version in (0, 0, 1)]
+    assert kinds(writer.write(asked)) == ["Committed", "Committed", "Stale"]
+    batches = count(rows, "journal_batches")
+    first = book.credit()
+    after_it = Unit(fences=(Fence("account", book.account_id, 1),), moves=False)
+    assert all_committed(writer.write([first, after_it, book.credit()]))
+    assert head(rows, book.account_id) == (2, 200, 2)
+    assert count(rows, "journal_batches") == batches + 1
+
+
+# ---------------------------------------------------------------------------------------------- idempotency probes
+
+
+def test_a_key_used_in_an_earlier_batch_brings_its_answer_and_voids_what_follows(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+    assert all_committed(writer.write([book.credit(key="k")]))
+    verdicts = writer.write([book.credit(key="k"), book.credit(key="other")])
+    assert verdicts[0] == AlreadyAnswered(RememberedAnswer(b"print", b"reply to k"))
+    assert isinstance(verdicts[1], Stale)
+    assert head(rows, book.account_id) == (1, 100, 1)
+
+
+def test_a_key_used_twice_within_a_batch_is_written_once(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+    verdicts = writer.write([book.credit(key="k"), book.credit(key="k"), book.credit()])
+    assert kinds(verdicts) == ["Committed", "NotWritten", "Stale"]
+    assert head(rows, book.account_id) == (1, 100, 1)
+
+
+def test_the_same_key_of_another_account_is_another_key(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+    one, two = opened(writer, 2)
+    assert all_committed(writer.write([one.credit(key="k"), two.credit(key="k")]))
+    assert count(rows, "idempotency_records") == 2
+
+
+# ---------------------------------------------------------------------------------------------------- poison units
+
+
+WRONG: Any = 5
+POISONS: dict[str, Row] = {
+    "NUL": ApiKeyRevokedRow("a", "a\x00b", AT),
+    "lone surrogate": ApiKeyRevokedRow("a", "\ud800", AT),
+    "too large": HoldRow("a", "h", 2**70, "r", 1),
+    "not JSON": SignInRow("k", 1, AT, "{"),
+    "wrong type": ApiKeyRevokedRow("a", "k", WRONG),
+    "NULL": ApiKeyRow("a", "k", b"", "p", WRONG and None, (), AT),
+}
+
+
+@pytest.mark.parametrize("name", POISONS)
+def test_a_unit_the_database_refuses_falls_with_its_followers_only(
+    writer: BatchWriter, rows: psycopg.Connection[Any], name: str
+) -> None:
+    neighbour, sick, other = opened(writer, 3)
+    poison = sick.unit(extra=(POISONS[name],))
+    batch = [neighbour.credit(), poison, sick.credit(), other.credit(), neighbour.credit()]
+    verdicts = writer.write(batch)
+    assert kinds(verdicts) == ["Committed", "Broken", "Stale", "Committed", "Committed"]
+    assert head(rows, neighbour.account_id) == (2, 200, 2)
+    assert head(rows, sick.account_id) == (0, 0, 0)
+    assert isinstance(verdicts[1], Broken)
+    # The connection is fit for the next batch.
+    assert all_committed(writer.write([other.credit()]))
+
+
+def test_a_follower_of_a_broken_unit_never_stands_on_a_rivals_version(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    sick, poisoned = opened(writer, 2)
+    first, follower = sick.credit(), sick.credit()
+    rows.execute("update accounts set version = version + 1 where id = %s", (sick.account_id,))
+    verdicts = writer.write([poisoned.unit(extra=(POISONS["NUL"],)), first, follower])
+    assert kinds(verdicts) == ["Broken", "Stale", "Stale"]
+    assert head(rows, sick.account_id) == (1, 0, 0)
+
+
+# ----------------------------------------------------------------------------------------------------- two writers
+
+
+def test_two_writers_over_the_same_accounts_never_deadlock(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    account_ids = [book.account_id for book in opened(writer, 12)]
+    outcomes: list[str] = []
+
+    def work(order: int) -> None:
+        with (
+            closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as mine,
+            closing(psycopg.connect(database_url, autocommit=True)) as reader,
+        ):
+            for _ in range(25):
+                seen: dict[str, int] = dict(reader.execute("select id, version from accounts").fetchall())
+                units = []
+                for account_id in account_ids[::order]:
+                    book = Books(account_id)
+                    book.state.version = seen[account_id]
+                    sign_in = SignInRow(f"email:{account_id}", 1, AT, "{}")
+                    units.append(book.unit())
+                    units.append(Unit(fences=(Fence("sign_in", sign_in.key, 0),), rows=(sign_in,)))
+                outcomes.extend(kinds(mine.write(units)))
+
+    threads = [threading.Thread(target=work, args=(order,)) for order in (1, -1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(outcomes) == 2 * 25 * 24
+    assert set(outcomes) <= {"Committed", "Stale"}
+    moved = rows.execute("select sum(version) from accounts").fetchone()
+    assert moved is not None
+    assert moved[0] + 12 == outcomes.count("Committed")
+
+
+def test_a_batch_that_waits_too_long_for_a_lock_is_not_written_and_may_be_tried_again(
+    database_url: str, rows: psycopg.Connection[Any]
+) -> None:
+    def impatient() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(database_url)
+        connection.execute("set lock_timeout = 50")
+        connection.commit()
+        return connection
+
+    with closing(BatchWriter(impatient, now=utc_now)) as writer:
+        [book] = opened(writer)
+        unit = book.credit()
+        with rows.transaction():
+            rows.execute("select 1 from accounts for update")
+            assert writer.write([unit]) == [NotWritten("LockNotAvailable")]
+        assert all_committed(writer.write([unit]))
+
+
+# ---------------------------------------------------------------------------------------------------- lost answers
+
+
+class Doomed(psycopg.Connection[Any]):
+    """A connection that breaks at a chosen moment of its life."""
+
+    before_pipeline: Callable[[Doomed, int], None] | None = None
+    after_pipeline: Callable[[Doomed, int], None] | None = None
+    before_commit: Callable[[Doomed], None] | None = None
+    pipelines = 0
+
+    @contextmanager
+    def pipeline(self) -> Iterator[psycopg.Pipeline]:
+        self.pipelines += 1
+        if self.before_pipeline is not None:
+            self.before_pipeline(self, self.pipelines)
+        with super().pipeline() as pipeline:
+            yield pipeline
+        if self.after_pipeline is not None:
+            self.after_pipeline(self, self.pipelines)
+
+    def commit(self) -> None:
+        if self.before_commit is not None:
+            self.before_commit(self)
+        super().commit()
+
+
+@dataclass
+class Breaker:
+    """Makes a writer whose first connection is doomed and whose later ones are sound."""
+
+    url: str
+    rows: psycopg.Connection[Any]
+    doomed: dict[str, Any] = field(default_factory=dict)
+    made: list[psycopg.Connection[Any]] = field(default_factory=list)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        connection = Doomed.connect(self.url)
+        if not self.made:
+            for name, trap in self.doomed.items():
+                setattr(connection, name, trap)
+        self.made.append(connection)
+        return connection
+
+    def terminate(self, connection: psycopg.Connection[Any]) -> None:
+        """What an operator, a crash or a fail-over does to a session."""
+        pid = connection.info.backend_pid
+        self.rows.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+
+
+def write_and_lose(writer: BatchWriter, units: Sequence[Unit]) -> CommitUnanswered:
+    with pytest.raises(CommitUnanswered) as caught:
+        writer.write(units)
+    return caught.value
+
+
+def test_a_connection_lost_before_anything_is_sent_loses_nothing(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+    breaker = Breaker(database_url, rows)
+    breaker.doomed["before_pipeline"] = lambda connection, _n: breaker.terminate(connection)
+    unit = book.credit()
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
+        with pytest.raises(ConnectionLost):
+            unlucky.write([unit])
+        assert head(rows, book.account_id) == (0, 0, 0)
+        assert all_committed(unlucky.write([unit]))
+    assert head(rows, book.account_id) == (1, 100, 1)
+
+
+@pytest.mark.parametrize("moment", ["before the rows", "before the commit"])
+def test_a_connection_lost_before_the_commit_is_found_void(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], moment: str
+) -> None:
+    [book] = opened(writer)
+    breaker = Breaker(database_url, rows)
+    if moment == "before the rows":
+        breaker.doomed["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 2 else None
+    else:
+        breaker.doomed["before_commit"] = breaker.terminate
+    unit = book.credit()
+    stale = Unit(fences=(Fence("account", book.account_id, 9),))
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
+        lost = write_and_lose(unlucky, [unit, stale])
+        assert kinds(lost.if_durable) == ["Committed", "Stale"]
+        assert kinds(lost.if_void) == ["NotWritten", "Stale"]
+        assert unlucky.look_up(lost.batch_id) is False
+        assert unlucky.look_up(lost.batch_id) is False
+        assert head(rows, book.account_id) == (0, 0, 0)
+        assert all_committed(unlucky.write([unit]))
+    assert head(rows, book.account_id) == (1, 100, 1)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_durable(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [book] = opened(writer)
+
+    def cut(connection: Doomed, number: int) -> None:
+        if number == 2:
+            connection.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    breaker = Breaker(database_url, rows, {"after_pipeline": cut})
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
+        lost = write_and_lose(unlucky, [book.credit()])
+        assert unlucky.look_up(lost.batch_id) is True
+        assert unlucky.look_up(lost.batch_id) is True
+        assert all_committed(unlucky.write([book.credit()]))
+    assert head(rows, book.account_id) == (2, 200, 2)
+
+
+def test_a_lost_commit_within_the_search_for_a_poison_unit_keeps_each_ones_verdict(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    first, sick, last = opened(writer, 3)
+    breaker = Breaker(database_url, rows)
+    commits: list[int] = []
+
+    def second_commit(connection: Doomed) -> None:
+        # The batch with the poison does not get as far as its commit; then come the units one by one.
+        commits.append(1)
+        if len(commits) == 2:
+            breaker.terminate(connection)
+
+    breaker.doomed["before_commit"] = second_commit
+    batch = [first.credit(), last.credit(), sick.unit(extra=(POISONS["lone surrogate"],))]
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
+        lost = write_and_lose(unlucky, batch)
+        assert kinds(lost.if_durable) == ["Committed", "Committed", "NotWritten"]
+        assert kinds(lost.if_void) == ["Committed", "NotWritten", "NotWritten"]
+        assert unlucky.look_up(lost.batch_id) is False
+    assert head(rows, first.account_id) == (1, 100, 1)
+    assert head(rows, last.account_id) == (0, 0, 0)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_the_look_up_bars_a_batch_that_still_runs_on_the_server(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    """The client is cut off while the server waits for a lock: what was called void must not commit later."""
+    [book] = opened(writer)
+    made: list[psycopg.Connection[Any]] = []
+
+    def connect() -> psycopg.Connection[Any]:
+        made.append(psycopg.connect(database_url))
+        return made[-1]
+
+    caught: list[CommitUnanswered] = []
+
+    def write(unlucky: BatchWriter, unit: Unit) -> None:
+        try:
+            unlucky.write([unit])
+        except CommitUnanswered as lost:
+            caught.append(lost)
+
+    contested = AccountRow("acct_new", "contested@example.com", "User", "b", AT, 0, 0, 0, 0, CHAIN_START)
+    with (
+        closing(BatchWriter(connect, now=utc_now)) as unlucky,
+        closing(psycopg.connect(database_url)) as blocker,
+    ):
+        blocker.execute(
+            "insert into accounts select 'acct_x', 'contested@example.com', role, brand_id, created_at, version,"
+            " operation_count, balance_micro, held_micro, chain_head from accounts limit 1"
+        )
+        thread = threading.Thread(target=write, args=(unlucky, book.credit(extra=(contested,))))
+        thread.start()
+
+        def of_zombie(condition: str) -> bool:
+            found = rows.execute(
+                f"select count(*) from pg_stat_activity where pid = %s and {condition}",
+                (pid,),
+            ).fetchone()
+            return found is not None and found[0] == 1
+
+        until(lambda: bool(made))
+        pid = made[0].info.backend_pid
+        until(lambda: of_zombie("wait_event_type = 'Lock'"))
+        with socket.socket(fileno=socket.dup(made[0].fileno())) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+        thread.join(15)
+        assert of_zombie("wait_event_type = 'Lock'")
+        assert unlucky.look_up(caught[0].batch_id) is False
+        blocker.rollback()
+        until(lambda: not of_zombie("true"))
+    assert head(rows, book.account_id) == (0, 0, 0)
+    assert count(rows, "operations") == 0
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_look_up_waits_for_a_commit_under_way(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], commits: bool
+) -> None:
+    with closing(psycopg.connect(database_url)) as under_way:
+        under_way.execute("insert into journal_batches values ('batch_1', 1, true, now())")
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(writer.look_up("batch_1")))
+        thread.start()
+        waiting = "select count(*) from pg_locks where not granted"
+        until(lambda: rows.execute(waiting).fetchall() != [(0,)])
+        assert found == []
+        under_way.commit() if commits else under_way.rollback()
+        thread.join(15)
+    assert found == [commits]
+
+
+def test_a_look_up_while_the_database_is_away_says_so(database_url: str, rows: psycopg.Connection[Any]) -> None:
+    breaker = Breaker(database_url, rows)
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as writer:
+        assert writer.look_up("batch_1") is False
+        breaker.terminate(breaker.made[0])
+        with pytest.raises(ConnectionLost):
+            writer.look_up("batch_2")
+        assert writer.look_up("batch_2") is False
+
+
+# ---------------------------------------------------------------------------------------------- the immutable past
+
+
+@pytest.mark.parametrize("table", ["operations", "postings"])
+@pytest.mark.parametrize("statement", ["update {} set amount_micro = 1", "delete from {}", "truncate {}"])
+def test_the_past_cannot_be_rewritten(
+    writer: BatchWriter, rows: psycopg.Connection[Any], table: str, statement: str
+) -> None:
+    [book] = opened(writer)
+    assert all_committed(writer.write([book.credit()]))
+    before = count(rows, table)
+    with pytest.raises(psycopg.errors.Error, match=table):
+        rows.execute(sql.SQL(statement).format(sql.Identifier(table)))
+    assert count(rows, table) == before
