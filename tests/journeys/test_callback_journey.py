@@ -1,0 +1,137 @@
+"""Signed news over real HTTP: what is forged has no effect, what comes twice or late has none either."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import trio
+
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, code_of, ok, until
+from .quiet_provider import MODEL, QuietProvider, signed
+
+
+async def running_task(customer: Customer) -> str:
+    """A task that its provider has taken."""
+    request_id: str = ok(await customer.create(MODEL))["request_id"]
+
+    async def taken() -> bool:
+        task = await customer.task(request_id)
+        return any(line["status"] == "submitted" for line in task["provider_progress"])
+
+    await until(taken)
+    return request_id
+
+
+def unaffected(task: dict[str, Any]) -> dict[str, Any]:
+    """What news of any kind would change."""
+    return {name: task[name] for name in ("status", "updated_at", "provider_progress", "output", "usage")}
+
+
+async def test_forged_news_is_refused_without_effect(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await running_task(ada)
+        before = unaffected(await ada.task(request_id))
+        body = provider.success(request_id, event_id="evt_1", sequence=9)
+        tampered = body.replace(b"succeeded", b"Succeeded")
+        attempts = [
+            (tampered, signed(body), "invalid_signature"),
+            (body + b" ", signed(body), "invalid_signature"),
+            (body, signed(body, shift_s=-301), "signature_expired"),
+            (body, signed(body, shift_s=310), "signature_expired"),
+            (body, signed(body, secret="another-secret-0123456789-0123456789"), "invalid_signature"),
+            (body, {"Content-Type": "application/json"}, "missing_signature"),
+            (body, signed(body) | {"X-Callback-Signature": "t=,v1="}, "invalid_signature"),
+        ]
+        for content, headers, code in attempts:
+            answer = await ada.http.post("/v2/callback", content=content, headers=headers)
+            assert (answer.status_code, code_of(answer)) == (401, code)
+        assert unaffected(await ada.task(request_id)) == before
+        assert await ada.totals() == Totals(Decimal(1), Decimal(1), Decimal(0))
+
+
+async def test_news_delivered_twice_or_again_after_the_end_is_answered_and_changes_nothing(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="2.00")
+        request_id = await running_task(ada)
+        started = provider.news(request_id, "processing", event_id="evt_1", sequence=1, percent=10)
+        done = provider.success(request_id, event_id="evt_2", sequence=2)
+        for body in (started, started, done, done):
+            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
+        task = (await ada.all_ended())[request_id]
+        assert (task["status"], len(task["output"])) == ("succeeded", 1)
+        told = [
+            line["source_ref"] for line in task["provider_progress"] if line["source_ref"].startswith("callback:")
+        ]
+        assert len(told) == len(set(told))
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+        failed = provider.news(request_id, "failed", event_id="evt_3", sequence=3, error={"message": "no"})
+        for body in (done, failed, failed, started):
+            answer = ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
+            assert answer["status"] == "succeeded"
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+        [entry] = ok(await ada.call("GET", "/v2/usage/logs", as_session=True))["data"]
+        assert (entry["status"], entry["cost_credits"]) == ("succeeded", "1.00")
+    assert quiet_house.audit() == []
+
+
+async def test_news_in_the_wrong_order_never_turns_a_task_back(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await running_task(ada)
+        for event, percent in ((3, 70), (1, 10), (2, 40)):
+            body = provider.news(request_id, "processing", event_id=f"evt_{event}", sequence=event, percent=percent)
+            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
+        queued = provider.news(request_id, "queued", event_id="evt_0", sequence=0)
+        answer = ok(await ada.http.post("/v2/callback", content=queued, headers=signed(queued)))
+        assert answer["status"] == "processing"
+        percents = [line["percent"] for line in answer["provider_progress"] if line["percent"] is not None]
+        assert percents == sorted(percents)
+
+
+async def test_success_after_a_cancel_is_neither_hosted_nor_charged(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await running_task(ada)
+        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        done = provider.success(request_id, event_id="evt_1", sequence=1)
+        answer = ok(await ada.http.post("/v2/callback", content=done, headers=signed(done)))
+        assert (answer["status"], answer["output"]) == ("canceled", [])
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+    assert quiet_house.audit() == []
+
+
+@pytest.mark.parametrize("winner", ["succeeded", "failed"])
+async def test_the_same_news_many_times_at_once_settles_once(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, winner: str
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await running_task(ada)
+        if winner == "succeeded":
+            body = provider.success(request_id, event_id="evt_1", sequence=1)
+        else:
+            body = provider.news(request_id, "failed", event_id="evt_1", sequence=1, error={"message": "no"})
+
+        async def deliver() -> None:
+            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(deliver)
+        task = (await ada.all_ended())[request_id]
+        assert task["status"] == winner
+        left = Decimal(0) if winner == "succeeded" else Decimal(1)
+        assert await ada.totals() == Totals(left, Decimal(0), left)
+    assert quiet_house.audit() == []

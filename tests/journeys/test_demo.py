@@ -1,0 +1,36 @@
+"""The demonstration ends well, in a folder of its own, whatever the caller's shell configures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+import holdfast.demo
+
+
+def test_the_demonstration_walks_the_whole_journey_and_keeps_the_pictures(tmp_path: Path) -> None:
+    # Settings of somebody else's service must not reach the demonstration's own.
+    environment = {**os.environ, "HOLDFAST_ENV": "production", "HOLDFAST_PORT": "1", "COLUMNS": "160"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "demo"],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All of it holds." in done.stdout
+    assert "FAILED" not in done.stdout
+    pictures = sorted((tmp_path / "demo-output").iterdir())
+    assert len(pictures) == holdfast.demo.PICTURE["n"]
+    for path in pictures:
+        with Image.open(path) as image:
+            image.load()
+            assert image.size == (holdfast.demo.PICTURE["width"], holdfast.demo.PICTURE["height"])
