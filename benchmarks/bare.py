@@ -20,7 +20,7 @@ ANSWER = {
     "status": "queued",
     "retry_of": None,
     "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
-    "urls": {name: "http://127.0.0.1:8000/v2/task/task_" + "0" * 32 for name in ("get", "cancel", "retry")},
+    "urls": dict.fromkeys(("get", "cancel", "retry"), "http://127.0.0.1:8000/v2/task/task_" + "0" * 32),
 }
 
 

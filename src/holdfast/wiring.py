@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
-import trio
 from prometheus_client import generate_latest
 
 from holdfast.actors.account import AccountActor, AccountLimits
@@ -42,7 +41,7 @@ from holdfast.providers.guarded import GuardedClient
 from holdfast.providers.mail import DevelopmentMailer, Mailer, SmtpMailer
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import CogProvider
-from holdfast.providers.studio.service import serve_studio
+from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory, KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
@@ -339,16 +338,15 @@ def _emulators(settings: Settings, shelf: Shelf, studio_port: int | None) -> tup
     if studio_port is None or not found:
         return ()
     secret = shelf.secrets_of(found[0])[0]
-    files_dir = settings.data_dir / "studio"
 
-    async def run(*, task_status: trio.TaskStatus[None]) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(
-                partial(serve_studio, secret=secret, files_dir=files_dir, host=STUDIO_HOST, port=studio_port)
-            )
-            log.info("studio listens", url=f"http://{STUDIO_HOST}:{studio_port}")
-            task_status.started()
-
+    run = partial(
+        run_studio_process,
+        secret=secret,
+        files_dir=settings.data_dir / "studio",
+        host=STUDIO_HOST,
+        port=studio_port,
+        log_format=settings.log_format,
+    )
     return (("studio", lambda: RunningChild(run)),)
 
 

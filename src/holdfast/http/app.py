@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import structlog
 import trio
 from prometheus_client import Histogram
 from quart import Request, Response
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
-from werkzeug.wrappers import Response as WerkzeugResponse
 
 from holdfast.http import (
     account,
@@ -29,7 +26,7 @@ from holdfast.http.calls import answer_call, render_fault, render_refusal
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
 from holdfast.http.routes import Route, TaskIdConverter
-from holdfast.http.tracing import tracing
+from holdfast.http.tracing import begin_trace
 from holdfast.ledger.refusals import Refusal
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -51,7 +48,7 @@ ANSWERED_S = Histogram(
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 
-log = structlog.get_logger("holdfast.http")
+_HEADS_TOO_LARGE = Refusal(code="headers_too_large", message="The request's headers are too large.")
 
 
 class FrontApp(QuartTrio):
@@ -59,38 +56,56 @@ class FrontApp(QuartTrio):
 
     front: Front
 
-    async def handle_request(self, request: Request) -> Response | WerkzeugResponse:
+    def prepare_routing(self) -> None:
+        """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""
+        self._adapter = self.url_map.bind("holdfast")
+        self._views: dict[str, Route] = {route.name: route for route in ROUTES}
+        self._meters: dict[tuple[str, int], Histogram] = {}
+
+    async def handle_request(self, request: Request) -> Response:
         """Answer one request. Every answer has a request id, and every failure the one error shape."""
         started_s = time.perf_counter()
-        with tracing() as request_id:
-            response = await self._answer(request)
+        request_id = begin_trace()
+        name, response = await self._answer(request)
         headers = response.headers
         headers["X-Request-Id"] = request_id
         headers.setdefault("X-Content-Type-Options", "nosniff")
         headers.setdefault("Cache-Control", "no-store")
-        route = request.url_rule.endpoint if request.url_rule is not None else "none"
-        ANSWERED_S.labels(route, str(response.status_code)).observe(time.perf_counter() - started_s)
+        self._meter(name, response.status_code).observe(time.perf_counter() - started_s)
         return _without_body(response) if request.method == "HEAD" else response
 
-    async def _answer(self, request: Request) -> Response | WerkzeugResponse:
+    async def _answer(self, request: Request) -> tuple[str, Response]:
+        """The route's name and its answer.
+
+        The handlers work on what they are handed, so none of Quart's request context (globals, sessions,
+        signals) is set up around them.
+        """
+        name = "none"
         try:
             if _heads_too_large(self.front, request):
-                return render_refusal(
-                    Refusal(code="headers_too_large", message="The request's headers are too large.")
-                )
-            return await super().handle_request(request)
+                return name, render_refusal(_HEADS_TOO_LARGE)
+            rule, path = self._adapter.match(request.path, request.method, return_rule=True, websocket=False)
+            name = rule.endpoint
+            if request.method == "OPTIONS":
+                return name, self._options(request.path)
+            return name, await answer_call(self.front, self._views[name], request, dict(path))
         except trio.Cancelled:
             raise
         except HTTPException as error:
-            return _framework_refusal(error)
+            return name, _framework_refusal(error)
         except Exception as fault:  # the last place where it can become an answer
-            return render_fault(fault)
+            return name, render_fault(fault)
 
-    async def make_default_options_response(self) -> Response:
+    def _options(self, path: str) -> Response:
         """OPTIONS has no body; ``Allow`` says everything."""
-        response = await super().make_default_options_response()
-        response.status_code = 204
-        return response
+        allowed = self._adapter.allowed_methods(path)
+        return Response(b"", status=204, headers={"Allow": ", ".join(sorted(allowed))})
+
+    def _meter(self, name: str, status: int) -> Histogram:
+        meter = self._meters.get((name, status))
+        if meter is None:
+            meter = self._meters[name, status] = ANSWERED_S.labels(name, str(status))
+        return meter
 
 
 def create_app(front: Front) -> FrontApp:
@@ -103,19 +118,10 @@ def create_app(front: Front) -> FrontApp:
     )
     app.url_map.merge_slashes = False
     app.url_map.converters["task"] = TaskIdConverter
-    app.register_error_handler(HTTPException, _framework_refusal)
     for route in ROUTES:
-        app.add_url_rule(route.rule, route.name, _view(app, route), methods=[route.method])
+        app.add_url_rule(route.rule, route.name, methods=[route.method])
+    app.prepare_routing()
     return app
-
-
-def _view(app: FrontApp, route: Route) -> Callable[..., Awaitable[Response]]:
-    from quart import request
-
-    async def view(**path: str) -> Response:
-        return await answer_call(app.front, route, request, path)
-
-    return view
 
 
 def _framework_refusal(error: HTTPException) -> Response:
@@ -131,7 +137,7 @@ def _heads_too_large(front: Front, request: Request) -> bool:
     return sum(len(name) + len(value) for name, value in heads) > settings.header_bytes_max
 
 
-def _without_body(response: Response | WerkzeugResponse) -> Response:
+def _without_body(response: Response) -> Response:
     """The same answer without its body; the length it would have had stays told."""
     headers: dict[str, Any] = {name: value for name, value in response.headers if name != "Content-Length"}
     bare = Response(b"", status=response.status_code, headers=headers)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import structlog
 
 from holdfast.actors.trace import trace_id
@@ -16,13 +13,12 @@ def current_request_id() -> str:
     return trace_id.get() or new_id("req")
 
 
-@contextmanager
-def tracing() -> Iterator[str]:
-    """Give the request an id of our own. What the caller sends as one is never trusted as ours."""
+def begin_trace() -> str:
+    """Give the request an id of our own. What the caller sends as one is never trusted as ours.
+
+    Each request runs in a task of its own, so the id ends with its context.
+    """
     request_id = new_id("req")
-    token = trace_id.set(request_id)
-    try:
-        with structlog.contextvars.bound_contextvars(trace_id=request_id):
-            yield request_id
-    finally:
-        trace_id.reset(token)
+    trace_id.set(request_id)
+    structlog.contextvars.bind_contextvars(trace_id=request_id)
+    return request_id
