@@ -415,13 +415,14 @@ def test_the_same_key_of_another_account_is_another_key(writer: BatchWriter, row
 
 
 WRONG: Any = 5
+NULL: Any = None
 POISONS: dict[str, Row] = {
     "NUL": ApiKeyRevokedRow("a", "a\x00b", AT),
     "lone surrogate": ApiKeyRevokedRow("a", "\ud800", AT),
     "too large": HoldRow("a", "h", 2**70, "r", 1),
     "not JSON": SignInRow("k", 1, AT, "{"),
     "wrong type": ApiKeyRevokedRow("a", "k", WRONG),
-    "NULL": ApiKeyRow("a", "k", b"", "p", WRONG and None, (), AT),
+    "NULL": ApiKeyRow("a", "k", b"", "p", NULL, (), AT),
 }
 
 

@@ -1,0 +1,322 @@
+"""The journal's own conduct, with a writer that does what the test says when the test says it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from holdfast.persistence.database import DatabaseGate
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.units import Committed, NotWritten, Stale, Unit, Unknown, Verdict
+from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
+
+Outcome = Exception | list[Verdict] | bool | None
+
+
+class ScriptedWriter:
+    """Begins a batch at once and ends it when told how: an exception, verdicts, or None for all committed."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Unit]] = []
+        self.looked_up: list[str] = []
+        self.closed = 0
+        self._begun = threading.Semaphore(0)
+        self._script: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        self.batches.append(list(units))
+        outcome = self._next()
+        return outcome if isinstance(outcome, list) else [Committed()] * len(units)
+
+    def look_up(self, batch_id: str) -> bool:
+        self.looked_up.append(batch_id)
+        return bool(self._next())
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _next(self) -> Outcome:
+        self._begun.release()
+        outcome = self._script.get(timeout=20)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def has_begun(self) -> None:
+        """Return once the writer is at work on its next call."""
+        await trio.to_thread.run_sync(self._begun.acquire, abandon_on_cancel=True)
+
+    def finish(self, outcome: Outcome = None) -> None:
+        """Let the call under way (or the next one) end so."""
+        self._script.put(outcome)
+
+
+class Author:
+    """Notes what it hears; ``also`` runs at each verdict."""
+
+    def __init__(self, heard: list[tuple[Unit, Verdict]] | None = None) -> None:
+        self.is_void = False
+        self.heard: list[tuple[Unit, Verdict]] = [] if heard is None else heard
+        self.also: Callable[[Verdict], None] = lambda _: None
+
+    def settle(self, unit: Unit, verdict: Verdict) -> None:
+        self.heard.append((unit, verdict))
+        self.also(verdict)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [verdict for _, verdict in self.heard]
+
+
+class Bench:
+    """A journal, its writer and its gate."""
+
+    def __init__(self, *, batch_units_max: int = 500) -> None:
+        self.writer = ScriptedWriter()
+        self.gate = DatabaseGate()
+        self.gate.open()
+        self.journal = Journal(self.writer, self.gate, batch_units_max=batch_units_max)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self.journal.run(task_status=task_status)
+
+    def submit(self, author: Author, how_many: int = 1) -> list[Unit]:
+        units = [Unit() for _ in range(how_many)]
+        for unit in units:
+            self.journal.submit(unit, author)
+        return units
+
+
+@pytest.fixture
+async def bench(nursery: trio.Nursery) -> AsyncIterator[Bench]:
+    bench = Bench()
+    with trio.fail_after(20):
+        await nursery.start(bench.run)
+        yield bench
+        await bench.journal.stop()
+
+
+async def test_batches_grow_by_what_arrived_during_the_last_commit(bench: Bench) -> None:
+    author = Author()
+    first = bench.submit(author)
+    await bench.writer.has_begun()
+    later = bench.submit(author, 40)
+    await wait_all_tasks_blocked()
+    assert bench.writer.batches == [first]
+    assert bench.journal.queue_depth == 40
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    assert bench.writer.batches == [first, later]
+    bench.writer.finish()
+    await wait_all_tasks_blocked()
+    assert author.heard == [(unit, Committed()) for unit in first + later]
+
+
+async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
+    with trio.fail_after(20):
+        bench = Bench(batch_units_max=7)
+        bench.submit(Author(), 30)
+        for _ in range(5):
+            bench.writer.finish()
+        await nursery.start(bench.run)
+        await bench.journal.stop()
+        await wait_all_tasks_blocked()
+        while bench.writer.closed == 0:  # noqa: ASYNC110 - the journal's end has no event
+            await trio.sleep(0.001)
+    assert [len(batch) for batch in bench.writer.batches] == [7, 7, 7, 7, 2]
+
+
+async def test_one_commit_is_under_way_at_a_time(bench: Bench) -> None:
+    author = Author()
+    for round_number in range(1, 4):
+        bench.submit(author)
+        if round_number == 1:
+            await bench.writer.has_begun()
+        await wait_all_tasks_blocked()
+        assert len(bench.writer.batches) == 1
+    bench.writer.finish()
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    assert [len(batch) for batch in bench.writer.batches] == [1, 2]
+
+
+async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench: Bench) -> None:
+    heard: list[tuple[Unit, Verdict]] = []
+    authors = [Author(heard), Author(heard), Author(heard)]
+    units = [bench.submit(authors[i % 3])[0] for i in range(9)]
+    await bench.writer.has_begun()
+    verdicts: list[Verdict] = [Committed() if i % 2 else Stale(()) for i in range(9)]
+    bench.writer.finish(verdicts)
+    await wait_all_tasks_blocked()
+    while len(heard) < 9:  # noqa: ASYNC110 - the thread's end is no task's
+        await trio.sleep(0.001)
+    assert heard == list(zip(units, verdicts, strict=True))
+
+
+async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench: Bench) -> None:
+    void, sound = Author(), Author()
+
+    def fall(verdict: Verdict) -> None:
+        void.is_void = void.is_void or not isinstance(verdict, Committed)
+
+    void.also = fall
+    bench.submit(void)
+    await bench.writer.has_begun()
+    bench.submit(void, 3)
+    kept = bench.submit(sound, 2)
+    bench.writer.finish([Stale(())])
+    await bench.writer.has_begun()
+    assert bench.writer.batches[1] == kept
+    assert [type(verdict) for verdict in void.verdicts] == [Stale, NotWritten, NotWritten, NotWritten]
+    bench.writer.finish()
+
+
+async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nursery) -> None:
+    bench = Bench()
+    ended = trio.Event()
+
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
+        await bench.run(task_status=task_status)
+        ended.set()
+
+    with trio.fail_after(20):
+        await nursery.start(run)
+        author = Author()
+        bench.submit(author)
+        await bench.writer.has_begun()
+        bench.submit(author, 2)
+        await bench.journal.stop()
+        bench.submit(author)
+        bench.writer.finish()
+        bench.writer.finish()
+        await ended.wait()
+    assert author.verdicts == [Committed()] * 4
+    assert bench.writer.closed == 1
+
+
+async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
+    bench = Bench()
+    with trio.fail_after(20):
+        for _ in range(2):
+            async with trio.open_nursery() as inner:
+                await inner.start(bench.run)
+                await bench.journal.stop()
+        await nursery.start(bench.run)
+        bench.writer.finish()
+        assert await bench.journal.write(Unit()) == Committed()
+
+
+async def test_a_kill_lets_the_batch_at_the_database_end_and_writes_nothing_more() -> None:
+    bench = Bench()
+    author = Author()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bench.run)
+            bench.submit(author)
+            await bench.writer.has_begun()
+            bench.submit(author, 3)
+            nursery.cancel_scope.cancel()
+            bench.writer.finish()
+    assert author.verdicts == [Committed()] + [NotWritten("the journal stopped")] * 3
+    assert len(bench.writer.batches) == 1
+    assert bench.writer.closed == 1
+
+
+async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() -> None:
+    bench = Bench()
+    author = Author()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bench.run)
+            bench.submit(author, 2)
+            await bench.writer.has_begun()
+            bench.submit(author, 3)
+            void: list[Verdict] = [NotWritten("void")] * 2
+            committed: list[Verdict] = [Committed()] * 2
+            bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=committed, if_void=void))
+            await bench.writer.has_begun()
+            bench.writer.finish(ConnectionLost(OSError("still away")))
+            await bench.gate.wait_closed()
+            await wait_all_tasks_blocked()
+            assert author.heard == []
+            nursery.cancel_scope.cancel()
+    assert [type(verdict) for verdict in author.verdicts] == [Unknown] * 2 + [NotWritten] * 3
+
+
+async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Bench) -> None:
+    author = Author()
+    bench.submit(author, 2)
+    await bench.writer.has_begun()
+    bench.writer.finish(ConnectionLost(OSError("gone")))
+    await bench.gate.wait_closed()
+    await wait_all_tasks_blocked()
+    assert [type(verdict) for verdict in author.verdicts] == [NotWritten] * 2
+    assert "gone" in bench.gate.reason
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Bench, durable: bool) -> None:
+    author = Author()
+    bench.submit(author, 2)
+    await bench.writer.has_begun()
+    if_durable: list[Verdict] = [Committed(), Stale(())]
+    if_void: list[Verdict] = [NotWritten("void"), Stale(())]
+    bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=if_durable, if_void=if_void))
+    for _ in range(3):
+        await bench.writer.has_begun()
+        bench.writer.finish(ConnectionLost(OSError("still away")))
+        await bench.gate.wait_closed()
+        assert author.heard == []
+        bench.gate.open()
+    await bench.writer.has_begun()
+    bench.writer.finish(durable)
+    while not author.heard:  # noqa: ASYNC110 - the thread's end is no task's
+        await trio.sleep(0.001)
+    assert author.verdicts == (if_durable if durable else if_void)
+    assert bench.writer.looked_up == ["batch_1"] * 4
+
+
+async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nursery) -> None:
+    bench = Bench()
+    bench.gate.close("not there yet")
+    author = Author()
+    bench.submit(author)
+    with trio.fail_after(20):
+        nursery.start_soon(bench.run)
+        await wait_all_tasks_blocked()
+        assert bench.writer.batches == []
+        bench.writer.finish()
+        bench.gate.open()
+        await bench.writer.has_begun()
+
+
+async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: Bench) -> None:
+    def fall_over(_: Verdict) -> None:
+        raise AssertionError("a bug")
+
+    clumsy, sound = Author(), Author()
+    clumsy.also = fall_over
+    bench.submit(clumsy)
+    bench.submit(sound)
+    bench.writer.finish()
+    bench.writer.finish()
+    bench.writer.finish()
+    while len(sound.heard) < 1:  # noqa: ASYNC110 - the thread's end is no task's
+        await trio.sleep(0.001)
+    bench.writer.finish()
+    assert await bench.journal.write(Unit()) == Committed()
+
+
+async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: Bench) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bench.journal.write(Unit())
+    assert scope.cancelled_caught
+    await bench.writer.has_begun()
+    assert len(bench.writer.batches[0]) == 1
+    bench.writer.finish()
