@@ -59,11 +59,11 @@ def serve(settings: Settings) -> int:
             for line in fault.lines:
                 print(line, file=sys.stderr)  # noqa: T201
             return BAD_CONFIGURATION
-        _calm_collector()
+        calm_collector()
         return trio.run(_run, assembly, listener)
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """Let the garbage collector look less often, and past what lives as long as the process anyway.
 
     Requests leave little behind in cycles; with thousands of actors awake, looking at all of them every few

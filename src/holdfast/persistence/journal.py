@@ -1,7 +1,8 @@
 """The journal: the one write path. Units of work come in, gather while a commit is under way, and go together.
 
-There is no timer. Under light load a batch is one unit; under heavy load it grows by itself to what arrived
-during the last commit, up to ``batch_units_max``. One commit is under way at a time, in a thread that no
+There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
+during the last commit, up to ``batch_units_max``. Of a long queue it takes half: while the disk works on that,
+the actors decide what their callers ask next, and neither waits for the other. One commit is under way at a time, in a thread that no
 cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is
 gathered: a unit of an author that has become void in between is never written.
 """
@@ -30,6 +31,9 @@ from holdfast.persistence.units import (
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
 log = structlog.get_logger(__name__)
+
+WHOLE_QUEUE_UNITS = 32
+"""A queue no longer than this goes in one batch: sharing it out would cost more flushes than it hides."""
 
 
 class Writer(Protocol):
@@ -115,7 +119,9 @@ class Journal:
 
     def _gather(self) -> list[tuple[Unit, Author]]:
         batch: list[tuple[Unit, Author]] = []
-        while self._queue and len(batch) < self._batch_units_max:
+        waiting = len(self._queue)
+        most = waiting if waiting <= WHOLE_QUEUE_UNITS else min((waiting + 1) // 2, self._batch_units_max)
+        while self._queue and len(batch) < most:
             unit, author = self._queue.popleft()
             if author.is_void:
                 _settle(author, unit, NotWritten("decided by an incarnation that no longer stands"))
