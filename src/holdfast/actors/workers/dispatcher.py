@@ -2,7 +2,8 @@
 
 A provider has so many places. A new task takes a free one at once; otherwise it waits in its row, and the oldest
 go first when places come free. Everything else that falls due (polls, deadlines, hosting rounds, what a dead
-process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
+process left behind) is found by its ``wake_at``. While the event loop lags, callers are waiting: then each provider
+has one place, so that running tasks never slow the taking in of new ones down for long. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
 several processes share the work, and a claim whose process dies lapses by itself.
 """
 
@@ -29,6 +30,9 @@ TICK_S = 1.0
 AUDIT_TICKS = 15
 FOLLOW_UPS_MAX = 200
 LEASE_S = 30
+LAG_SAMPLE_S = 0.05
+LAG_BUSY_S = 0.02
+LAG_MEMORY = 0.8
 
 _CLAIM_WAITING = text(
     "with due as (select account_id, request_id from tasks where wake_at <= now() and not dispatched "
@@ -71,10 +75,19 @@ class Dispatcher(Worker):
         # Providers for whose places rows may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
         self._ticks = 0
+        self._lag_s = 0.0
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
-        """Look around once a second."""
-        return (self._keep_time,)
+        """Look around once a second, and keep an eye on how busy the loop is."""
+        return (self._keep_time, self._measure_lag)
+
+    async def _measure_lag(self) -> None:
+        """A running mean of how late the loop comes round to a sleeper."""
+        while True:
+            due = trio.current_time() + LAG_SAMPLE_S
+            await trio.sleep_until(due)
+            late_s = trio.current_time() - due
+            self._lag_s = LAG_MEMORY * self._lag_s + (1 - LAG_MEMORY) * late_s
 
     async def _keep_time(self) -> None:
         while True:
@@ -148,7 +161,10 @@ class Dispatcher(Worker):
                     places.pop(request_id, None)
 
     def _free(self, provider: str) -> int:
-        return max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))
+        places = self._places().get(provider, 0)
+        if self._lag_s > LAG_BUSY_S:
+            places = min(places, 1)
+        return max(0, places - len(self._held.get(provider, ())))
 
     def _take(self, provider: str, request_id: str) -> None:
         self._held.setdefault(provider, {})[request_id] = trio.current_time()
