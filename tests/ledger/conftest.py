@@ -1,4 +1,4 @@
-"""Builders of tasks and news for the tests of the ledger's rules."""
+"""Builders of tasks and news, and of payment orders and card events, for the tests of the ledger's rules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import msgspec
 import pytest
 
 from holdfast.ledger.news import Output, ProviderNews
+from holdfast.ledger.order_moves import OrderStep
+from holdfast.ledger.order_steps import create_order, on_event
+from holdfast.ledger.orders import FxSnapshot, Order, OrderRequest
+from holdfast.ledger.payment_events import CardEvent, parse_card_event
+from holdfast.ledger.payment_facts import PaymentEvent
 from holdfast.ledger.task_steps import ProviderTraits, on_submitted, on_wake
 from holdfast.ledger.tasks import Task, accept_task
 from holdfast.ledger.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
@@ -121,3 +126,169 @@ def make_news() -> Callable[..., ProviderNews]:
         return news
 
     return make
+
+
+class Teller:
+    """A card provider that tells about one order: each method makes one webhook, as our reader reads it.
+
+    Amounts are in cents, as on the wire. The clock goes on by a second with each event.
+    """
+
+    def __init__(self) -> None:
+        self.noon = NOON
+        self._events = itertools.count(1)
+        self._operations = itertools.count(1)
+
+    def order(self, cents: int = 1000, **request: Any) -> Order:
+        """A new order of this much, made at noon and good for a day."""
+        base: dict[str, Any] = {
+            "order_id": "ord_1",
+            "account_id": "acct_1",
+            "provider": "cardprovider",
+            "amount_micro": cents * 10_000,
+            "currency": "USD",
+            "operation_id": "op_credit",
+            "brand_id": "holdfast",
+            "legal_entity_id": "le_1",
+            "merchant_of_record": "Holdfast",
+            "provider_account_id": "acct_card",
+            "created_at": NOON,
+            "expires_at": NOON + timedelta(hours=24),
+            "fx": FxSnapshot(base="USD", quote="USD", rate="1", source="identity", captured_at=NOON),
+            "livemode": False,
+        }
+        return create_order(OrderRequest(**(base | request)))
+
+    def new_operation_id(self) -> str:
+        """An operation id of its own."""
+        return f"op_{next(self._operations)}"
+
+    def read(self, kind: str, found: dict[str, Any], **event: Any) -> CardEvent:
+        """The event as our reader understands it."""
+        number = next(self._events)
+        body = {"id": f"evt_{number}", "type": kind, "created": 1_700_000_000 + number, "data": {"object": found}}
+        card = parse_card_event(msgspec.json.encode(body | event))
+        assert isinstance(card, CardEvent)
+        return card
+
+    def event(self, kind: str, found: dict[str, Any], **event: Any) -> PaymentEvent:
+        """The event's facts."""
+        card = self.read(kind, found, **event)
+        assert card.handling == "handled"
+        assert card.payment is not None
+        return card.payment
+
+    def intent(self, **fields: Any) -> dict[str, Any]:
+        """An intent of ten dollars that has been paid by its one charge."""
+        return {
+            "id": "pi_1",
+            "object": "payment_intent",
+            "amount": 1000,
+            "amount_received": 1000,
+            "currency": "usd",
+            "status": "succeeded",
+            "livemode": False,
+            "latest_charge": "ch_1",
+            "metadata": {"order_id": "ord_1"},
+        } | fields
+
+    def charge(self, **fields: Any) -> dict[str, Any]:
+        """The charge of that intent."""
+        return {
+            "id": "ch_1",
+            "object": "charge",
+            "amount": 1000,
+            "amount_captured": 1000,
+            "amount_refunded": 0,
+            "currency": "usd",
+            "paid": True,
+            "captured": True,
+            "status": "succeeded",
+            "livemode": False,
+            "payment_intent": "pi_1",
+            "metadata": {"order_id": "ord_1"},
+        } | fields
+
+    def refund_object(self, name: str, status: str, cents: int, **fields: Any) -> dict[str, Any]:
+        """A refund of the charge."""
+        base = {"id": name, "object": "refund", "status": status, "amount": cents, "currency": "usd"}
+        return base | {"charge": "ch_1", "payment_intent": "pi_1"} | fields
+
+    def dispute_object(
+        self, status: str, cents: int = 1000, *, moves: tuple[int, ...] = (), **fields: Any
+    ) -> dict[str, Any]:
+        """A dispute of the charge; ``moves`` are the gross cents of its balance transactions."""
+        lines = [self.balance(f"txn_dp_{n}", move, kind="dispute") for n, move in enumerate(moves, 1)]
+        base = {"id": "dp_1", "object": "dispute", "status": status, "amount": cents, "currency": "usd"}
+        return base | {"charge": "ch_1", "payment_intent": "pi_1", "balance_transactions": lines} | fields
+
+    def balance(self, name: str, cents: int, *, fee: int = 0, kind: str = "charge") -> dict[str, Any]:
+        """A line of the provider's books."""
+        category = "dispute_reversal" if kind == "dispute" and cents > 0 else kind
+        base = {"id": name, "object": "balance_transaction", "amount": cents, "fee": fee, "net": cents - fee}
+        return base | {
+            "currency": "usd",
+            "type": "adjustment" if kind == "dispute" else kind,
+            "reporting_category": category,
+            "available_on": 1_700_100_000,
+            "exchange_rate": None,
+        }
+
+    def paid(self, **fields: Any) -> PaymentEvent:
+        return self.event("payment_intent.succeeded", self.intent(**fields))
+
+    def charged(self, **fields: Any) -> PaymentEvent:
+        return self.event("charge.succeeded", self.charge(**fields))
+
+    def attempt(self, what: str, *, created: int | None = None, **fields: Any) -> PaymentEvent:
+        """``what``: processing, requires_action, payment_failed or canceled."""
+        event = {} if created is None else {"created": created}
+        return self.event(f"payment_intent.{what}", self.intent(amount_received=0, **fields), **event)
+
+    def refund(self, name: str, status: str, cents: int, *, told_by: str = "created") -> PaymentEvent:
+        return self.event(f"refund.{told_by}", self.refund_object(name, status, cents))
+
+    def charge_refunded(self, total_cents: int, **fields: Any) -> PaymentEvent:
+        return self.event("charge.refunded", self.charge(amount_refunded=total_cents, **fields))
+
+    def dispute(self, what: str, status: str, cents: int = 1000, **options: Any) -> PaymentEvent:
+        """``what``: created, updated, closed, funds_withdrawn or funds_reinstated."""
+        return self.event(f"charge.dispute.{what}", self.dispute_object(status, cents, **options))
+
+    def warning(self) -> PaymentEvent:
+        found = {"id": "issfr_1", "object": "radar.early_fraud_warning", "charge": "ch_1", "payment_intent": "pi_1"}
+        return self.event("radar.early_fraud_warning.created", found)
+
+    def review(self, what: str, reason: str) -> PaymentEvent:
+        found = {"id": "prv_1", "object": "review", "reason": reason, "payment_intent": "pi_1", "charge": None}
+        return self.event(f"review.{what}", found)
+
+    def step(self, order: Order, event: PaymentEvent, now: datetime = NOON) -> OrderStep:
+        """Tell one event, and check what holds after any: the net, the history, the operations, the JSON form."""
+        step = on_event(order, event, now, new_operation_id=self.new_operation_id)
+        self.check(order, step)
+        return step
+
+    def check(self, before: Order, step: OrderStep) -> None:
+        """What holds after every step of an order."""
+        after = step.order
+        assert 0 <= after.net_micro <= after.request.amount_micro
+        assert after.state.history[-1].statuses == after.statuses
+        assert after.state.history == (*before.state.history, *step.entries)
+        assert after.state.moves == (*before.state.moves, *step.postings)
+        assert len(set(after.ledger_operation_refs)) == len(after.state.moves)
+        assert len(step.entries) == max(len(step.postings), int(after.statuses != before.statuses))
+        assert after.version == before.version + (after is not before)
+        assert (after == before) == (after is before)
+        assert msgspec.json.decode(msgspec.json.encode(after), type=Order) == after
+
+    def tell(self, order: Order, *events: PaymentEvent) -> Order:
+        """The order after all these events, told at noon."""
+        for event in events:
+            order = self.step(order, event).order
+        return order
+
+
+@pytest.fixture(scope="session")
+def teller() -> Teller:
+    return Teller()

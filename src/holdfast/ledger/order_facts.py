@@ -1,0 +1,260 @@
+"""The facts known of a payment order, and how one more is added.
+
+Adding is a join: sets grow, the higher rank or the newer moment wins, ties are broken by value. It does not matter
+how often or in which order facts are added, and so the order's statuses and its claim on the ledger, which are
+functions of the facts (:mod:`holdfast.ledger.order_targets`), cannot depend on it either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+
+from holdfast.ledger.payment_facts import (
+    Attempt,
+    BalanceTransaction,
+    ChargeSeen,
+    DisputeMoney,
+    DisputeSeen,
+    DisputeStatus,
+    Fact,
+    FraudWarning,
+    Paid,
+    ProgressStatus,
+    RefundedTotal,
+    RefundSeen,
+    RefundStatus,
+    ReviewSeen,
+    ReviewVerdict,
+)
+
+PROGRESS_RANK: Mapping[ProgressStatus, int] = {
+    "pending": 0,
+    "requires_action": 1,
+    "processing": 2,
+    "failed": 3,
+    "canceled": 4,
+}
+"""Breaks ties of attempts told in the same second."""
+
+REFUND_RANK: Mapping[RefundStatus, int] = {
+    "pending": 0,
+    "requires_action": 1,
+    "succeeded": 2,
+    "canceled": 3,
+    "failed": 4,
+}
+
+DISPUTE_RANK: Mapping[DisputeStatus, int] = {
+    "warning_needs_response": 0,
+    "warning_under_review": 1,
+    "needs_response": 2,
+    "under_review": 3,
+    "appeal_needs_response": 4,
+    "appeal_under_review": 5,
+    "warning_closed": 6,
+    "prevented": 7,
+    "lost": 8,
+    "won": 9,
+}
+"""A case only moves up. An appeal follows a loss, but an order that was told of both stays lost until it is won."""
+
+REVIEW_RANK: Mapping[ReviewVerdict, int] = {"open": 0, "closed": 1, "approved": 2, "refunded_as_fraud": 3}
+
+LIVE_REFUND: frozenset[RefundStatus] = frozenset({"pending", "requires_action", "succeeded"})
+"""A refund counts from the moment it is asked for until it fails or is called off."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was captured for a payment, by one telling."""
+
+    amount_micro: int
+    currency: str
+    livemode: bool | None = None
+    account: str | None = None
+
+
+class PaymentFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A payment that succeeded. ``at`` is its earliest telling; ``charge_ids`` are the charges that paid it."""
+
+    at: int
+    claims: tuple[Claim, ...]
+    charge_ids: tuple[str, ...] = ()
+
+
+class RefundFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One refund; ``seen`` are all statuses ever told of it."""
+
+    status: RefundStatus
+    seen: tuple[RefundStatus, ...]
+    amount_micro: int
+    charge_id: str | None = None
+    payment_id: str | None = None
+
+
+class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One dispute; ``money`` are its movements by transaction id, ``seen`` all statuses ever told of it."""
+
+    status: DisputeStatus | None = None
+    seen: tuple[DisputeStatus, ...] = ()
+    amount_micro: int = 0
+    currency: str = ""
+    reason: str | None = None
+    withdrawn: bool = False
+    reinstated: bool = False
+    charge_id: str | None = None
+    payment_id: str | None = None
+    money: dict[str, DisputeMoney] = {}
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator decided about a held order. ``amount_micro`` is the credit given, 0 for a cancel."""
+
+    decision: Literal["credit", "cancel"]
+    amount_micro: int
+
+
+class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything known of one order. ``totals`` are refunded running totals by charge."""
+
+    payments: dict[str, PaymentFacts] = {}
+    charges: dict[str, str] = {}
+    attempt: Attempt | None = None
+    refunds: dict[str, RefundFacts] = {}
+    totals: dict[str, RefundedTotal] = {}
+    disputes: dict[str, DisputeFacts] = {}
+    warnings: tuple[str, ...] = ()
+    reviews: dict[str, ReviewVerdict] = {}
+    balance: dict[str, BalanceTransaction] = {}
+    charge_balances: dict[str, str] = {}
+    expired: bool = False
+    resolution: Resolution | None = None
+
+
+_T = TypeVar("_T")
+
+
+def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
+    """The facts with one more; equal to ``known`` where it tells nothing new."""
+    replace = msgspec.structs.replace
+    match fact:
+        case Paid():
+            payments = _put(known.payments, fact.payment_id, _paid(known.payments.get(fact.payment_id), fact))
+            charges = known.charges
+            if fact.charge_id is not None:
+                charges = _map_charge(charges, fact.charge_id, fact.payment_id)
+            return replace(known, payments=payments, charges=charges)
+        case Attempt():
+            newest = fact if known.attempt is None else max(known.attempt, fact, key=_attempt_key)
+            return replace(known, attempt=newest)
+        case ChargeSeen():
+            balances = known.charge_balances
+            if fact.balance_transaction_id is not None:
+                balances = _put(balances, fact.charge_id, fact.balance_transaction_id)
+            charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
+            return replace(known, charges=charges, charge_balances=balances)
+        case RefundSeen():
+            return replace(
+                known,
+                refunds=_put(known.refunds, fact.refund_id, _refund(known.refunds.get(fact.refund_id), fact)),
+            )
+        case RefundedTotal():
+            highest = max(known.totals.get(fact.charge_id, fact), fact, key=lambda each: each.amount_micro)
+            charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
+            return replace(known, totals=_put(known.totals, fact.charge_id, highest), charges=charges)
+        case DisputeSeen():
+            dispute = _dispute(known.disputes.get(fact.dispute_id, DisputeFacts()), fact)
+            return replace(known, disputes=_put(known.disputes, fact.dispute_id, dispute))
+        case DisputeMoney():
+            before = known.disputes.get(fact.dispute_id, DisputeFacts())
+            dispute = replace(before, money=_put(before.money, fact.transaction_id, fact))
+            return replace(known, disputes=_put(known.disputes, fact.dispute_id, dispute))
+        case FraudWarning():
+            return replace(known, warnings=_union(known.warnings, (fact.warning_id,)))
+        case ReviewSeen():
+            seen = known.reviews.get(fact.review_id, "open")
+            verdict = max(seen, fact.verdict, key=lambda each: REVIEW_RANK[each])
+            return replace(known, reviews=_put(known.reviews, fact.review_id, verdict))
+        case BalanceTransaction():
+            return replace(known, balance=_put(known.balance, fact.transaction_id, fact))
+
+
+def _paid(known: PaymentFacts | None, fact: Paid) -> PaymentFacts:
+    claim = Claim(
+        amount_micro=fact.amount_micro, currency=fact.currency, livemode=fact.livemode, account=fact.account
+    )
+    charge_ids = () if fact.charge_id is None else (fact.charge_id,)
+    if known is None:
+        return PaymentFacts(at=fact.at, claims=(claim,), charge_ids=charge_ids)
+    claims = {*known.claims, claim}
+    return PaymentFacts(
+        at=min(known.at, fact.at),
+        claims=tuple(sorted(claims, key=repr)),
+        charge_ids=_union(known.charge_ids, charge_ids),
+    )
+
+
+def _refund(known: RefundFacts | None, fact: RefundSeen) -> RefundFacts:
+    if known is None:
+        return RefundFacts(
+            status=fact.status,
+            seen=(fact.status,),
+            amount_micro=fact.amount_micro,
+            charge_id=fact.charge_id,
+            payment_id=fact.payment_id,
+        )
+    return RefundFacts(
+        status=max(known.status, fact.status, key=lambda each: REFUND_RANK[each]),
+        seen=_union(known.seen, (fact.status,)),
+        amount_micro=max(known.amount_micro, fact.amount_micro),
+        charge_id=_either(known.charge_id, fact.charge_id),
+        payment_id=_either(known.payment_id, fact.payment_id),
+    )
+
+
+def _dispute(known: DisputeFacts, fact: DisputeSeen) -> DisputeFacts:
+    return DisputeFacts(
+        status=_further(known.status, fact.status),
+        seen=_union(known.seen, () if fact.status is None else (fact.status,)),
+        amount_micro=max(known.amount_micro, fact.amount_micro),
+        currency=max(known.currency, fact.currency),
+        reason=_either(known.reason, fact.reason),
+        withdrawn=known.withdrawn or fact.withdrawn,
+        reinstated=known.reinstated or fact.reinstated,
+        charge_id=_either(known.charge_id, fact.charge_id),
+        payment_id=_either(known.payment_id, fact.payment_id),
+        money=known.money,
+    )
+
+
+def _further(one: DisputeStatus | None, other: DisputeStatus | None) -> DisputeStatus | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda each: DISPUTE_RANK[each])
+
+
+def _attempt_key(attempt: Attempt) -> tuple[int, int, str]:
+    return (attempt.at, PROGRESS_RANK[attempt.status], attempt.reason or "")
+
+
+def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dict[str, str]:
+    """A charge told of without its intent stands for itself, until a telling names the intent."""
+    known = charges.get(charge_id)
+    if known is not None and known != charge_id:
+        return charges if payment_id == charge_id else _put(charges, charge_id, max(known, payment_id))
+    return _put(charges, charge_id, payment_id)
+
+
+def _either(one: str | None, other: str | None) -> str | None:
+    """Whichever is known; of two that differ always the same one."""
+    return max(each for each in (one or "", other or "")) or None
+
+
+def _union(known: tuple[_T, ...], more: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(sorted({*known, *more}, key=str))
+
+
+def _put(known: dict[str, _T], key: str, value: _T) -> dict[str, _T]:
+    return known if known.get(key) == value else {**known, key: value}

@@ -1,0 +1,229 @@
+"""The one writer of orders: new facts in, and out come the ledger's difference, the history and the next version.
+
+What the ledger ought to hold follows from the facts; what it holds is the sum of the moves; only the difference is
+posted. So a thing told twice, or by two kinds of events, is posted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.ledger.order_facts import OrderFacts
+from holdfast.ledger.order_targets import money_of, outcome_of, primary_payment, reversal_refs_of
+from holdfast.ledger.orders import (
+    LedgerMove,
+    Order,
+    OrderRequest,
+    OrderState,
+    OrderStatus,
+    ReconcileStatus,
+    Source,
+    StateEntry,
+    Statuses,
+)
+
+Verdict = Literal["applied", "duplicate", "stale", "ignored"]
+NewOperationId = Callable[[], str]
+
+CREDIT_REASON = "payment_succeeded"
+LATE_REASON = "late_payment"
+MISMATCH_REASON = "payment_mismatch"
+REVERSED_EARLIER_REASON = "reversed_before_payment_was_told"
+
+LOOK_FIRST_S = 60
+LOOK_LONGEST_S = 6 * 3600
+LOOK_UNTIL_S = 30 * 24 * 3600
+"""How long after its creation an order is compared with its provider: as long as providers keep their events."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStep:
+    """What a decision comes to: the order after it (the very same where nothing changes) and what goes with it.
+
+    ``postings`` belong into the commit of ``order``; ``entries`` are the lines the history grew by.
+
+    ``verdict``: ``duplicate`` was known before; ``stale`` was overtaken by what is known and only noted;
+    ``ignored`` needs nothing.
+    """
+
+    order: Order
+    verdict: Verdict
+    postings: tuple[LedgerMove, ...] = ()
+    entries: tuple[StateEntry, ...] = ()
+
+
+def unchanged(order: Order, verdict: Verdict) -> OrderStep:
+    """A step that leaves the order as it is."""
+    return OrderStep(order=order, verdict=verdict)
+
+
+def moved(
+    order: Order,
+    facts: OrderFacts,
+    now: datetime,
+    *,
+    source: Source,
+    reason: str,
+    new_operation_id: NewOperationId,
+    event_id: str | None = None,
+    reconcile_status: ReconcileStatus | None = None,
+    verdict: Verdict = "applied",
+    **state: Any,
+) -> OrderStep:
+    """The order with these facts: post the difference, derive the statuses, keep the history.
+
+    ``state`` names further fields of :class:`OrderState`. The reserved operation id is used for the first credit
+    and never again.
+    """
+    before = order.state
+    request = order.request
+    outcome = outcome_of(request, facts)
+    if source != "operator":
+        reason = _reason_of_change(order, outcome.status, now) or reason
+    postings = _difference(order, facts, reason, new_operation_id)
+    statuses = Statuses(
+        status=outcome.status,
+        processing_status=outcome.processing_status,
+        reversal_status=outcome.reversal_status,
+        risk_status=outcome.risk_status,
+        reconcile_status=reconcile_status
+        or _reconcile_status(order, before.facts, mismatch=outcome.mismatch, posted=bool(postings)),
+    )
+    entries: tuple[StateEntry, ...] = ()
+    if postings or statuses != before.statuses:
+        entries = tuple(
+            StateEntry(
+                statuses=statuses,
+                source=source,
+                at=now,
+                reason=reason if move is None else move.reason,
+                event_id=event_id,
+                operation_id=None if move is None else move.operation_id,
+            )
+            for move in (postings or (None,))
+        )
+    went_wrong = outcome.status in ("failed", "canceled") and statuses.status != before.statuses.status
+    after = msgspec.structs.replace(
+        before,
+        statuses=statuses,
+        facts=facts,
+        moves=(*before.moves, *postings),
+        history=(*before.history, *entries),
+        reversal_refs=tuple(dict.fromkeys((*before.reversal_refs, *reversal_refs_of(facts)))),
+        credited_at=_first(before.credited_at, outcome.status == "credited", now),
+        failed_at=_first(before.failed_at, went_wrong, now),
+        refunded_at=_first(before.refunded_at, outcome.was_refunded, now),
+        disputed_at=_first(before.disputed_at, outcome.was_disputed, now),
+        chargeback_at=_first(before.chargeback_at, outcome.was_lost, now),
+        **_provider_ids(order, facts, state.get("intent_id", before.intent_id)),
+    )
+    after = msgspec.structs.replace(after, **state)
+    if after == before:
+        return unchanged(order, verdict)
+    if entries and reconcile_status is None and request.provider == "cardprovider":
+        after = msgspec.structs.replace(
+            after, reconcile_tries=0, reconcile_due_at=next_look(order, now, tries=0, after=after)
+        )
+    return OrderStep(
+        order=msgspec.structs.replace(
+            order, version=order.version + 1, updated_at=now, wake_at=wake_at(order, after), state=after
+        ),
+        verdict=verdict,
+        postings=postings,
+        entries=entries,
+    )
+
+
+def can_expire(request: OrderRequest, status: OrderStatus) -> bool:
+    """Whether time can end an order in this state. A failed card attempt may be followed by another one."""
+    return status == "pending" or (status == "failed" and request.provider == "cardprovider")
+
+
+def next_look(order: Order, now: datetime, *, tries: int, after: OrderState) -> datetime | None:
+    """When to compare with the provider again: later with each look that found nothing, never beyond the limit.
+
+    None where there is nothing at the provider to look at, or the time of looking is over.
+    """
+    if after.payment_id is None or order.request.provider != "cardprovider":
+        return None
+    due = now + timedelta(seconds=min(LOOK_LONGEST_S, LOOK_FIRST_S * 2 ** min(tries, 16)))
+    return due if due <= order.request.created_at + timedelta(seconds=LOOK_UNTIL_S) else None
+
+
+def wake_at(order: Order, state: OrderState) -> datetime | None:
+    """The earliest moment at which the order wants a look: its expiry while unpaid, or the next comparison."""
+    times = [] if state.reconcile_due_at is None else [state.reconcile_due_at]
+    if can_expire(order.request, state.statuses.status):
+        times.append(order.request.expires_at)
+    return min(times, default=None)
+
+
+def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str | None:
+    """The word for what a payment does to the order, whichever kind of event told of it first."""
+    was = order.status
+    if status == "credited" and was != "credited":
+        is_late = was in ("expired", "canceled", "failed") or now > order.request.expires_at
+        return LATE_REASON if is_late else CREDIT_REASON
+    return MISMATCH_REASON if status == "held" and was != "held" else None
+
+
+def _difference(
+    order: Order, facts: OrderFacts, reason: str, new_operation_id: NewOperationId
+) -> tuple[LedgerMove, ...]:
+    money = money_of(order.request, facts)
+    assert 0 <= money.net_micro <= money.credit_micro <= order.request.amount_micro
+    posted = order.net_micro
+    moves: list[LedgerMove] = []
+    if money.credit_micro > 0 and not order.state.moves:
+        moves.append(
+            LedgerMove(
+                kind="credit",
+                amount_micro=money.credit_micro,
+                operation_id=order.request.operation_id,
+                reason=reason,
+            )
+        )
+        posted += money.credit_micro
+        reason = REVERSED_EARLIER_REASON
+    if money.net_micro != posted:
+        moves.append(
+            LedgerMove(
+                kind="credit" if money.net_micro > posted else "reversal",
+                amount_micro=abs(money.net_micro - posted),
+                operation_id=new_operation_id(),
+                reason=reason,
+            )
+        )
+    return tuple(moves)
+
+
+def _reconcile_status(order: Order, before: OrderFacts, *, mismatch: bool, posted: bool) -> ReconcileStatus:
+    """Events that move money ask for a new comparison; a payment that does not fit is a mismatch by itself."""
+    if mismatch:
+        return "mismatch"
+    if posted or outcome_of(order.request, before).mismatch:
+        return "unreconciled"
+    return order.state.statuses.reconcile_status
+
+
+def _provider_ids(order: Order, facts: OrderFacts, intent_id: str | None) -> dict[str, str | None]:
+    """The payment that stands for the order and the charge that paid it. A sandbox has neither."""
+    if order.request.provider == "sandbox":
+        return {}
+    payment_id = primary_payment(order.request, facts)
+    if payment_id is None:
+        seen = sorted(set(facts.charges.values()))
+        payment_id = intent_id or next(iter(seen), None)
+    paid_by = facts.payments.get(payment_id or "")
+    charges = paid_by.charge_ids if paid_by else ()
+    charges = charges or tuple(sorted(c for c, p in facts.charges.items() if p == payment_id))
+    return {"payment_id": payment_id, "charge_id": charges[0] if charges else None}
+
+
+def _first(known: datetime | None, happened: bool, now: datetime) -> datetime | None:
+    return now if known is None and happened else known

@@ -1,0 +1,167 @@
+"""What a payment provider can tell about an order, each telling as a value: a fact.
+
+A fact stays true whatever is told later, so facts may come in any order and any number of times. Amounts are in
+micro-units of their currency (one dollar is 1_000_000), whatever the provider's own minor unit is; ``at`` is the
+provider's clock in unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ProcessingStatus = Literal[
+    "pending", "requires_action", "processing", "succeeded", "failed", "canceled"
+]  # fmt: skip
+ProgressStatus = Literal["pending", "requires_action", "processing", "failed", "canceled"]
+RefundStatus = Literal["pending", "requires_action", "succeeded", "canceled", "failed"]
+DisputeStatus = Literal[
+    "warning_needs_response", "warning_under_review", "needs_response", "under_review", "appeal_needs_response",
+    "appeal_under_review", "warning_closed", "prevented", "lost", "won",
+]  # fmt: skip
+ReviewVerdict = Literal["open", "closed", "approved", "refunded_as_fraud"]
+
+PROVIDER_AMOUNT_MINOR_MAX = 10**14
+"""The largest amount believed of a provider, in minor units; more is a malformed event."""
+
+_WHOLE_UNIT_CURRENCIES = frozenset({
+    "BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "UGX", "VND", "VUV", "XAF", "XOF", "XPF",
+})  # fmt: skip
+_THREE_DECIMAL_CURRENCIES = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
+
+
+def micro_per_minor(currency: str) -> int:
+    """How many micro-units one minor unit of ``currency`` (upper case) is: 10_000 for a cent."""
+    if currency in _WHOLE_UNIT_CURRENCIES:
+        return 1_000_000
+    return 1_000 if currency in _THREE_DECIMAL_CURRENCIES else 10_000
+
+
+class Paid(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="paid", omit_defaults=True):
+    """Money was captured. ``payment_id`` is the intent, or the charge itself where it belongs to none."""
+
+    payment_id: str
+    charge_id: str | None = None
+    amount_micro: int
+    currency: str
+    livemode: bool | None = None
+    account: str | None = None
+    at: int
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="attempt", omit_defaults=True):
+    """How the newest attempt to pay stands; never money. ``reason`` is the decline or cancellation code."""
+
+    status: ProgressStatus
+    at: int
+    reason: str | None = None
+
+
+class ChargeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="charge", omit_defaults=True):
+    """Which payment a charge belongs to, and the id of its balance transaction once there is one."""
+
+    charge_id: str
+    payment_id: str
+    balance_transaction_id: str | None = None
+
+
+class RefundSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="refund", omit_defaults=True):
+    """One refund and how it stands. A refund that succeeded may still fail later."""
+
+    refund_id: str
+    status: RefundStatus
+    amount_micro: int
+    charge_id: str | None = None
+    payment_id: str | None = None
+
+
+class RefundedTotal(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="refunded_total", omit_defaults=True
+):
+    """All that was ever refunded of a charge so far: a running total, not one refund."""
+
+    charge_id: str
+    payment_id: str
+    amount_micro: int
+
+
+class DisputeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="dispute", omit_defaults=True):
+    """How the case of a dispute stands. ``status`` None: one we have no word for, so only the rest counts."""
+
+    dispute_id: str
+    status: DisputeStatus | None
+    amount_micro: int
+    currency: str
+    reason: str | None = None
+    withdrawn: bool = False
+    reinstated: bool = False
+    charge_id: str | None = None
+    payment_id: str | None = None
+
+
+class DisputeMoney(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="dispute_money", omit_defaults=True
+):
+    """One movement of a dispute's money: below zero it was taken from us, above zero it came back. Without fees."""
+
+    dispute_id: str
+    transaction_id: str
+    amount_micro: int
+    currency: str
+
+
+class FraudWarning(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="fraud_warning"):
+    """The card's issuer suspects fraud; no money has moved."""
+
+    warning_id: str
+
+
+class ReviewSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="review"):
+    """A manual review at the provider: open, or how it was closed."""
+
+    review_id: str
+    verdict: ReviewVerdict
+
+
+class BalanceTransaction(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="balance", omit_defaults=True
+):
+    """A line of the provider's own books: ``net = amount - fee``, all signed, in the currency of settlement.
+
+    ``exchange_rate`` is a decimal string: presented amount times rate is settled amount. ``available_on`` is in
+    unix seconds.
+    """
+
+    transaction_id: str
+    source_id: str
+    source_type: Literal["charge", "refund", "dispute"]
+    type: str
+    reporting_category: str
+    amount_micro: int
+    fee_micro: int
+    net_micro: int
+    currency: str
+    available_on: int | None = None
+    exchange_rate: str | None = None
+
+
+Fact = (
+    Paid | Attempt | ChargeSeen | RefundSeen | RefundedTotal | DisputeSeen | DisputeMoney
+    | FraudWarning | ReviewSeen | BalanceTransaction
+)  # fmt: skip
+
+
+class PaymentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a provider told about one order: its id, its name, and the facts it carries.
+
+    ``event_id`` is the provider's, or a synthetic one for what a reconcile read; one id is applied once.
+    ``reason`` is the word that goes into the order's history.
+    """
+
+    event_id: str
+    type: str
+    at: int
+    reason: str
+    facts: tuple[Fact, ...]
+    synthetic: bool = False

@@ -1,0 +1,130 @@
+"""What a look at the provider found of one order, told as events of our own making.
+
+Each fact becomes one synthetic event whose id follows from what it tells: looking twice makes the same ids, so the
+second look is a duplicate, and a webhook that comes later finds its facts known and nothing left to post.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.ledger.order_moves import CREDIT_REASON
+from holdfast.ledger.payment_facts import (
+    Attempt,
+    BalanceTransaction,
+    ChargeSeen,
+    DisputeMoney,
+    DisputeSeen,
+    Fact,
+    FraudWarning,
+    Paid,
+    PaymentEvent,
+    RefundedTotal,
+    RefundSeen,
+    ReviewSeen,
+)
+from holdfast.ledger.payment_objects import (
+    Object,
+    attempt_fact,
+    attempt_status,
+    dispute_facts,
+    intent_facts,
+    object_id,
+    reference,
+    refund_facts,
+)
+
+SYNTHETIC_PREFIX = "syn_"
+
+
+class ProviderSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at the provider. ``settled``: its intent is over, so nothing more will be paid by it.
+
+    ``unavailable`` says why the look could not be had; then there are no events.
+    """
+
+    events: tuple[PaymentEvent, ...] = ()
+    settled: bool = False
+    unavailable: str | None = None
+
+
+def snapshot_of(
+    intent: Object,
+    *,
+    provider: str,
+    as_of: int,
+    refunds: Iterable[Object] = (),
+    disputes: Iterable[Object] = (),
+) -> ProviderSnapshot:
+    """Read an intent as retrieved at ``as_of`` (unix seconds), best with its latest charge expanded, that charge's
+    refunds and balance transaction too, and the refunds and disputes that were listed for it.
+
+    Raises :class:`~holdfast.ledger.payment_objects.Malformed` where an object is not what it should be.
+    """
+    payment_id = object_id(intent)
+    status = intent.get("status")
+    is_paid = status == "succeeded"
+    facts: list[Fact] = list(intent_facts(intent, paid=is_paid, at=as_of, account=None))
+    if not is_paid:
+        facts.append(attempt_fact(intent, attempt_status(intent), at=as_of))
+    for refund in refunds:
+        facts += refund_facts(refund, payment_id=payment_id)
+    for dispute in disputes:
+        facts += dispute_facts(dispute)
+    # What money was captured comes first, so that what went back of it is told of a paid order.
+    facts.sort(key=lambda fact: not isinstance(fact, Paid))
+    attempt_of = reference(intent.get("latest_charge")) or payment_id
+    events: dict[str, PaymentEvent] = {}
+    for fact in facts:
+        event = _event(fact, provider=provider, at=as_of, attempt_of=attempt_of)
+        events.setdefault(event.event_id, event)
+    return ProviderSnapshot(events=tuple(events.values()), settled=status in ("succeeded", "canceled"))
+
+
+def synthetic_event_id(provider: str, object_id: str, kind: str, status: str, amount_micro: int) -> str:
+    """The id of a fact that was read, not told: the same for the same fact, whenever it is read."""
+    told = "|".join((provider, object_id, kind, status, str(amount_micro)))
+    return SYNTHETIC_PREFIX + hashlib.sha256(told.encode()).hexdigest()[:26]
+
+
+def _event(fact: Fact, *, provider: str, at: int, attempt_of: str) -> PaymentEvent:
+    kind = str(fact.__struct_config__.tag)
+    subject, status, amount_micro, reason = _identity(fact, attempt_of)
+    return PaymentEvent(
+        event_id=synthetic_event_id(provider, subject, kind, status, amount_micro),
+        type=f"synthetic.{kind}",
+        at=at,
+        reason=reason,
+        facts=(fact,),
+        synthetic=True,
+    )
+
+
+def _identity(fact: Fact, attempt_of: str) -> tuple[str, str, int, str]:
+    """What tells one fact from another: the object, its status and amount; and the word for the history."""
+    match fact:
+        case Paid():
+            return fact.payment_id, f"succeeded:{fact.currency}", fact.amount_micro, CREDIT_REASON
+        case Attempt():
+            # Named by its charge: a second attempt may be in a state that the first one was in.
+            return attempt_of, fact.status, 0, f"payment_{fact.status}"
+        case ChargeSeen():
+            return fact.charge_id, fact.balance_transaction_id or "", 0, "charge_updated"
+        case RefundSeen():
+            return fact.refund_id, fact.status, fact.amount_micro, f"refund_{fact.status}"
+        case RefundedTotal():
+            return fact.charge_id, "", fact.amount_micro, "charge_refunded"
+        case DisputeSeen():
+            return fact.dispute_id, fact.status or "", fact.amount_micro, f"dispute_{fact.status or 'changed'}"
+        case DisputeMoney():
+            moved = "funds_withdrawn" if fact.amount_micro < 0 else "funds_reinstated"
+            return fact.transaction_id, fact.dispute_id, fact.amount_micro, f"dispute_{moved}"
+        case FraudWarning():
+            return fact.warning_id, "", 0, "fraud_warning"
+        case ReviewSeen():
+            return fact.review_id, fact.verdict, 0, f"review_{fact.verdict}"
+        case BalanceTransaction():
+            return fact.transaction_id, fact.reporting_category, fact.net_micro, "balance_transaction"
