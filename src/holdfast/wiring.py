@@ -321,13 +321,29 @@ def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
 
 
 def _studio_port(settings: Settings) -> int | None:
-    """Where the in-tree studio will listen: as told, or a port found free now. None in production."""
+    """Where the in-tree studio will listen: as told, as last time, or at a port found free. None in production.
+
+    As last time, because tasks that a fallen service left behind know their results by that address.
+    """
     if settings.is_production:
         return None
     if settings.studio_port:
         return settings.studio_port
+    note = settings.data_dir / "studio.port"
+    last = note.read_text().strip() if note.is_file() else ""
+    port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
+    note.write_text(f"{port}\n")
+    return port
+
+
+def _free_port(wanted: int) -> int | None:
+    """The wanted port if it can be had now (0: any), else None."""
     with socket.socket() as probe:
-        probe.bind((STUDIO_HOST, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((STUDIO_HOST, wanted))
+        except (OSError, OverflowError):
+            return None
         port: int = probe.getsockname()[1]
         return port
 

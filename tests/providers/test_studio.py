@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,8 @@ import pytest
 import trio
 from PIL import Image
 
+from holdfast.ledger.clock import utc_now
+from holdfast.providers.links import sign_link
 from holdfast.providers.studio.craft import Bench, Rendered
 from holdfast.providers.studio.jobs import StudioFaults
 from holdfast.providers.studio.service import serve_studio
@@ -344,16 +347,27 @@ async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_pa
     assert names_in(tmp_path) == []
 
 
-async def test_files_of_an_earlier_life_are_removed_and_no_others(
+async def test_files_of_an_earlier_life_stay_while_links_to_them_are_good(
     start_studio: StartStudio, tmp_path: Path
 ) -> None:
     directory = tmp_path / "studio-files"
     directory.mkdir()
-    for name in ("0" * 32 + ".png", "incoming-abc", "secrets.json"):
-        (directory / name).touch()
+    fresh, old = "0" * 32 + ".png", "1" * 32 + ".png"
+    for name in (fresh, old, "incoming-abc", "secrets.json"):
+        (directory / name).write_bytes(b"a picture")
+    os.utime(directory / old, (0, 0))
     with trio.fail_after(20):
-        async with start_studio():
-            assert names_in(directory) == ["secrets.json"]
+        async with start_studio() as studio, httpx.AsyncClient(trust_env=False) as http:
+            assert names_in(directory) == sorted([fresh, "secrets.json"])
+            for name, status in ((fresh, 200), (old, 404), ("secrets.json", 404)):
+                expires_at = utc_now() + timedelta(minutes=5)
+                query = sign_link(name, expires_at, f"files:{SECRET}".encode())
+                answer = await http.get(f"{studio.url}/files/{name}?{query}")
+                assert answer.status_code == status
+                assert status != 200 or (answer.content, answer.headers["content-type"]) == (
+                    b"a picture",
+                    "image/png",
+                )
 
 
 def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ ordered it learns so by asking (unknown job) and orders again under the same id.
 from __future__ import annotations
 
 import contextlib
+import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -21,7 +22,7 @@ from holdfast.providers.links import sign_link
 from holdfast.providers.posting import RETRY_DELAYS_S
 from holdfast.providers.studio.catalogue import CRAFTS
 from holdfast.providers.studio.courier import PROGRESS_EVERY_S, Courier
-from holdfast.providers.studio.craft import BadInput, Bench, NeedsSource, Prepare, Ready
+from holdfast.providers.studio.craft import BadInput, Bench, NeedsSource, Prepare, Ready, Rendered
 from holdfast.providers.studio.jobs import Job, Kept, Order, StudioFaults, keep
 
 WORKERS_COUNT = 2
@@ -31,6 +32,7 @@ KEEP_S = 2 * 3600
 LINK_LIFE_S = 900
 EXPIRE_EVERY_S = 60
 
+_FINISHED = re.compile(r"[0-9a-f]{32}\.[a-z]+\Z")
 _OURS = re.compile(r"(?:[0-9a-f]{32}\.[a-z]+|incoming-\w+)\Z")
 """Names the studio gives to files, so that nothing else in its directory is ever removed."""
 _log = structlog.get_logger(__name__)
@@ -99,7 +101,7 @@ class Workshop:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Work until cancelled. Files of an earlier life are removed first: nobody has links to them any more."""
+        """Work until cancelled. Files of an earlier life stay for as long as links to them are good."""
         await trio.to_thread.run_sync(self._clear_directory, limiter=self._chores)
         try:
             async with trio.open_nursery() as nursery:
@@ -146,9 +148,15 @@ class Workshop:
             job.cancel(self._now())
         return job
 
-    def file(self, name: str) -> Kept | None:
-        """A finished file by name."""
-        return self._files.get(name)
+    def file(self, name: str) -> Rendered | None:
+        """A finished file by name, or one of an earlier life. Only for names that a link of ours vouches for."""
+        kept = self._files.get(name)
+        if kept is not None:
+            return Rendered(kept.path, kept.content_type)
+        path = self._files_dir / name
+        if not _FINISHED.match(name) or not path.is_file():
+            return None
+        return Rendered(path, mimetypes.guess_type(name)[0] or "application/octet-stream")
 
     def link(self, kept: Kept) -> str:
         """A URL that fetches the file for a short while."""
@@ -212,8 +220,11 @@ class Workshop:
             raise
 
     def _clear_directory(self) -> None:
+        """Remove what no link leads to any more. A service that fell while fetching comes for its results again."""
         self._files_dir.mkdir(parents=True, exist_ok=True)
-        _remove([path for path in self._files_dir.iterdir() if _OURS.match(path.name)])
+        oldest = self._now().timestamp() - self._link_life_s
+        ours = [path for path in self._files_dir.iterdir() if _OURS.match(path.name)]
+        _remove([path for path in ours if not _FINISHED.match(path.name) or path.stat().st_mtime < oldest])
 
 
 def _ended_before(job: Job, moment: datetime) -> bool:
