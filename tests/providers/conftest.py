@@ -1,4 +1,4 @@
-"""What the providers' tests share: a receiver of callbacks and a running studio, over real HTTP on loopback."""
+"""What the providers' tests share: receivers of callbacks, a running studio, a running card emulator; real HTTP."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from hypercorn.trio import serve
 from quart import request
 from quart_trio import QuartTrio
 
+from holdfast.providers.card.emulator.service import serve_card_emulator
+from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify
 from holdfast.providers.studio.service import serve_studio
 from holdfast.providers.studio.workshop import Workshop
 
 SECRET = "studio-callback-secret"
+CARD_KEY = "sk_test_emulatorkey0123456789"
+CARD_WEBHOOK_SECRET = "card-webhook-secret"
 
 
 @dataclass
@@ -161,6 +165,145 @@ def start_studio(tmp_path: Path) -> StartStudio:
             url = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
                 yield RunningStudio(url, shop, http)
+            nursery.cancel_scope.cancel()
+
+    return start
+
+
+@dataclass
+class Posted:
+    """One webhook of the card emulator as it came in."""
+
+    event: dict[str, Any]
+    raw: bytes
+    header: str | None
+
+    @property
+    def type(self) -> str:
+        return str(self.event["type"])
+
+    @property
+    def object(self) -> dict[str, Any]:
+        return dict(self.event["data"]["object"])
+
+    @property
+    def verdict(self) -> str:
+        return verify(self.header, self.raw, [CARD_WEBHOOK_SECRET], now=datetime.now(UTC))
+
+
+@dataclass
+class Letterbox:
+    """Receives card webhooks. ``answers`` are the statuses to give, in turn; 200 afterwards."""
+
+    url: str = ""
+    posted: list[Posted] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    _news: trio.Event = field(default_factory=trio.Event)
+
+    def take(self, raw: bytes, header: str | None) -> int:
+        self.posted.append(Posted(json.loads(raw), raw, header))
+        self._news.set()
+        self._news = trio.Event()
+        return self.answers.pop(0) if self.answers else 200
+
+    async def until(self, condition: Callable[[list[Posted]], bool]) -> list[Posted]:
+        """Wait until what was posted satisfies ``condition``."""
+        while not condition(self.posted):
+            await self._news.wait()
+        return list(self.posted)
+
+    async def of_type(self, kind: str, count: int = 1) -> list[Posted]:
+        """Wait for that many webhooks of a type."""
+        await self.until(lambda all_: sum(each.type == kind for each in all_) >= count)
+        return [each for each in self.posted if each.type == kind]
+
+    def types(self) -> list[str]:
+        """The types posted so far, in order."""
+        return [each.type for each in self.posted]
+
+
+@dataclass
+class RunningBank:
+    """A card emulator with its address, a client of its controls, and the adapter that speaks to it."""
+
+    url: str
+    http: httpx.AsyncClient
+    provider: StripeProvider
+
+    async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
+        """Press a button; returns the id of what came of it."""
+        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=said)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    async def faults(self, **switches: Any) -> None:
+        """Set how webhooks go astray; what is not named is off."""
+        answer = await self.http.put("/control/webhooks", json=switches)
+        assert answer.status_code == 200, answer.text
+
+    async def outage(self, mode: str, **more: Any) -> None:
+        """Add an outage."""
+        answer = await self.http.post("/control/outages", json={"mode": mode, **more})
+        assert answer.status_code == 200, answer.text
+
+    async def order(self, order_id: str = "ord_1", amount_minor: int = 1000, currency: str = "USD") -> str:
+        """An intent for an order, made through the adapter; its id."""
+        made = await self.provider.create_intent(order_id, "acct_1", amount_minor, currency, env="test")
+        return made.provider_payment_id
+
+    async def paid(self, order_id: str = "ord_1", amount_minor: int = 1000) -> tuple[str, str]:
+        """A paid order: the ids of its intent and its charge."""
+        intent_id = await self.order(order_id, amount_minor)
+        return intent_id, await self.press("payment_intents", intent_id, "pay")
+
+
+StartBank = Callable[..., AbstractAsyncContextManager[RunningBank]]
+
+
+@pytest.fixture
+async def letterbox() -> AsyncIterator[Letterbox]:
+    """A listener for card webhooks."""
+    app = QuartTrio("letterbox", static_folder=None)
+    box = Letterbox()
+
+    @app.post("/webhook")
+    async def take() -> tuple[str, int]:
+        raw = await request.get_data()
+        return "", box.take(
+            raw.encode() if isinstance(raw, str) else raw, request.headers.get("Cardprovider-Signature")
+        )
+
+    async with _serve(app) as url:
+        box.url = f"{url}/webhook"
+        yield box
+
+
+@pytest.fixture
+def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
+    """Start a card emulator; ``adapter`` are the adapter's options, other keywords the emulator's."""
+
+    @asynccontextmanager
+    async def start(*, adapter: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[RunningBank]:
+        settings: dict[str, Any] = {
+            "api_key": CARD_KEY,
+            "webhook_secret": CARD_WEBHOOK_SECRET,
+            "webhook_url": lambda: letterbox.url,
+            "files_dir": tmp_path / "card",
+            "settle_delay_s": 0.0,
+            "retry_delays_s": (0, 0, 0, 0),
+            **options,
+        }
+        async with trio.open_nursery() as nursery:
+
+            async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+                await serve_card_emulator(**settings, task_status=task_status)
+
+            port = await nursery.start(run)
+            url = f"http://127.0.0.1:{port}"
+            provider = StripeProvider(CARD_KEY, api_base=url, **(adapter or {}))
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+                yield RunningBank(url, http, provider)
+            await provider.close()
             nursery.cancel_scope.cancel()
 
     return start

@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.outgoing import exchange
 from holdfast.providers.signatures import sign
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
@@ -46,7 +47,7 @@ class SignedPost:
         heard = False
         with trio.move_on_after(timeout_s):
             try:
-                async with self._http.stream("POST", url, content=body, headers=headers) as answer:
+                async with exchange(self._http, "POST", url, content=body, headers=headers) as answer:
                     heard = answer.is_success
             except (httpx.HTTPError, httpx.InvalidURL) as fault:
                 _log.info("callback_failed", sender=self._name, fault=type(fault).__name__)

@@ -17,6 +17,7 @@ import stripe
 import trio
 
 from holdfast.providers.bounded import BodyTooLarge, drain
+from holdfast.providers.outgoing import exchange
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
@@ -56,9 +57,10 @@ class TrioHttp(stripe.HTTPClient):
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
         """One exchange. Raises :class:`Broken` for all that is no answer of the provider."""
+        content = post_data.encode() if isinstance(post_data, str) else post_data
         try:
             with trio.fail_after(self._timeout_s):
-                async with self._http.stream(method, url, headers=dict(headers), content=post_data) as answer:
+                async with exchange(self._http, method, url, content=content, headers=headers) as answer:
                     body = await drain(answer.aiter_bytes(), ANSWER_MAX_BYTES)
         except (trio.TooSlowError, httpx.TimeoutException) as fault:
             trouble: Broken = TimedOut(type(fault).__name__, again=True)

@@ -1,0 +1,215 @@
+"""Everything the emulator remembers, and the few things every change of it needs: ids, times, events.
+
+A change is made in one go, without waiting in between, and leaves its events in ``fresh``; who changed something
+takes them from there, has the books kept, and only then answers and sends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.card.emulator.errors import missing
+from holdfast.providers.card.emulator.objects import (
+    BalanceTransaction,
+    Charge,
+    Dispute,
+    Event,
+    PaymentIntent,
+    Refund,
+)
+
+API_VERSION: Final = "2026-10-28.endive"
+INTENTS_MAX_COUNT: Final = 2000
+EVENTS_MAX_COUNT: Final = 5000
+ANSWERS_MAX_COUNT: Final = 5000
+ANSWER_KEPT_S: Final = 24 * 3600
+AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
+
+_ALPHABET = string.ascii_letters + string.digits
+
+DelayS = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+OutageMode = Literal["refuse", "lose_answer", "slow", "rate_limit", "error", "error_kept"]
+
+
+class KeptAnswer(msgspec.Struct, kw_only=True):
+    """What was answered under an idempotency key, to be answered again."""
+
+    fingerprint: str
+    status: int
+    body: msgspec.Raw
+    created: int
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """A fault to show. ``call`` is one call's name such as ``payment_intents.create``, or ``*``.
+
+    ``refuse`` breaks the connection before anything is done, ``lose_answer`` after it; ``slow`` holds the answer
+    back; ``error`` is a passing 500, ``error_kept`` one that the idempotency key remembers. ``times`` None lasts
+    until lifted.
+    """
+
+    call: str = "*"
+    mode: OutageMode
+    times: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    delay_s: DelayS = 30.0
+    retry_after_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 1
+
+
+class WebhookFaults(msgspec.Struct, kw_only=True):
+    """How webhooks go astray. ``types`` empty means all; ``hold`` keeps them until released."""
+
+    drop: bool = False
+    hold: bool = False
+    duplicate: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    reorder: bool = False
+    delay_s: DelayS = 0.0
+    wrong_signature: bool = False
+    types: list[str] = []
+
+
+class Outbound(msgspec.Struct, kw_only=True):
+    """How far an event's delivery is."""
+
+    state: Literal["waiting", "held", "heard", "dropped", "given_up"] = "waiting"
+    tries: int = 0
+
+
+class State(msgspec.Struct, kw_only=True):
+    """All of it, as it is kept on disk. Everything is in order of creation."""
+
+    intents: dict[str, PaymentIntent] = {}
+    charges: dict[str, Charge] = {}
+    refunds: dict[str, Refund] = {}
+    disputes: dict[str, Dispute] = {}
+    transactions: dict[str, BalanceTransaction] = {}
+    events: dict[str, Event] = {}
+    outbound: dict[str, Outbound] = {}
+    answers: dict[str, KeptAnswer] = {}
+    outages: list[Outage] = []
+    webhooks: WebhookFaults = msgspec.field(default_factory=WebhookFaults)
+
+
+T = TypeVar("T")
+
+
+class Books:
+    """The state with the helpers that changes share. Raises :class:`WireError` for objects that are not there."""
+
+    def __init__(self, state: State | None = None, *, now: Now = utc_now) -> None:
+        self.state = state or State()
+        self.fresh: list[Event] = []
+        self._now = now
+
+    def now_s(self) -> int:
+        """Unix seconds."""
+        return int(self._now().timestamp())
+
+    def new_id(self, prefix: str) -> str:
+        """An id as the provider makes them."""
+        return f"{prefix}_{''.join(secrets.choice(_ALPHABET) for _ in range(24))}"
+
+    def intent(self, intent_id: str) -> PaymentIntent:
+        """The payment intent of that id."""
+        return _of(self.state.intents, intent_id, "payment_intent")
+
+    def charge(self, charge_id: str) -> Charge:
+        """The charge of that id."""
+        return _of(self.state.charges, charge_id, "charge")
+
+    def refund(self, refund_id: str) -> Refund:
+        """The refund of that id."""
+        return _of(self.state.refunds, refund_id, "refund")
+
+    def dispute(self, dispute_id: str) -> Dispute:
+        """The dispute of that id."""
+        return _of(self.state.disputes, dispute_id, "dispute")
+
+    def transaction(self, transaction_id: str) -> BalanceTransaction:
+        """The balance transaction of that id."""
+        return _of(self.state.transactions, transaction_id, "balance_transaction")
+
+    def event(self, event_id: str) -> Event:
+        """The event of that id."""
+        return _of(self.state.events, event_id, "event")
+
+    def move(
+        self, kind: str, category: str, source: str, *, amount: int, currency: str, fee: int = 0
+    ) -> BalanceTransaction:
+        """Book a movement of the account's balance; ``amount`` is signed."""
+        now_s = self.now_s()
+        details: list[dict[str, object]] = (
+            [{"amount": fee, "currency": currency, "type": "stripe_fee"}] if fee else []
+        )
+        movement = BalanceTransaction(
+            id=self.new_id("txn"),
+            amount=amount,
+            available_on=now_s + AVAILABLE_AFTER_S,
+            created=now_s,
+            currency=currency,
+            fee=fee,
+            fee_details=details,
+            net=amount - fee,
+            reporting_category=category,
+            source=source,
+            type=kind,
+        )
+        self.state.transactions[movement.id] = movement
+        return movement
+
+    def emit(self, kind: str, shown: object) -> Event:
+        """Note that something happened to an object, which the event shows as it is now."""
+        event = Event(
+            id=self.new_id("evt"),
+            api_version=API_VERSION,
+            created=self.now_s(),
+            data={"object": msgspec.to_builtins(shown)},
+            type=kind,
+        )
+        self.state.events[event.id] = event
+        self.state.outbound[event.id] = Outbound()
+        self.fresh.append(event)
+        return event
+
+    def take_fresh(self) -> list[Event]:
+        """The events nobody took yet, in the order they happened."""
+        taken, self.fresh = self.fresh, []
+        return taken
+
+    def prune(self) -> None:
+        """Forget the oldest above the limits, and idempotency keys older than a day."""
+        state = self.state
+        for intent_id in _surplus(state.intents, INTENTS_MAX_COUNT):
+            del state.intents[intent_id]
+            gone: set[str] = set()
+            ours: tuple[dict[str, Any], ...] = (state.charges, state.refunds, state.disputes)
+            for kept in ours:
+                lost = [key for key, each in kept.items() if each.payment_intent == intent_id]
+                gone.update(lost)
+                _drop(kept, lost)
+            _drop(state.transactions, [key for key, each in state.transactions.items() if each.source in gone])
+        _drop(state.events, _surplus(state.events, EVENTS_MAX_COUNT))
+        _drop(state.outbound, _surplus(state.outbound, EVENTS_MAX_COUNT))
+        oldest = self.now_s() - ANSWER_KEPT_S
+        _drop(state.answers, [key for key, answer in state.answers.items() if answer.created < oldest])
+        _drop(state.answers, _surplus(state.answers, ANSWERS_MAX_COUNT))
+
+
+def _of(kept: dict[str, T], given: str, kind: str) -> T:
+    found = kept.get(given)
+    if found is None:
+        raise missing(kind, given)
+    return found
+
+
+def _surplus(kept: dict[str, Any], limit: int) -> list[str]:
+    return list(kept)[: max(0, len(kept) - limit)]
+
+
+def _drop(kept: dict[str, Any], keys: list[str]) -> None:
+    for key in keys:
+        del kept[key]

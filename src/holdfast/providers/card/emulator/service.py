@@ -1,0 +1,61 @@
+"""The card emulator as one child function: books, deliveries and web server, up together and down in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import trio
+
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.card.emulator.app import create_card_emulator
+from holdfast.providers.card.emulator.books import Books
+from holdfast.providers.card.emulator.desk import Desk
+from holdfast.providers.card.emulator.postroom import Postroom
+from holdfast.providers.card.emulator.shelf import Shelf, load_state
+from holdfast.providers.posting import RETRY_DELAYS_S
+from holdfast.providers.serving import serve_app
+
+SIGNATURE_HEADER = "Cardprovider-Signature"
+SETTLE_DELAY_S = 1.0
+
+
+async def serve_card_emulator(
+    *,
+    api_key: str,
+    webhook_secret: str,
+    webhook_url: Callable[[], str],
+    files_dir: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    signature_header: str = SIGNATURE_HEADER,
+    settle_delay_s: float = SETTLE_DELAY_S,
+    retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    now: Now = utc_now,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
+
+    ``api_key`` opens the wire, ``webhook_secret`` signs events, ``webhook_url`` tells where they go and may answer
+    with an empty string while nobody listens. State lives in ``files_dir`` and is found again by the next life.
+
+    Raises ``ValueError`` for an empty key or secret, and, in a group, ``OSError`` where the port is taken.
+    """
+    if not api_key.strip() or not webhook_secret.strip():
+        raise ValueError("the card emulator needs an API key and a secret to sign with")
+    state = await trio.to_thread.run_sync(load_state, files_dir, limiter=trio.CapacityLimiter(1))
+    books = Books(state, now=now)
+    postroom = Postroom(
+        books, webhook_secret, webhook_url, header=signature_header, now=now, retry_delays_s=retry_delays_s
+    )
+    desk = Desk(books, Shelf(books, files_dir), postroom, settle_delay_s=settle_delay_s)
+    app = create_card_emulator(desk, api_key=api_key)
+
+    async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        await serve_app(app, host=host, port=port, task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.run)
+        address = await nursery.start(serve_web)
+        task_status.started(urlsplit(address).port or 0)

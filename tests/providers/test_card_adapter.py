@@ -1,0 +1,368 @@
+"""The card adapter against the emulator, through the official client over real HTTP."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+import trio
+from quart import Response
+from quart_trio import QuartTrio
+
+from holdfast.providers.card.base import (
+    AlreadyMoved,
+    Canceled,
+    CardFault,
+    CardRateLimited,
+    CardRejected,
+    CardTimeout,
+    CardUnavailable,
+)
+from holdfast.providers.card.stripe_adapter import StripeProvider
+
+from .conftest import CARD_KEY, ServeApp, StartBank
+
+NO_RETRIES = {"retries_count": 0}
+BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
+
+
+async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            made = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
+            seen = await bank.provider.retrieve(made.provider_payment_id)
+    assert made.provider_payment_id.startswith("pi_")
+    assert made.client_secret.startswith(f"{made.provider_payment_id}_secret_")
+    assert made.status == seen.status == "requires_payment_method"
+    assert (seen.amount_minor, seen.amount_received_minor, seen.currency) == (1234, 0, "USD")
+    assert seen.metadata == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
+    assert (seen.charge_id, seen.refunds, seen.disputes, seen.balance_transactions) == (None, (), (), ())
+    assert not seen.livemode
+
+
+async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            first = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            again = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            other = await bank.provider.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
+    assert again == first
+    assert other.provider_payment_id != first.provider_payment_id
+
+
+async def test_another_amount_under_the_same_order_is_rejected(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.order("ord_1", 1000)
+            with pytest.raises(CardRejected) as caught:
+                await bank.order("ord_1", 1001)
+    assert caught.value.provider_code == "idempotency_error"
+
+
+async def test_many_creates_at_once_for_one_order_make_one_intent(start_bank: StartBank) -> None:
+    found: set[str] = set()
+    with trio.fail_after(30):
+        async with start_bank(adapter={"retries_count": 5}) as bank, trio.open_nursery() as nursery:
+
+            async def create() -> None:
+                found.add(await bank.order("ord_1"))
+
+            for _ in range(20):
+                nursery.start_soon(create)
+    assert len(found) == 1
+
+
+async def test_automatic_payment_methods_can_be_left_out(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            narrow = StripeProvider(CARD_KEY, api_base=bank.url, automatic_payment_methods=False)
+            await bank.order("ord_1")
+            await narrow.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
+            await narrow.close()
+            listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
+    assert [each["automatic_payment_methods"] for each in listed["data"]] == [
+        None,
+        {"enabled": True, "allow_redirects": "never"},
+    ]
+
+
+async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank(settle_delay_s=float("inf")) as bank:
+            intent_id, charge_id = await bank.paid("ord_1", 1000)
+            before = await bank.provider.retrieve(intent_id)
+            await bank.press("charges", charge_id, "settle")
+            after = await bank.provider.retrieve(intent_id)
+    assert (before.status, before.amount_received_minor, before.charge_id) == ("succeeded", 1000, charge_id)
+    assert before.charge_paid
+    assert before.charge_captured
+    assert before.balance_transactions == ()
+    (booked,) = after.balance_transactions
+    assert (booked.source_id, booked.source_type, booked.reporting_category) == (charge_id, "charge", "charge")
+    assert (booked.amount_minor, booked.fee_minor, booked.net_minor, booked.currency) == (1000, 59, 941, "USD")
+    assert booked.available_on is not None
+    assert booked.available_on > booked.created
+
+
+async def test_a_declined_attempt_tells_why_and_the_intent_may_be_paid_later(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id = await bank.order()
+            await bank.press("payment_intents", intent_id, "decline", decline_code="insufficient_funds")
+            declined = await bank.provider.retrieve(intent_id)
+            await bank.press("payment_intents", intent_id, "pay")
+            paid = await bank.provider.retrieve(intent_id)
+    assert (declined.status, declined.failure_code) == ("requires_payment_method", "insufficient_funds")
+    assert declined.amount_received_minor == 0
+    assert not declined.charge_paid
+    assert (paid.status, paid.failure_code) == ("succeeded", None)
+
+
+async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id, charge_id = await bank.paid("ord_1", 1000)
+            await bank.press("charges", charge_id, "settle")
+            partial = await bank.press("charges", charge_id, "refund", amount=300)
+            failing = await bank.press("charges", charge_id, "refund", amount=200)
+            await bank.press("refunds", failing, "fail")
+            dispute = await bank.press("charges", charge_id, "dispute", amount=700, reason="product_not_received")
+            await bank.press("disputes", dispute, "win", amount=500)
+            seen = await bank.provider.retrieve(intent_id)
+    assert {(each.id, each.amount_minor, each.status) for each in seen.refunds} == {
+        (partial, 300, "succeeded"),
+        (failing, 200, "failed"),
+    }
+    assert seen.charge_amount_refunded_minor == 300
+    (told,) = seen.disputes
+    assert (told.id, told.amount_minor, told.status, told.reason) == (dispute, 700, "won", "product_not_received")
+    assert len(told.balance_transaction_ids) == 2
+    moved = {(each.reporting_category, each.source_id, each.net_minor) for each in seen.balance_transactions}
+    assert moved == {
+        ("charge", charge_id, 941),
+        ("refund", partial, -300),
+        ("refund", failing, -200),
+        ("refund_failure", failing, 200),
+        ("dispute", dispute, -2200),
+        ("dispute_reversal", dispute, 500),
+    }
+
+
+async def test_more_refunds_than_one_page_are_all_seen(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id, charge_id = await bank.paid("ord_1", 1000)
+            made = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
+            seen = await bank.provider.retrieve(intent_id)
+    assert {each.id for each in seen.refunds} == made
+    assert sum(each.reporting_category == "refund" for each in seen.balance_transactions) == 12
+
+
+async def test_canceling_shuts_an_open_intent_and_finds_a_shut_one_shut(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id = await bank.order()
+            first = await bank.provider.cancel_intent(intent_id)
+            again = await bank.provider.cancel_intent(intent_id)
+    assert isinstance(first, Canceled)
+    assert isinstance(again, Canceled)
+    assert again.snapshot.status == "canceled"
+
+
+async def test_canceling_a_paid_intent_tells_of_the_payment(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id, charge_id = await bank.paid()
+            result = await bank.provider.cancel_intent(intent_id)
+    assert isinstance(result, AlreadyMoved)
+    assert (result.snapshot.status, result.snapshot.charge_id) == ("succeeded", charge_id)
+
+
+async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            with pytest.raises(CardRejected) as unknown:
+                await bank.provider.retrieve("pi_nobody")
+            stranger = StripeProvider("sk_test_wrong", api_base=bank.url)
+            with pytest.raises(CardRejected) as wrong:
+                await stranger.retrieve("pi_nobody")
+            with pytest.raises(CardRejected) as small:
+                await bank.order("ord_small", 10)
+            await stranger.close()
+    assert unknown.value.provider_code == "resource_missing"
+    assert wrong.value.provider_code == "invalid_request_error"
+    assert small.value.provider_code == "amount_too_small"
+
+
+@pytest.mark.parametrize("mode", ["refuse", "lose_answer", "error", "error_kept"])
+async def test_broken_calls_are_unavailability(start_bank: StartBank, mode: str) -> None:
+    with trio.fail_after(20):
+        async with start_bank(adapter=NO_RETRIES) as bank:
+            await bank.outage(mode, call="payment_intents.create", times=1)
+            with pytest.raises(CardUnavailable):
+                await bank.order()
+
+
+async def test_a_lost_answer_is_found_again_under_the_same_order(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank(adapter=NO_RETRIES) as bank:
+            await bank.outage("lose_answer", call="payment_intents.create", times=1)
+            with pytest.raises(CardUnavailable):
+                await bank.order()
+            await bank.order()
+            listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
+    assert len(listed["data"]) == 1
+
+
+async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.outage("refuse", call="payment_intents.create", times=1)
+            assert (await bank.order()).startswith("pi_")
+
+
+async def test_nobody_listening_is_unavailability() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()
+    provider = StripeProvider(CARD_KEY, api_base=f"http://127.0.0.1:{port}", retries_count=0)
+    with trio.fail_after(20), pytest.raises(CardUnavailable):
+        await provider.retrieve("pi_1")
+    await provider.close()
+
+
+async def test_a_slow_answer_is_a_timeout_and_the_order_can_be_tried_again(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank(adapter={"timeout_s": 0.3, **NO_RETRIES}) as bank:
+            await bank.outage("slow", call="payment_intents.create", times=1)
+            with pytest.raises(CardTimeout):
+                await bank.order()
+            # The emulator frees the key once it sees that the first caller is gone.
+            patient = StripeProvider(CARD_KEY, api_base=bank.url, retries_count=5)
+            await patient.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            await patient.close()
+
+
+async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank(adapter={"timeout_s": 15.0, "total_timeout_s": 0.3}) as bank:
+            await bank.outage("slow", call="payment_intents.retrieve")
+            with pytest.raises(CardTimeout):
+                await bank.provider.retrieve("pi_1")
+
+
+@pytest.mark.parametrize(("told_s", "heard_s"), [(7, 7), (0, 1), (3600, 3600)])
+async def test_a_rate_limit_tells_how_long_to_wait(start_bank: StartBank, told_s: int, heard_s: int) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.outage("rate_limit", retry_after_s=told_s)
+            with pytest.raises(CardRateLimited) as caught:
+                await bank.order()
+    assert caught.value.retry_after_s == heard_s
+
+
+async def test_a_cancelled_call_ends_at_once_and_cleanly(start_bank: StartBank) -> None:
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.outage("slow", call="payment_intents.create", times=1)
+            with trio.move_on_after(0.2) as scope:
+                await bank.order()
+            assert scope.cancelled_caught
+            assert (await bank.order("ord_2")).startswith("pi_")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (200, b"<html>proxy</html>", CardUnavailable),
+        (200, b"[]", CardUnavailable),
+        (200, b"{}", CardUnavailable),
+        (200, b'{"id": "pi_1", "status": "succeeded", "amount": "12", "currency": "usd"}', CardUnavailable),
+        (200, b"\xff\xfe", CardUnavailable),
+        (302, b"", CardUnavailable),
+        (404, b"not here", CardUnavailable),
+        (400, b'{"error": "no"}', CardUnavailable),
+        (400, b'{"error": null}', CardUnavailable),
+        (400, b'{"error": {}}', CardRejected),
+        (400, b'{"error": {"code": 7, "type": ["x"]}}', CardRejected),
+        (403, b'{"error": {"type": "invalid_request_error"}}', CardRejected),
+        (409, b'{"error": {"code": "idempotency_key_in_use"}}', CardUnavailable),
+        (429, b"<html>slow down</html>", CardRateLimited),
+        (502, b"<html>bad gateway</html>", CardUnavailable),
+        (500, b'{"error": {"message": "oops"}}', CardUnavailable),
+    ],
+)
+async def test_whatever_is_answered_becomes_a_typed_fault(
+    serve_app: ServeApp, status: int, body: bytes, fault: type[CardFault]
+) -> None:
+    app = QuartTrio("odd", static_folder=None)
+
+    @app.get("/v1/payment_intents/<intent_id>")
+    async def answer(intent_id: str) -> Response:
+        return Response(body, status=status, content_type="application/json")
+
+    with trio.fail_after(20):
+        async with serve_app(app) as url:
+            provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
+            with pytest.raises(fault):
+                await provider.retrieve("pi_1")
+            await provider.close()
+
+
+async def test_an_answer_without_end_is_given_up(serve_app: ServeApp) -> None:
+    app = QuartTrio("endless", static_folder=None)
+
+    @app.get("/v1/payment_intents/<intent_id>")
+    async def answer(intent_id: str) -> Response:
+        return Response(b" " * (9 * 1024 * 1024), content_type="application/json")
+
+    with trio.fail_after(20):
+        async with serve_app(app) as url:
+            provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
+            with pytest.raises(CardUnavailable):
+                await provider.retrieve("pi_1")
+            await provider.close()
+
+
+async def test_no_secret_reaches_logs_reprs_or_faults(
+    start_bank: StartBank, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    faults: list[BaseException] = []
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            await bank.press("payment_intents", made.provider_payment_id, "pay")
+            await bank.provider.cancel_intent(made.provider_payment_id)
+            for amount_minor in (999, 1):
+                with pytest.raises(CardRejected) as caught:
+                    await bank.order("ord_1", amount_minor)
+                faults.append(caught.value)
+            await bank.outage("refuse", times=3)
+            with pytest.raises(CardUnavailable) as broken:
+                await bank.order("ord_1")
+            faults.append(broken.value)
+            provider = repr(vars(bank.provider))
+    told = [caplog.text, *capfd.readouterr(), repr(made), str(made), provider]
+    told += ["".join(traceback.format_exception(fault)) + repr(fault.__context__) for fault in faults]
+    secret = made.client_secret.partition("_secret_")[2]
+    for text in told:
+        assert secret not in text
+        assert CARD_KEY not in text
+
+
+async def test_the_clients_own_debug_switch_prints_nothing(
+    start_bank: StartBank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stripe._util.STRIPE_LOG", "debug")
+    monkeypatch.setattr("stripe.log", "debug")
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.order()
+    assert "_secret_" not in "".join(capfd.readouterr())
+
+
+def test_an_empty_key_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="API key"):
+        StripeProvider(" ")
