@@ -122,6 +122,13 @@ async def test_create_wants_a_live_writing_key(world: World) -> None:
         await world.refused(await call(world.key.secret), status, code)
 
 
+async def test_the_use_of_a_key_is_noted_once_a_minute(world: World) -> None:
+    for _ in range(3):
+        await world.as_key("GET", "/v2/task/list")
+
+    assert [(key, note.key_id) for key, note in world.accounts.told] == [(world.account_id, world.key_id)]
+
+
 async def test_lack_of_credit_is_402_with_both_amounts(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = Refusal(

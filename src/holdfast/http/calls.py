@@ -24,6 +24,7 @@ from holdfast.actors.messages import (
     Command,
     IdempotencyKey,
     KeyClaim,
+    NoteKeyUse,
     Recharged,
     Replayed,
     StoredReply,
@@ -148,7 +149,15 @@ class Call:
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
                 self.front.key_cache.put(self.bearer.sha256, self.known_key)
+            self._note_use(self.known_key)
         return None
+
+    def _note_use(self, key: KnownKey) -> None:
+        """Tell the key's account now and then that it is in use."""
+        assert self.bearer is not None
+        now = self.front.now()
+        if self.front.key_cache.is_use_due(self.bearer.sha256, now):
+            self.front.accounts.tell(key.account_id, NoteKeyUse(key.key_id, now))
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Prove the session and run ``query`` in one read.
@@ -177,15 +186,21 @@ class Call:
         assert self.bearer is not None
         sha256, scope = self.bearer.sha256, self.route.scope
 
+        used: list[KnownKey] = []
+
         def read(rows: Connection) -> T | Refusal:
             key = api_key_by_secret(rows, sha256)
             if key is None or key.revoked_at is not None:
                 return INVALID_API_KEY
             if scope is not None and scope not in key.scopes:
                 return lacking_scope(scope)
+            used.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 
-        return await self.front.database.read(read)
+        answer = await self.front.database.read(read)
+        if used:
+            self._note_use(used[-1])
+        return answer
 
     async def account_of_caller(self) -> str | None:
         """The account of a credential that is optional here; one that opens nothing counts as none."""

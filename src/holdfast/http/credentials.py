@@ -15,6 +15,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from holdfast.ledger.refusals import Refusal
@@ -114,6 +115,9 @@ class KnownKey:
     key_id: str
 
 
+USE_NOTED_EVERY: Final = timedelta(minutes=1)
+
+
 class KeyCache:
     """Which account and key a hash belongs to, for the newest ``entries_max`` keys seen.
 
@@ -123,6 +127,17 @@ class KeyCache:
     def __init__(self, *, entries_max: int = 50_000) -> None:
         self._entries_max = entries_max
         self._known: OrderedDict[bytes, KnownKey] = OrderedDict()
+        self._noted: dict[bytes, datetime] = {}
+
+    def is_use_due(self, sha256: bytes, now: datetime) -> bool:
+        """Whether a use of this key is to be noted: at most once in ``USE_NOTED_EVERY``. Saying so notes it."""
+        noted = self._noted.get(sha256)
+        if noted is not None and now - noted < USE_NOTED_EVERY:
+            return False
+        if len(self._noted) >= self._entries_max:
+            self._noted.clear()
+        self._noted[sha256] = now
+        return True
 
     def get(self, sha256: bytes) -> KnownKey | None:
         """The key of a hash, if it was seen lately."""

@@ -73,7 +73,7 @@ class ProviderDesk(Worker):
 
     async def _cancel(self, cancel: CancelJob) -> None:
         provider = self._providers.get(cancel.provider)
-        if provider is None:
+        if provider is None or not provider.cancels:
             return
         try:
             outcome = await provider.cancel(cancel.request_id, cancel.attempt, cancel.provider_ref)

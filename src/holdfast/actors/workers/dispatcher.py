@@ -2,9 +2,11 @@
 
 A provider has so many places. A new task takes a free one at once; otherwise it waits in its row, and the oldest
 go first when places come free. Everything else that falls due (polls, deadlines, hosting rounds, what a dead
-process left behind) is found by its ``wake_at``. While the event loop lags, callers are waiting: then each provider
-has one place, so that running tasks never slow the taking in of new ones down for long. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
+process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
 several processes share the work, and a claim whose process dies lapses by itself.
+
+While the event loop lags, callers are waiting: then each provider has one place, so that running tasks do not
+hold up the taking in of new ones.
 """
 
 from __future__ import annotations

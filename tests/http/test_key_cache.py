@@ -1,0 +1,26 @@
+"""What is kept in memory of API keys: immutable facts, and when a use was last noted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from holdfast.http.credentials import KeyCache, KnownKey
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def test_a_use_is_due_once_a_minute_for_each_key() -> None:
+    cache = KeyCache()
+    moments = [NOON, NOON + timedelta(seconds=59), NOON + timedelta(seconds=60), NOON + timedelta(seconds=61)]
+
+    assert [True, False, True, False] == [cache.is_use_due(b"one", moment) for moment in moments]
+    assert cache.is_use_due(b"other", moments[-1])
+
+
+def test_the_oldest_keys_are_let_go() -> None:
+    cache = KeyCache(entries_max=2)
+    for name in (b"a", b"b", b"c"):
+        cache.put(name, KnownKey("acct_1", name.decode()))
+
+    assert cache.get(b"a") is None
+    assert KnownKey("acct_1", "c") == cache.get(b"c")
