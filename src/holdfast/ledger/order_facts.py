@@ -142,10 +142,7 @@ def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
     match fact:
         case Paid():
             payments = _put(known.payments, fact.payment_id, _paid(known.payments.get(fact.payment_id), fact))
-            charges = known.charges
-            if fact.charge_id is not None:
-                charges = _map_charge(charges, fact.charge_id, fact.payment_id)
-            return replace(known, payments=payments, charges=charges)
+            return replace(known, payments=payments, charges=_told_charge(known.charges, fact))
         case Attempt():
             newest = fact if known.attempt is None else max(known.attempt, fact, key=_attempt_key)
             return replace(known, attempt=newest)
@@ -156,20 +153,20 @@ def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
             charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
             return replace(known, charges=charges, charge_balances=balances)
         case RefundSeen():
-            return replace(
-                known,
-                refunds=_put(known.refunds, fact.refund_id, _refund(known.refunds.get(fact.refund_id), fact)),
-            )
+            refunds = _put(known.refunds, fact.refund_id, _refund(known.refunds.get(fact.refund_id), fact))
+            return replace(known, refunds=refunds, charges=_told_charge(known.charges, fact))
         case RefundedTotal():
             highest = max(known.totals.get(fact.charge_id, fact), fact, key=lambda each: each.amount_micro)
             charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
             return replace(known, totals=_put(known.totals, fact.charge_id, highest), charges=charges)
         case DisputeSeen():
             dispute = _dispute(known.disputes.get(fact.dispute_id, DisputeFacts()), fact)
-            return replace(known, disputes=_put(known.disputes, fact.dispute_id, dispute))
+            disputes = _put(known.disputes, fact.dispute_id, dispute)
+            return replace(known, disputes=disputes, charges=_told_charge(known.charges, fact))
         case DisputeMoney():
             before = known.disputes.get(fact.dispute_id, DisputeFacts())
-            dispute = replace(before, money=_put(before.money, fact.transaction_id, fact))
+            one = _settled(before.money.get(fact.transaction_id), fact)
+            dispute = replace(before, money=_put(before.money, fact.transaction_id, one))
             return replace(known, disputes=_put(known.disputes, fact.dispute_id, dispute))
         case FraudWarning():
             return replace(known, warnings=_union(known.warnings, (fact.warning_id,)))
@@ -178,7 +175,8 @@ def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
             verdict = max(seen, fact.verdict, key=lambda each: REVIEW_RANK[each])
             return replace(known, reviews=_put(known.reviews, fact.review_id, verdict))
         case BalanceTransaction():
-            return replace(known, balance=_put(known.balance, fact.transaction_id, fact))
+            line = _settled(known.balance.get(fact.transaction_id), fact)
+            return replace(known, balance=_put(known.balance, fact.transaction_id, line))
 
 
 def _paid(known: PaymentFacts | None, fact: Paid) -> PaymentFacts:
@@ -235,8 +233,20 @@ def _further(one: DisputeStatus | None, other: DisputeStatus | None) -> DisputeS
     return max(one, other, key=lambda each: DISPUTE_RANK[each])
 
 
+def _settled(known: _T | None, told: _T) -> _T:
+    """A booked line does not change; of two tellings that differ all the same, always the same one is kept."""
+    return told if known is None else max(known, told, key=msgspec.json.encode)
+
+
 def _attempt_key(attempt: Attempt) -> tuple[int, int, str]:
     return (attempt.at, PROGRESS_RANK[attempt.status], attempt.reason or "")
+
+
+def _told_charge(charges: dict[str, str], fact: Paid | RefundSeen | DisputeSeen) -> dict[str, str]:
+    """Whatever names both a charge and its payment tells which belongs to which."""
+    if fact.charge_id is None or fact.payment_id is None:
+        return charges
+    return _map_charge(charges, fact.charge_id, fact.payment_id)
 
 
 def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dict[str, str]:
