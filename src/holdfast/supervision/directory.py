@@ -233,7 +233,8 @@ class KeyedDirectory:
             if slot.state != "quarantined":
                 slot.state = "asleep"
                 if slot.mailbox.empty():
-                    if not self._has_crashed_lately(slot):
+                    # One cut off may yet be handed back mail by the journal: its slot stays for the next run.
+                    if not was_cut and not self._has_crashed_lately(slot):
                         self._forget(slot)
                 elif not was_cut and not self._stopping.is_set():
                     self._activate(slot)
