@@ -91,6 +91,7 @@ async def _run(assembly: Assembly, listener: socket.socket) -> int:
             tree_done.set()
             stop.set()
 
+    await assembly.store.prepare()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_heed_signals, assembly, stop, nursery.cancel_scope)
         await nursery.start(run_tree)

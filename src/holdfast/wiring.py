@@ -88,7 +88,10 @@ class Shelf:
         url = config.url or (self._studio_url if config.kind == "studio" else None)
         if url is None:
             return None
-        return CogProvider(config.name, url, self.secrets_of(config), submit_timeout_s=config.submit_timeout_s)
+        token = studio_token(self._settings) if config.url is None else None
+        return CogProvider(
+            config.name, url, self.secrets_of(config), token=token, submit_timeout_s=config.submit_timeout_s
+        )
 
     def secrets_of(self, config: ProviderConfig) -> tuple[str, ...]:
         """What a provider signs with: its own secret, or the one for providers that have none of their own."""
@@ -132,6 +135,7 @@ class Assembly:
     tree: Supervisor
     front: Front
     shelf: Shelf
+    store: LocalStore
     reporter: Reporter
     dead_letters: DeadLetters
     directories: dict[str, KeyedDirectory] = field(default_factory=dict)
@@ -238,6 +242,7 @@ def assemble(
         tree=tree,
         front=front,
         shelf=shelf,
+        store=store,
         reporter=reporter,
         dead_letters=dead_letters,
         directories={"accounts": accounts, "sign-in": sign_ins, "tasks": tasks},
@@ -320,6 +325,11 @@ def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
 # ---------------------------------------------------------------------------------------------------- the outside
 
 
+def studio_token(settings: Settings) -> str:
+    """What the in-tree studio wants to see from us, so that nobody else on this machine gives it orders."""
+    return settings.derived_key("in-tree studio").hex()
+
+
 def _studio_port(settings: Settings) -> int | None:
     """Where the in-tree studio will listen: as told, as last time, or at a port found free. None in production.
 
@@ -358,6 +368,7 @@ def _emulators(settings: Settings, shelf: Shelf, studio_port: int | None) -> tup
     run = partial(
         run_studio_process,
         secret=secret,
+        token=studio_token(settings),
         files_dir=settings.data_dir / "studio",
         host=STUDIO_HOST,
         port=studio_port,

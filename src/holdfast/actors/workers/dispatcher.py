@@ -5,8 +5,9 @@ go first when places come free. Everything else that falls due (polls, deadlines
 process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
 several processes share the work, and a claim whose process dies lapses by itself.
 
-While the event loop lags, callers are waiting: then each provider has one place, so that running tasks do not
-hold up the taking in of new ones.
+While the event loop lags, callers are waiting: then each provider is given new tasks one at a time and at most a
+few a second, so that starting tasks does not hold up the taking in of new ones. Its places stay its own: slow
+jobs keep them all busy.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from holdfast.persistence.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
 
-TICK_S = 1.0
-AUDIT_TICKS = 15
+TICK_S = 0.25
+FOLLOW_UP_TICKS = 4
+AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
 LEASE_S = 30
 LAG_SAMPLE_S = 0.05
 LAG_BUSY_S = 0.02
 LAG_MEMORY = 0.8
+BUSY_PAUSE_S = 0.25
+"""While the loop lags, the time between two new tasks of one provider."""
 
 _CLAIM_WAITING = text(
     "with due as (select account_id, request_id from tasks where wake_at <= now() and not dispatched "
@@ -78,9 +82,10 @@ class Dispatcher(Worker):
         self._backlog: dict[str, bool] = {}
         self._ticks = 0
         self._lag_s = 0.0
+        self._placed_at: dict[str, float] = {}
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
-        """Look around once a second, and keep an eye on how busy the loop is."""
+        """Look around now and then, and keep an eye on how busy the loop is."""
         return (self._keep_time, self._measure_lag)
 
     async def _measure_lag(self) -> None:
@@ -122,8 +127,13 @@ class Dispatcher(Worker):
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_places()
+        look_everywhere = self._ticks % FOLLOW_UP_TICKS == 0
         for provider in self._places():
-            await self._place_waiting(provider)
+            # Rows of other processes and of earlier lives are looked for less often than known backlogs.
+            if look_everywhere or self._backlog.get(provider, True):
+                await self._place_waiting(provider)
+        if not look_everywhere:
+            return
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
         for request_id in await self._claim(_CLAIM_FOLLOW_UPS, claim):
             self._tasks.tell(request_id, Wake())
@@ -163,11 +173,14 @@ class Dispatcher(Worker):
                     places.pop(request_id, None)
 
     def _free(self, provider: str) -> int:
-        places = self._places().get(provider, 0)
-        if self._lag_s > LAG_BUSY_S:
-            places = min(places, 1)
-        return max(0, places - len(self._held.get(provider, ())))
+        free = max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))
+        if free and self._lag_s > LAG_BUSY_S:
+            rested = trio.current_time() - self._placed_at.get(provider, 0.0) >= BUSY_PAUSE_S
+            return 1 if rested else 0
+        return free
 
     def _take(self, provider: str, request_id: str) -> None:
-        self._held.setdefault(provider, {})[request_id] = trio.current_time()
+        now = trio.current_time()
+        self._held.setdefault(provider, {})[request_id] = now
+        self._placed_at[provider] = now
         self._tasks.tell(request_id, Wake())

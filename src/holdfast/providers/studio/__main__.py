@@ -24,6 +24,7 @@ class Order(msgspec.Struct, frozen=True):
     """How the studio is to be run."""
 
     secret: str
+    token: str
     files_dir: str
     host: str
     port: int
@@ -46,6 +47,7 @@ async def main() -> None:
             partial(
                 serve_studio,
                 secret=order.secret,
+                token=order.token,
                 files_dir=Path(order.files_dir),
                 host=order.host,
                 port=order.port,

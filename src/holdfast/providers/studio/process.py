@@ -20,6 +20,7 @@ class StudioEnded(Exception):
 async def run_studio_process(
     *,
     secret: str,
+    token: str,
     files_dir: Path,
     host: str,
     port: int,
@@ -33,6 +34,7 @@ async def run_studio_process(
     """
     order = {
         "secret": secret,
+        "token": token,
         "files_dir": str(files_dir),
         "host": host,
         "port": port,
