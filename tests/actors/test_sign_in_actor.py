@@ -1,0 +1,302 @@
+"""Signing in by e-mailed codes: every limit by the test's own clock, on real rows, in one process and in two."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from sqlalchemy import text
+
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import (
+    AdmitOrigin,
+    CodeIssued,
+    OriginAdmitted,
+    RequestCode,
+    SignedIn,
+    VerifyCode,
+)
+from holdfast.actors.sign_in import SignInActor, SignInRules
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.database import Database
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.loading import load_sign_in
+from holdfast.persistence.writer import BatchWriter
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters, Reporter
+
+ADA = "email:ada@example.com"
+RULES = SignInRules(
+    pepper=b"pepper",
+    otp_ttl_s=600,
+    otp_attempts=5,
+    otp_failures_day=20,
+    otp_resend_s=30,
+    otp_per_email_hour=5,
+    otp_per_origin_hour=30,
+    session_ttl_s=86_400,
+    brand_id="holdfast",
+    operators=frozenset({"boss@example.com"}),
+)
+
+
+@dataclass
+class Clock:
+    at: datetime = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.at
+
+    def forward(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+
+
+@dataclass
+class Desk:
+    """One process's sign-in desk."""
+
+    directory: KeyedDirectory
+    reporter: Reporter
+    clock: Clock
+    database: Database
+    codes: list[CodeIssued] = field(default_factory=list)
+
+    async def request(self, key: str = ADA) -> CodeIssued:
+        issued = await self.directory.ask(key, RequestCode())
+        assert isinstance(issued, CodeIssued)
+        self.codes.append(issued)
+        return issued
+
+    async def refused(self, command: Any, key: str = ADA) -> Refusal:
+        reply = await self.directory.ask(key, command)
+        assert isinstance(reply, Refusal)
+        return reply
+
+    async def verify(self, otp_id: str, code: str, key: str = ADA) -> SignedIn | Refusal:
+        return await self.directory.ask(key, VerifyCode(otp_id, code))
+
+
+OpenDesk = Callable[[], Awaitable[Desk]]
+
+
+@pytest.fixture
+def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
+    clock = Clock()
+
+    async def load(key: str) -> Any:
+        return await database.read(lambda connection: load_sign_in(connection, key))
+
+    async def probe() -> bool:
+        return True
+
+    async def open_one() -> Desk:
+        journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
+        reporter = Reporter()
+
+        def factory(key: str, mailbox: Mailbox) -> SignInActor:
+            return SignInActor(key, mailbox, journal, load=load, now=clock, rules=RULES)
+
+        directory = KeyedDirectory(
+            "sign-in",
+            factory,
+            gate=database.gate,
+            probe=probe,
+            reporter=reporter,
+            dead_letters=DeadLetters(),
+            rng=random.Random(1),
+        )
+        await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
+        await nursery.start(lambda *, task_status: directory.run(task_status))
+        return Desk(directory, reporter, clock, database)
+
+    return open_one
+
+
+@pytest.fixture
+async def desk(open_desk: OpenDesk) -> Desk:
+    return await open_desk()
+
+
+def wrong(issued: CodeIssued) -> str:
+    return f"{(int(issued.code) + 1) % 1_000_000:06d}"
+
+
+async def test_the_right_code_opens_an_account_once_and_a_session_each_time(desk: Desk) -> None:
+    with trio.fail_after(20):
+        sessions = []
+        for _ in range(2):
+            issued = await desk.request()
+            assert issued.expires_in_s == 600
+            signed_in = await desk.verify(issued.otp_id, issued.code)
+            assert isinstance(signed_in, SignedIn)
+            sessions.append(signed_in)
+            desk.clock.forward(60)
+    first, second = sessions
+    assert first.account_id == second.account_id
+    assert (first.email, first.role) == ("ada@example.com", "User")
+    assert first.session_id != second.session_id
+    assert first.session_expires_at - datetime(2026, 11, 20, 12, tzinfo=UTC) == timedelta(days=1)
+    counted = text("select (select count(*) from accounts), (select count(*) from sessions)")
+    assert await desk.database.read(lambda c: tuple(c.execute(counted).one())) == (1, 2)
+
+
+async def test_an_operators_address_gets_the_operators_role(desk: Desk) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request("email:boss@example.com")
+        signed_in = await desk.verify(issued.otp_id, issued.code, "email:boss@example.com")
+    assert isinstance(signed_in, SignedIn)
+    assert signed_in.role == "Operator"
+
+
+async def test_neither_code_nor_token_is_stored(desk: Desk) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request()
+        signed_in = await desk.verify(issued.otp_id, issued.code)
+        assert isinstance(signed_in, SignedIn)
+        rows = await desk.database.read(
+            lambda c: (
+                msgspec.json.encode([dict(row._mapping) for row in c.execute(text("select * from sign_ins"))]),
+                str([tuple(row) for row in c.execute(text("select * from sessions"))]),
+            )
+        )
+    assert f'"{issued.code}"'.encode() not in rows[0]
+    assert signed_in.session_token not in rows[1]
+    assert signed_in.session_token not in repr(signed_in)
+    assert issued.code not in repr(issued)
+
+
+async def test_a_code_works_once(desk: Desk) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request()
+        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+        again = await desk.refused(VerifyCode(issued.otp_id, issued.code))
+    assert again.code == "invalid_otp"
+
+
+async def test_a_new_code_ends_the_one_before(desk: Desk) -> None:
+    with trio.fail_after(20):
+        old = await desk.request()
+        desk.clock.forward(30)
+        new = await desk.request()
+        assert (await desk.refused(VerifyCode(old.otp_id, old.code))).code == "invalid_otp"
+        assert isinstance(await desk.verify(new.otp_id, new.code), SignedIn)
+
+
+@pytest.mark.parametrize(("after_s", "works"), [(599, True), (600, False)])
+async def test_a_code_expires(desk: Desk, after_s: int, works: bool) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request()
+        desk.clock.forward(after_s)
+        reply = await desk.verify(issued.otp_id, issued.code)
+    assert isinstance(reply, SignedIn) if works else isinstance(reply, Refusal) and reply.code == "otp_expired"
+
+
+@pytest.mark.parametrize("otp_id", ["", "otp_unknown", "otp_\u00e9\u4f60", "\ud800", "x" * 10_000])
+async def test_an_unknown_code_id_of_any_kind_is_refused_and_breaks_nothing(desk: Desk, otp_id: str) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request()
+        assert (await desk.refused(VerifyCode(otp_id, issued.code))).code == "invalid_otp"
+        assert (await desk.refused(VerifyCode(issued.otp_id, "\u0661\u0662\ud800"))).code == "invalid_otp"
+        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+    assert desk.reporter.recent() == ()
+
+
+async def test_a_code_is_dead_after_five_wrong_tries(desk: Desk) -> None:
+    with trio.fail_after(20):
+        issued = await desk.request()
+        for _ in range(5):
+            assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
+        dead = await desk.refused(VerifyCode(issued.otp_id, issued.code))
+    assert (dead.code, dead.retry_after_s) == ("otp_attempts_exceeded", 30)
+
+
+async def test_twenty_wrong_tries_in_a_day_are_counted_across_codes(desk: Desk) -> None:
+    with trio.fail_after(20):
+        begun = desk.clock.at
+        for _ in range(4):
+            issued = await desk.request()
+            for _ in range(5):
+                assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
+            desk.clock.forward(3000)
+        issued = await desk.request()
+        dead = await desk.refused(VerifyCode(issued.otp_id, issued.code))
+        assert dead.code == "otp_attempts_exceeded"
+        assert dead.retry_after_s == 86_400 - 12_000
+        desk.clock.at = begun + timedelta(days=1, seconds=1)
+        issued = await desk.request()
+        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+
+
+async def test_codes_are_30_seconds_apart_and_5_an_hour(desk: Desk) -> None:
+    with trio.fail_after(20):
+        await desk.request()
+        desk.clock.forward(29)
+        early = await desk.refused(RequestCode())
+        assert (early.code, early.retry_after_s) == ("otp_rate_limited", 1)
+        desk.clock.forward(1)
+        for _ in range(4):
+            await desk.request()
+            desk.clock.forward(30)
+        limited = await desk.refused(RequestCode())
+        assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 150)
+        await desk.request("email:eve@example.com")
+        desk.clock.forward(3600 - 150)
+        await desk.request()
+
+
+async def test_an_address_of_origin_asks_30_times_an_hour(desk: Desk) -> None:
+    with trio.fail_after(20):
+        for _ in range(30):
+            assert await desk.directory.ask("origin:10.0.0.1", AdmitOrigin()) == OriginAdmitted()
+            desk.clock.forward(10)
+        limited = await desk.refused(AdmitOrigin(), "origin:10.0.0.1")
+        assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 300)
+        assert await desk.directory.ask("origin:10.0.0.2", AdmitOrigin()) == OriginAdmitted()
+        desk.clock.forward(3600 - 300)
+        assert await desk.directory.ask("origin:10.0.0.1", AdmitOrigin()) == OriginAdmitted()
+
+
+async def test_two_processes_count_together_and_know_each_others_codes(open_desk: OpenDesk) -> None:
+    with trio.fail_after(20):
+        here, there = await open_desk(), await open_desk()
+        first = await here.request()
+        for desk in (there, here, there, here):
+            assert (await desk.refused(VerifyCode(first.otp_id, wrong(first)))).code == "invalid_otp"
+        here.clock.forward(30)
+        second = await there.request()
+        # Both are awake; the one whose memory holds the older code must not refuse the newer one.
+        signed_in = await here.verify(second.otp_id, second.code)
+        assert isinstance(signed_in, SignedIn)
+        assert (await there.refused(VerifyCode(second.otp_id, second.code))).code == "invalid_otp"
+        here.clock.forward(30)
+        for desk in (here, there, here):
+            await desk.request()
+            here.clock.forward(30)
+        assert (await there.refused(RequestCode())).code == "otp_rate_limited"
+        third = here.codes[-1]
+        again = await there.verify(third.otp_id, third.code)
+        assert isinstance(again, SignedIn)
+        assert again.account_id == signed_in.account_id
+
+
+async def test_of_parallel_tries_of_one_code_exactly_one_signs_in(open_desk: OpenDesk) -> None:
+    with trio.fail_after(20):
+        desks = [await open_desk(), await open_desk()]
+        issued = await desks[0].request()
+        replies: list[Any] = []
+
+        async def attempt(desk: Desk) -> None:
+            replies.append(await desk.verify(issued.otp_id, issued.code))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(attempt, desks[number % 2])
+    assert sum(isinstance(reply, SignedIn) for reply in replies) == 1
+    assert sum(isinstance(reply, Refusal) and reply.code == "invalid_otp" for reply in replies) == 19

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import re
+import threading
+
+from holdfast.ledger.ids import new_id
+
+
+def test_an_id_is_its_prefix_and_32_lower_case_hex_digits_of_a_version_7_uuid() -> None:
+    assert re.fullmatch(r"task_[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}", new_id("task"))
+
+
+def test_ids_are_unique_and_sort_by_the_time_they_were_made() -> None:
+    ids = [new_id("op") for _ in range(5000)]
+    assert len(set(ids)) == len(ids)
+    assert ids == sorted(ids)
+
+
+def test_ids_made_by_several_threads_are_unique() -> None:
+    made: list[list[str]] = []
+
+    def make() -> None:
+        made.append([new_id("op") for _ in range(2000)])
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({made_id for ids in made for made_id in ids}) == 8000
