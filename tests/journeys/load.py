@@ -1,0 +1,113 @@
+"""A customer under load who remembers what was answered, and can hold the service to it afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import trio
+
+from .house import ENDED, Customer, Totals, ok
+
+PATIENCE_S = 0.25
+"""What a client waits after it got no answer, or was turned away."""
+
+
+@dataclass
+class Witness:
+    """Creates and cancels tasks, and notes every answer.
+
+    ``keys`` are all Idempotency-Keys ever sent, ``created`` the tasks that were answered, by key; ``ends`` the
+    final states that were answered, by task; ``turned_away`` the answers of 500 and above.
+    """
+
+    customer: Customer
+    seed: int
+    keys: list[str] = field(default_factory=list)
+    created: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+    turned_away: list[httpx.Response] = field(default_factory=list)
+    answered: int = 0
+    _numbers: Any = field(default_factory=itertools.count)
+
+    async def work(self) -> None:
+        """Create tasks, look at them and cancel some, until cancelled oneself. A lost answer is no answer."""
+        rng = random.Random(self.seed + next(self._numbers))
+        while True:
+            key = f"key-{next(self._numbers)}"
+            self.keys.append(key)
+            request_id = await self._create(key)
+            if request_id is not None and rng.random() < 0.4:
+                await self._note("POST", f"/v2/task/{request_id}/cancel")
+            elif self.created:
+                known = rng.choice(list(self.created.values()))
+                await self._note("GET", f"/v2/task/{known['request_id']}")
+            if request_id is None:
+                await trio.sleep(PATIENCE_S)
+
+    async def hold_to_it(self) -> None:
+        """What was answered is there; what was not can be repeated under its key, and then is there once."""
+        for key in self.keys:
+            answer = await self.customer.create(key=key)
+            body = ok(answer)
+            if key in self.created:
+                assert body == self.created[key]
+                assert answer.headers["Idempotent-Replayed"] == "true"
+            self.created[key] = body
+        tasks = await self.customer.tasks()
+        made = {body["request_id"] for body in self.created.values()}
+        assert len(made) == len(self.keys)
+        assert set(tasks) == made
+        for request_id, status in self.ends.items():
+            assert tasks[request_id]["status"] == status
+
+    async def settle(self, credit: Decimal, *, within_s: float = 180.0) -> dict[str, dict[str, Any]]:
+        """All tasks end by themselves, and the credit is what it was less what they cost."""
+        tasks = await self.customer.all_ended(within_s=within_s)
+        for request_id, status in self.ends.items():
+            assert tasks[request_id]["status"] == status
+        spent = sum(
+            (Decimal(task["usage"]["cost_credits"]) for task in tasks.values()),
+            start=Decimal(0),
+        )
+        assert await self.customer.totals() == Totals(credit - spent, Decimal(0), credit - spent)
+        succeeded = [task for task in tasks.values() if task["status"] == "succeeded"]
+        assert all(task["hosting"]["final_url_ready"] for task in succeeded)
+        for task in succeeded[:10]:
+            found = await self.customer.http.get(task["output"][0]["url"])
+            assert found.status_code == 200
+        return tasks
+
+    async def _create(self, key: str) -> str | None:
+        try:
+            answer = await self.customer.create(key=key)
+        except httpx.TransportError:
+            return None
+        if not self._heard(answer):
+            return None
+        self.created[key] = ok(answer)
+        request_id: str = self.created[key]["request_id"]
+        return request_id
+
+    async def _note(self, method: str, path: str) -> None:
+        try:
+            answer = await self.customer.call(method, path)
+        except httpx.TransportError:
+            return
+        if answer.status_code == 409:
+            assert answer.json()["error"]["code"] == "task_already_terminal"
+        elif self._heard(answer):
+            task = ok(answer)
+            if task["status"] in ENDED:
+                assert self.ends.setdefault(task["request_id"], task["status"]) == task["status"]
+
+    def _heard(self, answer: httpx.Response) -> bool:
+        if answer.status_code >= 500:
+            self.turned_away.append(answer)
+            return False
+        self.answered += 1
+        return True

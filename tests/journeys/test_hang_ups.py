@@ -1,0 +1,96 @@
+"""A client that leaves in the middle of its request leaves a whole operation behind, or none."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import trio
+
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, ok, until
+from .quiet_provider import MODEL
+
+BODY = json.dumps({"model": MODEL, "input": {"prompt": "a lighthouse"}}).encode()
+
+
+def head(customer: Customer, key: str, length: int = len(BODY)) -> bytes:
+    """The head of a request to create a task."""
+    return (
+        f"POST /v2/task/create HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {customer.key}\r\n"
+        f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def reset(line: socket.socket) -> None:
+    """Hang up with a reset instead of a goodbye."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    line.close()
+
+
+def half_close(line: socket.socket) -> None:
+    """Say that nothing more will come, listen a while, then go."""
+    line.shutdown(socket.SHUT_WR)
+    line.settimeout(2)
+    try:
+        line.recv(65536)
+    except OSError:
+        pass
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("leave", [socket.socket.close, reset, half_close], ids=["close", "reset", "half-close"])
+async def test_a_client_that_leaves_after_sending_leaves_a_whole_operation_or_none(
+    quiet_house: Service, new_customer: NewCustomer, leave: Callable[[socket.socket], None]
+) -> None:
+    ada = await new_customer(quiet_house, credit="40.00")
+    address = (urlsplit(quiet_house.url).hostname, urlsplit(quiet_house.url).port)
+    keys = [f"left-{number}" for number in range(20)]
+
+    def send_and_leave(key: str, sent: bytes) -> None:
+        line = socket.create_connection(address)
+        line.sendall(sent)
+        leave(line)
+
+    with trio.fail_after(90):
+        for number, key in enumerate(keys):
+            # Some leave between head and body, some in the middle of the body, most after all of it.
+            whole = head(ada, key) + BODY
+            cut = {0: len(whole) - len(BODY), 1: len(whole) - 10}.get(number % 5, len(whole))
+            await trio.to_thread.run_sync(send_and_leave, key, whole[:cut])
+        await consistent(ada)
+        answers = [await repeat(ada, key) for key in keys]
+        assert len({ok(answer)["request_id"] for answer in answers}) == len(keys)
+        assert len(await ada.tasks()) == len(keys)
+        assert await ada.totals() == Totals(Decimal(40), Decimal(20), Decimal(20))
+    assert quiet_house.audit() == []
+    assert quiet_house.faults() == []
+
+
+async def repeat(customer: Customer, key: str) -> httpx.Response:
+    """The same call again under its key, once what may be under way has come to its end."""
+
+    async def answered() -> httpx.Response | None:
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {customer.key}", "Idempotency-Key": key}
+        answer = await customer.http.post("/v2/task/create", content=BODY, headers=headers)
+        return None if answer.status_code == 409 else answer
+
+    return await until(answered)
+
+
+async def consistent(customer: Customer) -> None:
+    """As many holds as tasks, whatever has been done so far."""
+
+    async def agrees() -> bool:
+        before = await customer.totals()
+        tasks = await customer.tasks()
+        return before == await customer.totals() and before.held == len(tasks)
+
+    assert await until(agrees)

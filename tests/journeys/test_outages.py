@@ -1,0 +1,149 @@
+"""The database goes away under load: callers hear 503, nothing answered is lost, and all goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+import trio
+
+from holdfast.persistence.embedded import EmbeddedPostgres
+from holdfast.persistence.postmaster import postmaster_pid
+
+from .conftest import NewCustomer, NewService
+from .house import Customer, Service, ok, until
+from .load import Witness
+
+CREDIT = Decimal("1000.00")
+STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
+
+
+@pytest.fixture
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own, which services are told of by URL."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-outage-"))
+    server = EmbeddedPostgres(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        server.release()
+        shutil.rmtree(folder)
+
+
+async def under_load(service: Service, customer: Customer, trouble: Callable[[], Awaitable[None]]) -> None:
+    """Make trouble while clients work, and hold the service to all it answered before, during and after."""
+    witness = Witness(customer, seed=2)
+
+    async def went_on(least: int) -> None:
+        wanted = witness.answered + least
+
+        async def enough() -> bool:
+            return witness.answered >= wanted
+
+        await until(enough, within_s=60)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(witness.work)
+        await went_on(30)
+        await trouble()
+        await went_on(30)
+        nursery.cancel_scope.cancel()
+    for answer in witness.turned_away:
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.json()["error"]["code"] in {"temporarily_unavailable", "overloaded"}
+    assert service.is_alive()
+    await witness.hold_to_it()
+    await witness.settle(CREDIT)
+    assert service.audit() == []
+    gave_up = [line for line in service.log_lines() if line.get("level") == "critical"]
+    assert gave_up == []
+    assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def test_cut_connections_under_load_lose_nothing(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
+) -> None:
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
+    ada = await new_customer(service, credit=str(CREDIT))
+
+    def cut() -> int:
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            statement = (
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity where pid <> pg_backend_pid()"
+            )
+            row = connection.execute(statement + " and datname = current_database()").fetchone()
+            assert row is not None
+            return int(row[0])
+
+    async def trouble() -> None:
+        for _ in range(6):
+            assert await trio.to_thread.run_sync(cut) > 0
+
+            async def answers() -> bool:
+                return (await ada.call("GET", "/v2/task/list?limit=1")).status_code == 200
+
+            await until(answers)
+
+    await under_load(service, ada, trouble)
+
+
+async def test_a_stopped_database_is_answered_with_503_until_it_is_back(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
+) -> None:
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
+    ada = await new_customer(service, credit=str(CREDIT))
+
+    async def trouble() -> None:
+        await trio.to_thread.run_sync(postgres.stop)
+        back_at = trio.current_time() + STOPPED_S
+        seen = set()
+        while trio.current_time() < back_at:
+            with trio.fail_after(15):
+                refused = await ada.create()
+            assert refused.status_code == 503, refused.text
+            assert "Retry-After" in refused.headers
+            seen.add((await ada.http.get("/readyz")).status_code)
+            assert (await ada.http.get("/healthz")).status_code == 200
+            await trio.sleep(0.2)
+        assert 503 in seen
+        await trio.to_thread.run_sync(postgres.start)
+
+        async def ready() -> bool:
+            return (await ada.http.get("/readyz")).status_code == 200
+
+        await until(ready, within_s=30)
+
+    await under_load(service, ada, trouble)
+
+
+async def test_a_killed_embedded_server_is_brought_back(new_service: NewService, new_customer: NewCustomer) -> None:
+    service = new_service()
+    await trio.to_thread.run_sync(service.start)
+    ada = await new_customer(service, credit=str(CREDIT))
+
+    async def trouble() -> None:
+        pid = postmaster_pid(service.data_dir / "postgres")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+        async def another() -> bool:
+            found = postmaster_pid(service.data_dir / "postgres")
+            return found not in {None, pid} and (await ada.http.get("/readyz")).status_code == 200
+
+        await until(another, within_s=60)
+        ok(await ada.call("GET", "/v2/task/list?limit=1"))
+
+    await under_load(service, ada, trouble)

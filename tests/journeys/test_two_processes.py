@@ -1,0 +1,113 @@
+"""Two services on one database, both hit for the same account: the fence keeps them from harm."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from holdfast.persistence.embedded import EmbeddedPostgres
+
+from .conftest import NewCustomer, NewService
+from .house import Totals, ok
+from .quiet_provider import MODEL, QuietProvider
+
+STALE = "holdfast_fence_stale_units_total"
+
+
+@pytest.fixture
+def shared_url() -> Iterator[str]:
+    """A database for several services."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-shared-"))
+    server = EmbeddedPostgres(folder)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        server.release()
+        shutil.rmtree(folder)
+
+
+async def test_two_processes_serve_one_account_without_refusal_loss_or_double(
+    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = str(provider.write_catalog(tmp_path))
+    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog) for _ in range(2)]
+    for service in services:
+        await trio.to_thread.run_sync(service.start)
+    ada = await new_customer(services[0], credit="500.00")
+    answers: list[httpx.Response] = []
+    shared_keys: dict[str, set[str]] = {}
+    canceled = 0
+    recharged = 0
+    async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+        twins = [ada, replace(ada, http=other)]
+
+        async def hammer(lane: int) -> None:
+            nonlocal canceled, recharged
+            for turn in range(12):
+                customer = twins[(lane + turn) % 2]
+                key = f"{lane}-{turn}"
+                answer = await customer.create(MODEL, key=key)
+                answers.append(answer)
+                request_id = ok(answer)["request_id"]
+                # The same key at the other process is the same task.
+                twin = twins[(lane + turn + 1) % 2]
+                repeated = ok(await twin.create(MODEL, key=key))["request_id"]
+                shared_keys.setdefault(key, set()).update({request_id, repeated})
+                if turn % 3 == 0:
+                    assert ok(await twin.call("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
+                    canceled += 1
+                if turn % 4 == 0:
+                    await twin.recharge("0.50", key=key)
+                    recharged += 1
+
+        with trio.fail_after(180):
+            async with trio.open_nursery() as nursery:
+                for lane in range(8):
+                    nursery.start_soon(hammer, lane)
+        assert Counter(answer.status_code for answer in answers) == {200: 96}
+        assert all(len(request_ids) == 1 for request_ids in shared_keys.values())
+        credit = 500 + Decimal("0.50") * recharged
+        held = Decimal(96 - canceled)
+        assert [await twin.totals() for twin in twins] == [Totals(credit, held, credit - held)] * 2
+        assert len(await twins[1].tasks()) == 96
+    assert sum(service.metric(STALE) for service in services) > 0
+    assert services[0].audit() == []
+    for service in services:
+        assert service.faults() == []
+        assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def test_two_processes_never_overspend_together(
+    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = str(provider.write_catalog(tmp_path))
+    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog) for _ in range(2)]
+    for service in services:
+        await trio.to_thread.run_sync(service.start)
+    ada = await new_customer(services[0], credit="7.00")
+    answers: list[httpx.Response] = []
+    async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+        twins = [ada, replace(ada, http=other)]
+
+        async def create(number: int) -> None:
+            answers.append(await twins[number % 2].create(MODEL))
+
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(create, number)
+        assert Counter(answer.status_code for answer in answers) == {200: 7, 402: 93}
+        assert await ada.totals() == Totals(Decimal(7), Decimal(7), Decimal(0))
+    assert services[1].audit() == []
+    for service in services:
+        assert await trio.to_thread.run_sync(service.stop) == 0
