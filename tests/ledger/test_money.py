@@ -46,7 +46,8 @@ def test_any_text_is_either_refused_or_a_plain_decimal_of_that_value(text: str) 
     "text",
     [
         "", " ", "0", "0.00", "-1", "+1", "01", "00.5", ".5", "5.", "1e3", "1E3", "1_000", "1,000", "1 ", " 1",
-        "1\n", "\u0661", "\uff11", "1.\u0660", "NaN", "Infinity", "0x10", "1.0000001", "1000000000.01", "9" * 40, "1\x00",
+        "1\n", "\u0661", "\uff11", "1.\u0660", "NaN", "Infinity", "0x10", "1.0000001", "1000000000.01", "9" * 40,
+        "1\x00",
     ],
 )  # fmt: skip
 def test_what_is_no_plain_amount_above_zero_is_refused(text: str) -> None:

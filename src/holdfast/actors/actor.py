@@ -101,6 +101,11 @@ class TrioActor(pykka.Actor):
     def _create_future() -> TrioFuture[Any]:
         return TrioFuture()
 
+    @classmethod
+    def start(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused, before pykka's registry would keep what never ran."""
+        raise RuntimeError("a trio actor is started by its supervisor, never by start()")
+
     def _start_actor_loop(self) -> NoReturn:
         raise RuntimeError("a trio actor is started by its supervisor, never by start()")
 

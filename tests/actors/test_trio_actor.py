@@ -1,0 +1,385 @@
+"""The actor itself: what of pykka's surface holds on trio, its fairness, and how an incarnation ends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pykka
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.actors.actor import Ending, JournaledActor, Reload, TrioActor
+from holdfast.actors.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
+from holdfast.actors.future import TrioFuture
+from holdfast.actors.mailbox import Envelope, Mailbox, Order
+from holdfast.actors.turns import Commit
+from holdfast.persistence.units import (
+    AlreadyAnswered,
+    Broken,
+    Committed,
+    Fence,
+    IdempotencyProbe,
+    NotWritten,
+    RememberedAnswer,
+    Stale,
+    Unit,
+    Unknown,
+    Verdict,
+)
+
+OURS = Stale((Fence("account", "a", 0),))
+THEIRS = Stale((Fence("task", "t", 0),))
+
+
+class Counter(TrioActor):
+    """Counts what it is told; strings make it do something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.events: list[str] = []
+
+    async def on_receive(self, message: Any) -> Any:
+        if message == "wait":
+            await trio.sleep(10)
+        elif message == "break":
+            raise ValueError("broken on purpose")
+        else:
+            self.count += message
+        return self.count
+
+    def add(self, amount: int) -> int:
+        """For proxies."""
+        self.count += amount
+        return self.count
+
+    async def on_stop(self) -> None:  # type: ignore[override]  # may await
+        self.events.append("stopped")
+
+    def on_failure(self, *_: Any) -> None:
+        self.events.append("failed")
+
+
+async def serving(actor: TrioActor, endings: list[Any]) -> None:
+    try:
+        endings.append(await actor.serve())
+    except Exception as exc:
+        endings.append(exc)
+
+
+async def test_asks_and_tells_are_handled_in_order_until_told_to_stop(nursery: trio.Nursery) -> None:
+    actor, endings = Counter(), list[Any]()
+    with trio.fail_after(5):
+        nursery.start_soon(serving, actor, endings)
+        actor.actor_ref.tell(1)
+        assert await actor.actor_ref.ask(2) == 3
+        last = actor.actor_ref.ask(4)
+        actor.actor_inbox.order(Order.STOP)
+        assert await last == 7
+        await wait_all_tasks_blocked()
+    assert endings == [Ending.STOPPED]
+    assert actor.events == ["stopped"]
+    assert not actor.actor_ref.is_alive()
+    with pytest.raises(pykka.ActorDeadError):
+        actor.actor_ref.tell(1)
+    with pytest.raises(pykka.ActorDeadError):
+        await actor.actor_ref.ask(1)
+
+
+def test_the_blocking_forms_raise_instead_of_freezing_the_loop() -> None:
+    actor = Counter()
+    with pytest.raises(RuntimeError, match="without blocking"):
+        actor.actor_ref.ask(1, block=True)
+    with pytest.raises(RuntimeError, match="without blocking"):
+        actor.actor_ref.ask(1, timeout=1)
+    with pytest.raises(RuntimeError, match="supervisor"):
+        Counter.start()
+    assert pykka.ActorRegistry.get_all() == []
+
+
+async def test_pykkas_stop_ends_the_actor_after_its_mail(nursery: trio.Nursery) -> None:
+    actor, endings = Counter(), list[Any]()
+    with trio.fail_after(5):
+        before = actor.actor_ref.ask(5)
+        stopped = actor.actor_ref.stop(block=False)
+        nursery.start_soon(serving, actor, endings)
+        assert await before == 5
+        assert await stopped is True
+        await wait_all_tasks_blocked()
+        assert endings == [Ending.STOPPED]
+        assert actor.events == ["stopped"]
+        assert await actor.actor_ref.stop(block=False) is False
+
+
+async def test_a_proxy_calls_methods_and_reads_attributes_by_messages(nursery: trio.Nursery) -> None:
+    actor, endings = Counter(), list[Any]()
+    with trio.fail_after(5):
+        proxy: Any = actor.actor_ref.proxy()
+        nursery.start_soon(serving, actor, endings)
+        assert await proxy.add(3) == 3
+        assert await proxy.count == 3
+        proxy.count = 10
+        assert await proxy.count == 10
+        actor.actor_inbox.order(Order.STOP)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_an_exception_in_an_ask_or_a_tell_ends_the_incarnation(nursery: trio.Nursery, asked: bool) -> None:
+    actor, endings = Counter(), list[Any]()
+    with trio.fail_after(5):
+        nursery.start_soon(serving, actor, endings)
+        if asked:
+            with pytest.raises(Crashed) as crash:
+                await actor.actor_ref.ask("break")
+            assert isinstance(crash.value.__cause__, ValueError)
+        else:
+            actor.actor_ref.tell("break")
+        unread = Envelope(1)
+        actor.actor_inbox.put(unread)
+        await wait_all_tasks_blocked()
+    assert [type(ending) for ending in endings] == [ValueError]
+    assert actor.events == ["failed"]
+    assert not actor.actor_ref.is_alive()
+    assert actor.actor_inbox.get() is unread
+
+
+async def test_a_long_mailbox_lets_other_tasks_run(nursery: trio.Nursery) -> None:
+    actor, endings = Counter(), list[Any]()
+    seen: list[int] = []
+
+    async def onlooker() -> None:
+        while not endings:
+            seen.append(actor.count)
+            await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(5):
+        for _ in range(900):
+            actor.actor_ref.tell(1)
+        actor.actor_inbox.order(Order.STOP)
+        nursery.start_soon(onlooker)
+        await serving(actor, endings)
+    turns = [later - earlier for earlier, later in pairwise(seen)]
+    assert actor.count == 900
+    assert 0 < max(turns) <= 2 * Counter.turns_between_checkpoints
+
+
+async def test_an_expired_message_is_skipped(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    actor, endings = Counter(), list[Any]()
+    late: TrioFuture[int] = TrioFuture()
+    with trio.fail_after(60):
+        begun = actor.actor_ref.ask("wait")
+        actor.actor_inbox.put(Envelope(5, late, deadline=trio.current_time() + 9))
+        nursery.start_soon(serving, actor, endings)
+        assert await begun == 0
+        with pytest.raises(OutcomeUnknown):
+            await late
+        assert await actor.actor_ref.ask(1) == 1
+        actor.actor_inbox.order(Order.STOP)
+
+
+async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> None:
+    actor, endings = Counter(), list[Any]()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            reply = actor.actor_ref.ask("wait")
+            nursery.start_soon(serving, actor, endings)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        with pytest.raises(OutcomeUnknown):
+            await reply
+    assert endings == []
+    assert not actor.actor_ref.is_alive()
+
+
+# --------------------------------------------------------------------------------------- the bond with the journal
+
+
+class Scribe(JournaledActor):
+    """Writes every number it hears; answers words at once; ``reload`` finds its memory behind."""
+
+    own_fence = "account"
+
+    def __init__(self) -> None:
+        super().__init__(Mailbox(100), self)  # type: ignore[arg-type]  # it is its own journal
+        self.submitted: list[Unit] = []
+        self.fault: Exception | None = None
+
+    def submit(self, unit: Unit, _: Any) -> None:
+        self.submitted.append(unit)
+
+    async def on_receive(self, message: Any) -> Any:
+        if isinstance(message, int):
+            probe = IdempotencyProbe("a", "r", str(message))
+            return Commit(Unit(probe=probe), f"written {message}")
+        if message == "reload":
+            raise Reload("behind")
+        if message == "fault":
+            assert self.fault is not None
+            raise self.fault
+        if message == "break":
+            raise ValueError("broken on purpose")
+        return f"said {message}"
+
+    def hear(self, *verdicts: Verdict) -> None:
+        for verdict in verdicts:
+            self.settle(self.submitted.pop(0), verdict)
+
+
+class Play:
+    """A scribe at work on some messages."""
+
+    def __init__(self, nursery: trio.Nursery, *messages: Any) -> None:
+        self.scribe = Scribe()
+        self.endings: list[Any] = []
+        self.replies: list[Any] = [self.scribe.actor_ref.ask(message) for message in messages]
+        nursery.start_soon(serving, self.scribe, self.endings)
+
+    async def hear(self, *verdicts: Verdict) -> None:
+        await wait_all_tasks_blocked()
+        self.scribe.hear(*verdicts)
+        await wait_all_tasks_blocked()
+
+    @property
+    def answers(self) -> list[Any]:
+        """What each asker has heard: a reply, a fault's type, or None while it waits."""
+        heard: list[Any] = []
+        for reply in self.replies:
+            if not reply.is_set:
+                heard.append(None)
+                continue
+            try:
+                heard.append(reply.get())
+            except Exception as exc:
+                heard.append(type(exc))
+        return heard
+
+    @property
+    def handed_back(self) -> list[Any]:
+        mailbox = self.scribe.actor_inbox
+        return [mailbox.get().message for _ in range(len(mailbox))]
+
+
+async def test_a_reply_waits_behind_every_undurable_decision_before_it(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, "a", 1, "b", 2, "c")
+        await play.hear()
+        assert play.answers == ["said a", None, None, None, None]
+        await play.hear(Committed())
+        assert play.answers == ["said a", "written 1", "said b", None, None]
+        play.scribe.actor_inbox.order(Order.PASSIVATE)
+        await wait_all_tasks_blocked()
+        assert play.endings == []
+        await play.hear(Committed())
+    assert play.answers[3:] == ["written 2", "said c"]
+    assert play.endings == [Ending.PASSIVATED]
+
+
+@pytest.mark.parametrize("verdict", [OURS, NotWritten("lost"), AlreadyAnswered(RememberedAnswer(b"f", b"r"))])
+async def test_a_void_decision_ends_the_incarnation_and_hands_back_all_later_mail(
+    nursery: trio.Nursery, verdict: Verdict
+) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, "a", 2, "b", 3, "c")
+        await play.hear(Committed(), verdict)
+        assert play.scribe.is_void
+        assert play.endings == []
+        await play.hear(NotWritten("void"))
+    assert play.endings == [Ending.VOIDED]
+    assert play.answers == ["written 1", "said a", None, None, None, None]
+    assert play.handed_back == [2, "b", 3, "c"]
+    learned = [(IdempotencyProbe("a", "r", "2"), RememberedAnswer(b"f", b"r"))]
+    assert play.scribe.learned == (learned if isinstance(verdict, AlreadyAnswered) else [])
+
+
+async def test_unknown_verdicts_tell_each_of_their_askers_and_hand_back_the_rest(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, 2, "a", 3)
+        await play.hear(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
+    assert play.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
+    assert play.handed_back == ["a", 3]
+    assert play.endings == [Ending.VOIDED]
+
+
+async def test_a_decision_the_database_refuses_is_a_crash_of_that_one(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, 2, 3)
+        await play.hear(Committed(), Broken(ValueError("refused")), OURS)
+    assert play.answers == ["written 1", Crashed, None]
+    assert [type(ending) for ending in play.endings] == [Crashed]
+    assert play.handed_back == [3]
+
+
+async def test_only_the_askers_own_row_moving_is_told_to_the_asker(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, 2)
+        await play.hear(THEIRS, OURS)
+    assert play.answers == [StaleFence, None]
+    assert play.handed_back == [2]
+    assert play.endings == [Ending.VOIDED]
+
+
+async def test_when_both_rows_have_moved_the_decision_is_taken_again(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1)
+        await play.hear(Stale(THEIRS.fences + OURS.fences))
+    assert play.answers == [None]
+    assert play.handed_back == [1]
+
+
+async def test_a_reload_stands_behind_decisions_under_way_which_are_still_answered(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, "a", 2, "reload", 3)
+        await play.hear()
+        assert len(play.scribe.submitted) == 2
+        await play.hear(Committed(), NotWritten("void"))
+    assert play.answers == ["written 1", None, None, None, None]
+    assert play.handed_back == ["a", 2, "reload", 3]
+    assert play.endings == [Ending.VOIDED]
+
+
+async def test_a_reload_without_decisions_under_way_comes_first_again(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, "reload", 1)
+        await play.hear()
+    assert play.handed_back == ["reload", 1]
+    assert play.endings == [Ending.VOIDED]
+
+
+@pytest.mark.parametrize(("fault", "voids"), [(Unavailable("full"), False), (OutcomeUnknown("late"), True)])
+async def test_a_fault_of_somebody_asked_voids_only_where_that_one_may_have_acted(
+    nursery: trio.Nursery, fault: Exception, voids: bool
+) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery)
+        play.scribe.fault = fault
+        reply = play.scribe.actor_ref.ask("fault")
+        with pytest.raises(type(fault)):
+            await reply
+        await wait_all_tasks_blocked()
+        assert play.endings == ([Ending.VOIDED] if voids else [])
+        play.scribe.actor_inbox.order(Order.STOP)
+
+
+async def test_a_crash_leaves_decisions_under_way_to_be_waited_for_and_handed_back(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1, 2, "break", 3)
+        await play.hear()
+        assert [type(ending) for ending in play.endings] == [ValueError]
+        nursery.start_soon(play.scribe.wind_down)
+        await play.hear(Committed(), OURS)
+    assert play.answers == ["written 1", None, Crashed, None]
+    assert play.handed_back == [2, 3]
+
+
+async def test_mail_that_comes_while_an_actor_waits_to_sleep_keeps_it_awake(nursery: trio.Nursery) -> None:
+    with trio.fail_after(5):
+        play = Play(nursery, 1)
+        play.scribe.actor_inbox.order(Order.PASSIVATE)
+        await wait_all_tasks_blocked()
+        late = play.scribe.actor_ref.ask("a")
+        await play.hear(Committed())
+        assert await late == "said a"
+        assert play.endings == []
+        play.scribe.actor_inbox.order(Order.STOP)
