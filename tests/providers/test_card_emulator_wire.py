@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -329,7 +333,57 @@ async def test_state_outlives_the_process_and_settles_what_was_left(start_bank: 
     assert seen.status == "succeeded"
 
 
-async def test_an_unreadable_state_file_is_set_aside(start_bank: StartBank, tmp_path: Any) -> None:
+KILLED = """
+import sys, trio
+from pathlib import Path
+from holdfast.providers.card.emulator.service import serve_card_emulator
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        async def run(*, task_status):
+            await serve_card_emulator(
+                api_key=sys.argv[2], webhook_secret="s", webhook_url=lambda: "", files_dir=Path(sys.argv[1]),
+                task_status=task_status,
+            )
+        print(await nursery.start(run), flush=True)
+
+trio.run(main)
+"""
+
+
+async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: StartBank, tmp_path: Path) -> None:
+    answered: set[str] = set()
+    with trio.fail_after(60):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "card"), CARD_KEY]
+        process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        async with process.stdout as told:
+            url = f"http://127.0.0.1:{int(await told.receive_some(64))}"
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+
+                async def create() -> None:
+                    with contextlib.suppress(httpx.HTTPError):
+                        while True:
+                            order = {"amount": "1000", "currency": "usd"}
+                            made = await http.post("/v1/payment_intents", data=order, headers=BEARER)
+                            answered.add(made.json()["id"])
+                            if len(answered) >= 40:
+                                process.kill()
+
+                try:
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(8):
+                            nursery.start_soon(create)
+                finally:
+                    process.kill()
+            await process.wait()
+        async with start_bank() as bank:
+            listed = await bank.http.get("/v1/payment_intents", params={"limit": 100}, headers=BEARER)
+    assert len(answered) >= 40
+    assert answered <= {each["id"] for each in listed.json()["data"]}
+
+
+async def test_an_unreadable_state_file_is_set_aside(start_bank: StartBank, tmp_path: Path) -> None:
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "card-emulator.json").write_bytes(b'{"intents": {')
