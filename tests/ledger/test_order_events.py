@@ -152,6 +152,20 @@ def test_a_payment_to_another_account_is_held(teller: Teller) -> None:
     assert teller.tell(teller.order(), fits).status == "credited"
 
 
+@pytest.mark.parametrize(("ordered", "told"), [(None, True), (None, None), (False, None)])
+def test_a_mode_that_one_side_does_not_name_is_no_mismatch(
+    teller: Teller, ordered: bool | None, told: bool | None
+) -> None:
+    assert teller.tell(teller.order(livemode=ordered), teller.paid(livemode=told)).status == "credited"
+
+
+def test_a_second_payment_that_does_not_fit_leaves_the_first_as_it_is(teller: Teller) -> None:
+    odd = teller.paid(id="pi_2", latest_charge="ch_2", amount_received=2500)
+    order = teller.tell(teller.order(), teller.paid(), odd, teller.charge_refunded(1000))
+    assert four(order) == ("credited", "succeeded", "refunded", "mismatch")
+    assert cents(order) == [1000, -1000]
+
+
 def test_yen_are_whole(teller: Teller) -> None:
     order = teller.order(amount_micro=1_000_000_000, currency="JPY")
     assert teller.tell(order, teller.paid(currency="jpy")).status == "credited"
@@ -329,6 +343,16 @@ def test_an_operator_gives_credit_for_what_was_received(teller: Teller) -> None:
     assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 900))) == [900, -900]
 
 
+def test_an_operator_gives_no_more_than_was_ordered(teller: Teller) -> None:
+    held = teller.tell(teller.order(), teller.paid(amount_received=1100))
+    step = resolve_held(held, "credit", teller.noon, reason="ok", new_operation_id=teller.new_operation_id)
+    assert not isinstance(step, Refusal)
+    assert cents(step.order) == [1000]
+    # Sending back what was paid too much costs the customer nothing.
+    assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 100))) == [1000]
+    assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 300))) == [1000, -200]
+
+
 def test_an_operator_may_give_no_credit(teller: Teller) -> None:
     held = teller.tell(teller.order(), teller.paid(currency="eur"))
     step = resolve_held(held, "cancel", teller.noon, reason="sent back", new_operation_id=teller.new_operation_id)
@@ -349,8 +373,9 @@ def test_an_operator_must_name_the_credit_for_another_currency(teller: Teller) -
             new_operation_id=teller.new_operation_id,
         )
 
-    held = teller.tell(teller.order(), teller.paid(currency="eur"))
-    for amount_micro in (None, 0, -1, 10_000_001):
+    foreign = teller.tell(teller.order(), teller.paid(currency="eur"))
+    short = teller.tell(teller.order(), teller.paid(amount_received=900))
+    for held, amount_micro in ((foreign, None), (foreign, 0), (short, 0), (short, -1), (short, 10_000_001)):
         refused = resolve(held, amount_micro)
         assert isinstance(refused, Refusal)
         assert refused.code == "invalid_amount"
