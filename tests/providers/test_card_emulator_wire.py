@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ import trio
 from holdfast.providers.card.emulator.errors import WireError
 from holdfast.providers.card.emulator.forms import parse_form
 from holdfast.providers.card.wire import TrioHttp
+from holdfast.providers.outgoing import exchange
 
 from .conftest import CARD_KEY, RunningBank, StartBank
 
@@ -353,20 +355,21 @@ trio.run(main)
 
 async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: StartBank, tmp_path: Path) -> None:
     answered: set[str] = set()
+    order, form = b"amount=1000&currency=usd", {**BEARER, "Content-Type": "application/x-www-form-urlencoded"}
     with trio.fail_after(60):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "card"), CARD_KEY]
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         async with process.stdout as told:
-            url = f"http://127.0.0.1:{int(await told.receive_some(64))}"
-            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+            url = f"http://127.0.0.1:{int(await told.receive_some(64))}/v1/payment_intents"
+            async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
 
                 async def create() -> None:
                     with contextlib.suppress(httpx.HTTPError):
                         while True:
-                            order = {"amount": "1000", "currency": "usd"}
-                            made = await http.post("/v1/payment_intents", data=order, headers=BEARER)
-                            answered.add(made.json()["id"])
+                            # The client's own posting would leave a generator behind when the connection breaks.
+                            async with exchange(http, "POST", url, content=order, headers=form) as made:
+                                answered.add(json.loads(await made.aread())["id"])
                             if len(answered) >= 40:
                                 process.kill()
 
