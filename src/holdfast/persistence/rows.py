@@ -7,6 +7,7 @@ for all of them: a statement a kind, not a statement a row.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -311,7 +312,13 @@ def _booleans(values: Iterable[bool | None]) -> str:
 
 
 def _times(values: Iterable[datetime | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else '"' + v.isoformat() + '"' for v in values]) + "}"
+    return "{" + ",".join(["NULL" if v is None else _quoted_time(v) for v in values]) + "}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _quoted_time(at: datetime) -> str:
+    """Cached: the moment of a decision stands in many columns of its rows."""
+    return '"' + at.isoformat() + '"'
 
 
 def _binaries(values: Iterable[bytes | None]) -> str:
