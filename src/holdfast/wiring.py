@@ -57,7 +57,7 @@ STUDIO_HOST = "127.0.0.1"
 class Shelf:
     """The catalog in force and the providers it names; replaced whole by :meth:`reload`."""
 
-    def __init__(self, settings: Settings, *, studio_url: str | None) -> None:
+    def __init__(self, settings: Settings, *, studio_url: str) -> None:
         self._settings = settings
         self._studio_url = studio_url
         self.catalog: Catalog
@@ -151,7 +151,7 @@ def assemble(
 ) -> Assembly:
     """Put the service together. ``local_url`` is where it listens. Raises :class:`CatalogFault`."""
     studio_port = _studio_port(settings)
-    studio_url = None if studio_port is None else f"http://{STUDIO_HOST}:{studio_port}"
+    studio_url = f"http://{STUDIO_HOST}:{studio_port}"
     public_url = settings.public_url or local_url
     shelf = Shelf(settings, studio_url=studio_url)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
@@ -201,7 +201,9 @@ def assemble(
         workers=(
             (
                 "dispatcher",
-                lambda: Dispatcher(posts["dispatcher"], database=database, tasks=tasks, places=shelf.places),
+                lambda: Dispatcher(
+                    posts["dispatcher"], database=database, tasks=tasks, places=shelf.places, now=utc_now
+                ),
             ),
             ("desk", lambda: ProviderDesk(posts["desk"], providers=shelf.providers, tasks=tasks)),
             (
@@ -331,18 +333,17 @@ def studio_token(settings: Settings) -> str:
     return settings.derived_key("in-tree studio").hex()
 
 
-def _studio_port(settings: Settings) -> int | None:
-    """Where the in-tree studio will listen: as told, as last time, or at a port found free. None in production.
+def _studio_port(settings: Settings) -> int:
+    """Where the in-tree studio will listen: as told, as last time, or at a port found free.
 
     As last time, because tasks that a fallen service left behind know their results by that address.
     """
-    if settings.is_production:
-        return None
     if settings.studio_port:
         return settings.studio_port
     note = settings.data_dir / "studio.port"
     last = note.read_text().strip() if note.is_file() else ""
     port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
+    assert port is not None, "the system gives any port"
     note.write_text(f"{port}\n")
     return port
 
@@ -359,10 +360,10 @@ def _free_port(wanted: int) -> int | None:
         return port
 
 
-def _emulators(settings: Settings, shelf: Shelf, studio_port: int | None) -> tuple[Any, ...]:
-    """The stand-ins that development runs itself: a studio for each catalog entry that names no other server."""
+def _emulators(settings: Settings, shelf: Shelf, studio_port: int) -> tuple[Any, ...]:
+    """The stand-ins we run ourselves: the studio, wherever the catalog has one without the address of another."""
     found = [c for c in shelf.catalog.providers.values() if c.kind == "studio" and c.url is None]
-    if studio_port is None or not found:
+    if not found:
         return ()
     secret = shelf.secrets_of(found[0])[0]
 
