@@ -49,7 +49,7 @@ class FrontConnection(TrioASGIHTTPConnection):
         await super().handle_request(nursery, request, partial(self._send, send))
 
     async def _send(self, send: ASGISendCallable, event: ASGISendEvent) -> None:
-        if event["type"] == "http.response.start":
+        if event["type"] == "http.response.start" and not self._body_is_through.is_set():
             with trio.move_on_after(REST_OF_BODY_S):
                 await self._body_is_through.wait()
             if not self._body_is_through.is_set() and self.scope["http_version"].startswith("1"):
