@@ -14,7 +14,7 @@ from quart import request
 from quart_trio import QuartTrio
 
 app = QuartTrio(__name__)
-ANSWER = {
+ANSWER: dict[str, object] = {
     "request_id": "task_" + "0" * 32,
     "quote_id": "quo_" + "0" * 32,
     "status": "queued",

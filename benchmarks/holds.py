@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -63,12 +64,11 @@ def priced() -> PricedInput:
 # ------------------------------------------------------------------------------------------------- account actors
 
 
-async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, list[float]]:
-    """Holds a second through account actors, and the latencies seen by 256 clients in process."""
-    database = Database(url)
-    await database.open()
+def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
+    """A journal and the directory of account actors on it; new tasks are announced to nobody."""
     journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
-    nobody, work = Nobody(), priced()
+    nobody = Nobody()
+    limits = AccountLimits(tasks_in_flight_max=10**9)
 
     async def load(account_id: str) -> Any:
         return await database.read(lambda connection: load_account(connection, account_id))
@@ -77,7 +77,6 @@ async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, 
         return Tell(nobody, task.request_id, Command())
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
-        limits = AccountLimits(tasks_in_flight_max=10**9)
         return AccountActor(account_id, mailbox, journal, load=load, announce=announce, now=utc_now, limits=limits)
 
     async def probe() -> bool:
@@ -92,6 +91,28 @@ async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, 
         dead_letters=DeadLetters(),
         limits=KeyedLimits(),
     )
+    return journal, directory
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run of the actors came to. ``latencies_s`` are sorted."""
+
+    rate: float
+    latencies_s: list[float]
+    units_per_batch: float
+
+    def percentile_ms(self, share: float) -> float:
+        """The latency below which ``share`` of the holds were answered."""
+        return self.latencies_s[int(len(self.latencies_s) * share)] * 1e3
+
+
+async def actors(url: str, accounts_count: int, seconds: float) -> Run:
+    """Holds by 256 clients in process through account actors."""
+    database = Database(url)
+    await database.open()
+    work = priced()
+    journal, directory = account_directory(database)
     latencies: list[float] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
@@ -107,6 +128,7 @@ async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, 
             await directory.ask(account_id, Recharge(CREDIT_MICRO))
             opened.append((account_id, key_id))
         end = trio.current_time() + seconds
+        batches, units = _journal_counts()
 
         async def client(number: int) -> None:
             turn = number
@@ -124,9 +146,11 @@ async def actors(url: str, accounts_count: int, seconds: float) -> tuple[float, 
             for number in range(CLIENTS):
                 clients.start_soon(client, number)
         took = time.perf_counter() - begun
+        batches_after, units_after = _journal_counts()
         nursery.cancel_scope.cancel()
     database.close()
-    return len(latencies) / took, sorted(latencies)
+    per_batch = (units_after - units) / max(1.0, batches_after - batches)
+    return Run(len(latencies) / took, sorted(latencies), per_batch)
 
 
 # --------------------------------------------------------------------------------------------------- row locks
@@ -278,21 +302,19 @@ def main() -> None:
         calm_collector()
         print(describe(folder))
         for name, accounts_count in (("1000 accounts", 1000), ("one hot account", 1)):
-            batches, units = _journal_counts()
-            rate, latencies = trio.run(actors, url, accounts_count, seconds)
-            batches_after, units_after = _journal_counts()
+            run = trio.run(actors, url, accounts_count, seconds)
             baseline = row_locks(url, accounts_count, seconds)
-            p50, p99 = (latencies[int(len(latencies) * q)] * 1e3 for q in (0.5, 0.99))
-            mean = (units_after - units) / max(1, batches_after - batches)
             print(
-                f"{name}: {rate:,.0f} durable holds/s through actors (p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
-                f"{CLIENTS} clients, {mean:.0f} units a batch) | baseline {baseline:,.0f}/s "
-                f"({THREADS} threads, one transaction a hold) | ratio {rate / baseline:.1f}"
+                f"{name}: {run.rate:,.0f} durable holds/s through actors (p50 {run.percentile_ms(0.5):.1f} ms, "
+                f"p99 {run.percentile_ms(0.99):.1f} ms, {CLIENTS} clients, {run.units_per_batch:.0f} units a "
+                f"batch) | baseline {baseline:,.0f}/s ({THREADS} threads, one transaction a hold) | "
+                f"ratio {run.rate / baseline:.1f}",
+                flush=True,
             )
 
 
 def _journal_counts() -> tuple[float, float]:
-    batches = metrics.JOURNAL_BATCH_UNITS.collect()[0].samples
+    batches = next(iter(metrics.JOURNAL_BATCH_UNITS.collect())).samples
     named = {sample.name.rsplit("_", 1)[1]: sample.value for sample in batches if "le" not in sample.labels}
     return named["count"], named["sum"]
 

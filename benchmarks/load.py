@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 load client: keep-alive connections in one epoll loop, so that the client is not what is measured."""
+"""A small HTTP/1.1 load client: keep-alive connections in one epoll loop, so that it is not what is measured."""
 
 from __future__ import annotations
 

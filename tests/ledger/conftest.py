@@ -13,7 +13,7 @@ import pytest
 from holdfast.ledger.news import Output, ProviderNews
 from holdfast.ledger.order_moves import OrderStep
 from holdfast.ledger.order_steps import create_order, on_event
-from holdfast.ledger.orders import FxSnapshot, Order, OrderRequest
+from holdfast.ledger.orders import Order, OrderRequest, identity_fx
 from holdfast.ledger.payment_events import CardEvent, parse_card_event
 from holdfast.ledger.payment_facts import PaymentEvent
 from holdfast.ledger.task_steps import ProviderTraits, on_submitted, on_wake
@@ -154,7 +154,7 @@ class Teller:
             "provider_account_id": "acct_card",
             "created_at": NOON,
             "expires_at": NOON + timedelta(hours=24),
-            "fx": FxSnapshot(base="USD", quote="USD", rate="1", source="identity", captured_at=NOON),
+            "fx": identity_fx("USD", NOON),
             "livemode": False,
         }
         return create_order(OrderRequest(**(base | request)))

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.database import DatabaseGate
-from holdfast.persistence.journal import Journal
+from holdfast.persistence.journal import WHOLE_QUEUE_UNITS, Journal
 from holdfast.persistence.units import Committed, NotWritten, Stale, Unit, Unknown, Verdict
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
@@ -68,6 +68,11 @@ class Author:
         self.heard.append((unit, verdict))
         self.also(verdict)
 
+    async def has_heard(self, how_many: int) -> None:
+        """Return once so many verdicts have come; the end of a writer's thread is no task's to wait for."""
+        while len(self.heard) < how_many:  # noqa: ASYNC110 - see above
+            await trio.sleep(0.001)
+
     @property
     def verdicts(self) -> list[Verdict]:
         return [verdict for _, verdict in self.heard]
@@ -105,16 +110,33 @@ async def test_batches_grow_by_what_arrived_during_the_last_commit(bench: Bench)
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
-    later = bench.submit(author, 40)
+    later = bench.submit(author, WHOLE_QUEUE_UNITS)
     await wait_all_tasks_blocked()
     assert bench.writer.batches == [first]
-    assert bench.journal.queue_depth == 40
+    assert bench.journal.queue_depth == WHOLE_QUEUE_UNITS
     bench.writer.finish()
     await bench.writer.has_begun()
     assert bench.writer.batches == [first, later]
     bench.writer.finish()
-    await wait_all_tasks_blocked()
+    await author.has_heard(1 + WHOLE_QUEUE_UNITS)
     assert author.heard == [(unit, Committed()) for unit in first + later]
+
+
+async def test_of_a_long_queue_half_goes_so_that_deciding_and_writing_overlap(nursery: trio.Nursery) -> None:
+    with trio.fail_after(20):
+        bench = Bench(batch_units_max=4 * WHOLE_QUEUE_UNITS)
+        author = Author()
+        units = bench.submit(author, 4 * WHOLE_QUEUE_UNITS)
+        await nursery.start(bench.run)
+        await bench.writer.has_begun()
+        assert bench.writer.batches == [units[: 2 * WHOLE_QUEUE_UNITS]]
+        bench.writer.finish()
+        bench.writer.finish()
+        bench.writer.finish()
+        await bench.journal.stop()
+        await author.has_heard(len(units))
+    assert [unit for unit, _ in author.heard] == units
+    assert [len(batch) // WHOLE_QUEUE_UNITS for batch in bench.writer.batches] == [2, 1, 1]
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
@@ -152,9 +174,7 @@ async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench:
     await bench.writer.has_begun()
     verdicts: list[Verdict] = [Committed() if i % 2 else Stale(()) for i in range(9)]
     bench.writer.finish(verdicts)
-    await wait_all_tasks_blocked()
-    while len(heard) < 9:  # noqa: ASYNC110 - the thread's end is no task's
-        await trio.sleep(0.001)
+    await authors[0].has_heard(9)
     assert heard == list(zip(units, verdicts, strict=True))
 
 
@@ -254,7 +274,7 @@ async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Bench)
     await bench.writer.has_begun()
     bench.writer.finish(ConnectionLost(OSError("gone")))
     await bench.gate.wait_closed()
-    await wait_all_tasks_blocked()
+    await author.has_heard(2)
     assert [type(verdict) for verdict in author.verdicts] == [NotWritten] * 2
     assert "gone" in bench.gate.reason
 
@@ -275,8 +295,7 @@ async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Bench,
         bench.gate.open()
     await bench.writer.has_begun()
     bench.writer.finish(durable)
-    while not author.heard:  # noqa: ASYNC110 - the thread's end is no task's
-        await trio.sleep(0.001)
+    await author.has_heard(2)
     assert author.verdicts == (if_durable if durable else if_void)
     assert bench.writer.looked_up == ["batch_1"] * 4
 
@@ -306,8 +325,7 @@ async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: Bench
     bench.writer.finish()
     bench.writer.finish()
     bench.writer.finish()
-    while len(sound.heard) < 1:  # noqa: ASYNC110 - the thread's end is no task's
-        await trio.sleep(0.001)
+    await sound.has_heard(1)
     bench.writer.finish()
     assert await bench.journal.write(Unit()) == Committed()
 

@@ -69,7 +69,7 @@ class Mailbox:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._mail: deque[Envelope] = deque()
-        self._orders: deque[Order] = deque()
+        self._orders: list[Order] = []  # hardly ever more than one; a deque would cost every sleeper 760 bytes
         self._reader: trio.lowlevel.Task | None = None
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class Mailbox:
 
     def next_order(self) -> Order | None:
         """Take the oldest order, if there is one."""
-        return self._orders.popleft() if self._orders else None
+        return self._orders.pop(0) if self._orders else None
 
     def forget_orders(self) -> None:
         """Drop orders meant for an incarnation that has ended."""

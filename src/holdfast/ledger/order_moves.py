@@ -156,9 +156,13 @@ def next_look(order: Order, now: datetime, *, tries: int, after: OrderState) -> 
 
 
 def wake_at(order: Order, state: OrderState) -> datetime | None:
-    """The earliest moment at which the order wants a look: its expiry while unpaid, or the next comparison."""
+    """The earliest moment at which the order wants a look: its expiry while unpaid, or the next comparison.
+
+    While the provider is still at work on a payment only the comparison counts: such an order does not expire.
+    """
     times = [] if state.reconcile_due_at is None else [state.reconcile_due_at]
-    if can_expire(order.request, state.statuses.status):
+    under_way = state.statuses.processing_status == "processing" and bool(times)
+    if can_expire(order.request, state.statuses.status) and not under_way:
         times.append(order.request.expires_at)
     return min(times, default=None)
 

@@ -22,7 +22,7 @@ from holdfast.ledger.order_moves import (
     next_look,
     unchanged,
 )
-from holdfast.ledger.order_targets import provider_net_micro, received_micro
+from holdfast.ledger.order_targets import outcome_of, provider_net_micro, received_micro
 from holdfast.ledger.orders import (
     BalanceReading,
     LedgerMove,
@@ -97,8 +97,13 @@ def on_event(
     new_operation_id: NewOperationId,
     source: Source = "provider_webhook",
 ) -> OrderStep:
-    """Take in what a provider told. An event known before changes nothing; an overtaken one is only noted."""
+    """Take in what a provider told. An event known before changes nothing; an overtaken one is only noted.
+
+    A sandbox order hears its own callback alone: no card event can pay it, whatever order it names.
+    """
     state = order.state
+    if (order.request.provider == "sandbox") != (source == "sandbox_callback"):
+        return unchanged(order, "ignored")
     if event.event_id in state.event_ids:
         return unchanged(order, "duplicate")
     facts, told = state.facts, False
@@ -278,6 +283,8 @@ def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:
     for event in snapshot.events:
         for fact in event.facts:
             seen = with_fact(seen, fact)
+    if outcome_of(order.request, order.state.facts).mismatch:
+        return "mismatch"
     if provider_net_micro(order.request, seen) != order.net_micro:
         return "mismatch"
     if not snapshot.settled:

@@ -45,6 +45,11 @@ class FxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     credits_per_unit: str = "1"
 
 
+def identity_fx(currency: str, captured_at: datetime) -> FxSnapshot:
+    """The rate of an order whose money is settled as it is presented: one to one."""
+    return FxSnapshot(base=currency, quote=currency, rate="1", source="identity", captured_at=captured_at)
+
+
 class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was ordered, fixed at creation.
 

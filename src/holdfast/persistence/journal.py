@@ -120,7 +120,7 @@ class Journal:
     def _gather(self) -> list[tuple[Unit, Author]]:
         batch: list[tuple[Unit, Author]] = []
         waiting = len(self._queue)
-        most = waiting if waiting <= WHOLE_QUEUE_UNITS else min((waiting + 1) // 2, self._batch_units_max)
+        most = min(waiting if waiting <= WHOLE_QUEUE_UNITS else (waiting + 1) // 2, self._batch_units_max)
         while self._queue and len(batch) < most:
             unit, author = self._queue.popleft()
             if author.is_void:

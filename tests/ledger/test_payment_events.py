@@ -1,0 +1,250 @@
+"""Card events as bytes: what is read of each type, what is left alone, and what is refused instead of failing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.ledger.payment_events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
+from holdfast.ledger.payment_facts import (
+    Attempt,
+    BalanceTransaction,
+    ChargeSeen,
+    DisputeMoney,
+    DisputeSeen,
+    Fact,
+    FraudWarning,
+    Paid,
+    PaymentEvent,
+    RefundSeen,
+    ReviewSeen,
+    micro_per_minor,
+)
+from holdfast.ledger.refusals import Refusal
+
+if TYPE_CHECKING:
+    from tests.ledger.conftest import Teller
+
+
+def body(found: object, kind: object = "payment_intent.succeeded", **event: Any) -> bytes:
+    return json.dumps({"id": "evt_1", "type": kind, "created": 5, "data": {"object": found}} | event).encode()
+
+
+def facts_of(card: CardEvent) -> tuple[Fact, ...]:
+    assert card.payment is not None
+    return card.payment.facts
+
+
+def test_a_paid_intent_is_read_whole(teller: Teller) -> None:
+    card = teller.read("payment_intent.succeeded", teller.intent(), id="evt_7", created=99)
+    assert (card.event_id, card.created, card.handling) == ("evt_7", 99, "handled")
+    assert (card.order_id, card.payment_id, card.charge_id) == ("ord_1", "pi_1", "ch_1")
+    assert facts_of(card) == (
+        Paid(payment_id="pi_1", charge_id="ch_1", amount_micro=10_000_000, currency="USD", livemode=False, at=99),
+        ChargeSeen(charge_id="ch_1", payment_id="pi_1"),
+    )
+
+
+def test_the_latest_charge_may_be_an_id_an_object_or_missing(teller: Teller) -> None:
+    line = teller.balance("txn_1", 1000, fee=59)
+    whole = teller.read(
+        "payment_intent.succeeded", teller.intent(latest_charge=teller.charge(balance_transaction=line))
+    )
+    assert whole.charge_id == "ch_1"
+    assert [type(fact) for fact in facts_of(whole)] == [Paid, ChargeSeen, Paid, BalanceTransaction]
+    without = teller.read("payment_intent.succeeded", teller.intent(latest_charge=None))
+    assert without.charge_id is None
+    assert [type(fact) for fact in facts_of(without)] == [Paid]
+    older = teller.intent(latest_charge=None, charges={"data": [teller.charge()]})
+    assert ChargeSeen(charge_id="ch_1", payment_id="pi_1") in facts_of(
+        teller.read("payment_intent.succeeded", older)
+    )
+
+
+def test_nulls_that_were_left_out_are_no_fault() -> None:
+    bare = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
+    card = parse_card_event(body(bare))
+    assert isinstance(card, CardEvent)
+    assert facts_of(card) == (Paid(payment_id="pi_1", amount_micro=10_000_000, currency="USD", at=5),)
+    failed = parse_card_event(body(bare, "payment_intent.payment_failed"))
+    assert isinstance(failed, CardEvent)
+    assert facts_of(failed) == (Attempt(status="failed", at=5),)
+    assert failed.payment is not None
+    assert failed.payment.reason == "payment_failed"
+
+
+def test_livemode_is_taken_from_the_event_where_the_object_is_silent() -> None:
+    found = {"id": "pi_1", "amount": 1, "currency": "usd"}
+    card = parse_card_event(body(found, livemode=True))
+    assert isinstance(card, CardEvent)
+    (paid,) = facts_of(card)
+    assert isinstance(paid, Paid)
+    assert paid.livemode is True
+
+
+def test_refunds_disputes_warnings_and_reviews_name_their_payment_alone(teller: Teller) -> None:
+    refund = teller.read("refund.created", teller.refund_object("re_1", "pending", 250))
+    assert (refund.order_id, refund.payment_id, refund.charge_id) == (None, "pi_1", "ch_1")
+    assert facts_of(refund) == (
+        RefundSeen(refund_id="re_1", status="pending", amount_micro=2_500_000, charge_id="ch_1", payment_id="pi_1"),
+    )
+    dispute = teller.read(
+        "charge.dispute.funds_withdrawn", teller.dispute_object("needs_response", moves=(-1000,), reason="general")
+    )
+    assert (dispute.order_id, dispute.payment_id, dispute.charge_id) == (None, "pi_1", "ch_1")
+    seen, line, money = facts_of(dispute)
+    assert isinstance(seen, DisputeSeen)
+    assert (seen.status, seen.reason, seen.withdrawn, seen.reinstated) == ("needs_response", "general", True, False)
+    assert isinstance(line, BalanceTransaction)
+    assert (line.source_id, line.source_type, line.reporting_category) == ("dp_1", "dispute", "dispute")
+    assert money == DisputeMoney(
+        dispute_id="dp_1", transaction_id="txn_dp_1", amount_micro=-10_000_000, currency="USD"
+    )
+    found = {"id": "issfr_1", "charge": {"id": "ch_1"}}
+    warning = teller.read("radar.early_fraud_warning.created", found)
+    assert (warning.payment_id, warning.charge_id) == (None, "ch_1")
+    assert facts_of(warning) == (FraudWarning(warning_id="issfr_1"),)
+    review = teller.read("review.closed", {"id": "prv_1", "payment_intent": "pi_1", "closed_reason": "approved"})
+    assert facts_of(review) == (ReviewSeen(review_id="prv_1", verdict="approved"),)
+
+
+@pytest.mark.parametrize("kind", ["customer.created", "payment_intent.created", "charge.failed", "payout.paid"])
+def test_types_we_do_not_act_on_are_left_alone(teller: Teller, kind: str) -> None:
+    card = teller.read(kind, teller.intent())
+    assert (card.handling, card.payment) == ("unhandled_type", None)
+
+
+def test_an_order_of_somebody_else_is_not_taken_for_ours(teller: Teller) -> None:
+    for metadata in ({}, None, {"order_id": "1234"}, {"order_id": "ord_" + "x" * 80}, {"order_id": 5}):
+        card = teller.read("payment_intent.succeeded", teller.intent(metadata=metadata))
+        assert (card.order_id, card.payment_id) == (None, "pi_1")
+    nameless = teller.read("refund.created", {"id": "re_1", "amount": 1, "currency": "usd", "status": "pending"})
+    assert (nameless.handling, nameless.payment) == ("not_ours", None)
+
+
+def test_a_status_without_a_word_of_ours_tells_nothing(teller: Teller) -> None:
+    refund = teller.read("refund.updated", teller.refund_object("re_1", "under_moonlight", 5))
+    assert facts_of(refund) == ()
+    dispute = teller.read("charge.dispute.updated", teller.dispute_object("under_moonlight", moves=(-1000,)))
+    seen = facts_of(dispute)[0]
+    assert isinstance(seen, DisputeSeen)
+    assert seen.status is None
+    order = teller.tell(teller.order(), teller.paid())
+    assert dispute.payment is not None
+    assert teller.tell(order, dispute.payment).net_micro == 0
+
+
+@pytest.mark.parametrize(("currency", "micro"), [("USD", 10_000), ("JPY", 1_000_000), ("KWD", 1_000)])
+def test_minor_units_follow_the_currency(currency: str, micro: int) -> None:
+    assert micro_per_minor(currency) == micro
+
+
+def test_free_text_of_the_provider_never_gets_into_the_history(teller: Teller) -> None:
+    error = {"message": "Card <script> declined", "code": "not a code at all"}
+    event = teller.attempt("payment_failed", last_payment_error=error)
+    assert event.reason == "payment_failed"
+
+
+def test_an_event_survives_its_json_form(teller: Teller) -> None:
+    line = teller.balance("txn_1", 1000, fee=59)
+    events = [
+        teller.charged(balance_transaction=line, amount_refunded=10),
+        teller.attempt("processing"),
+        teller.refund("re_1", "pending", 3),
+        teller.dispute("closed", "won", moves=(-1000, 500)),
+        teller.warning(),
+        teller.review("opened", "rule"),
+    ]
+    for event in events:
+        assert msgspec.json.decode(msgspec.json.encode(event), type=PaymentEvent) == event
+
+
+GOOD = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b'"\xed\xa0\x80"',
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 200_000,
+        b'{"a":' * 50_000,
+        b" " * (EVENT_BYTES_MAX + 1),
+        body(GOOD, id=None),
+        body(GOOD, id=""),
+        body(GOOD, id="evt 1"),
+        body(GOOD, id="e" * 300),
+        body(GOOD, None),
+        body(GOOD, "no such\ntype"),
+        body(GOOD, created="5"),
+        body(GOOD, created=True),
+        body(GOOD, created=-1),
+        body(GOOD, created=10**30),
+        body(GOOD, data=None),
+        body(GOOD, data={"object": []}),
+        body(None),
+        body(GOOD | {"id": 7}),
+        body(GOOD | {"amount": "1000"}),
+        body(GOOD | {"amount": 10.5}),
+        body(GOOD | {"amount": True}),
+        body(GOOD | {"amount": -1}),
+        body(GOOD | {"amount": 10**20}),
+        body(GOOD | {"currency": "us"}),
+        body(GOOD | {"currency": None}),
+        body(GOOD | {"amount_received": "x"}),
+        body(GOOD | {"latest_charge": {"id": "ch_1"}}),
+        body({"id": "dp_1", "charge": "ch_1", "amount": 5}, "charge.dispute.created"),
+        body(
+            {"id": "dp_1", "charge": "ch_1", "amount": 5, "currency": "usd", "balance_transactions": [{}]},
+            "charge.dispute.created",
+        ),
+    ],
+)
+def test_what_is_no_event_is_refused(raw: bytes) -> None:
+    refused = parse_card_event(raw)
+    assert isinstance(refused, Refusal)
+    assert refused.code == "invalid_event"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = """
+    id amount amount_received amount_captured amount_refunded currency status livemode latest_charge charge charges
+    payment_intent balance_transaction balance_transactions metadata last_payment_error reason paid captured refunds
+"""
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    kind=st.sampled_from(HANDLED_TYPES),
+    changes=st.dictionaries(st.sampled_from(FIELDS.split()), JSON, max_size=4),
+    is_charge=st.booleans(),
+)
+def test_no_object_makes_the_reader_fail(
+    teller: Teller, kind: str, changes: dict[str, object], is_charge: bool
+) -> None:
+    found = (teller.charge() if is_charge else teller.intent()) | changes
+    read = parse_card_event(body(found, kind))
+    if isinstance(read, Refusal):
+        assert read.code == "invalid_event"
+    elif read.payment is not None:
+        teller.tell(teller.order(), read.payment)
+
+
+@settings(max_examples=200, deadline=None)
+@given(raw=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_bytes_make_the_reader_fail(raw: bytes) -> None:
+    assert isinstance(parse_card_event(raw), Refusal)
