@@ -1,0 +1,85 @@
+"""Payment orders from their rows, and whose order a provider's event belongs to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.orders import Order, OrderRequest, OrderState
+from holdfast.persistence import tables
+
+
+class OrderKey(NamedTuple):
+    """Where an order is: its account, by whose actor it is changed, and its id."""
+
+    account_id: str
+    order_id: str
+
+
+def load_order(connection: Connection, order_id: str, *, account_id: str | None = None) -> Order | None:
+    """Read an order; None where there is none, or not one of ``account_id``."""
+    query = select(tables.orders).where(tables.orders.c.order_id == order_id)
+    if account_id is not None:
+        query = query.where(tables.orders.c.account_id == account_id)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else order_of(row)
+
+
+def order_of(row: Any) -> Order:
+    """The order of a row of the table."""
+    return Order(
+        version=row.version,
+        updated_at=row.updated_at,
+        wake_at=row.wake_at,
+        request=msgspec.convert(row.request, OrderRequest),
+        state=msgspec.convert(row.state, OrderState),
+    )
+
+
+def find_order(
+    connection: Connection,
+    provider: str,
+    *,
+    order_id: str | None = None,
+    payment_id: str | None = None,
+    charge_id: str | None = None,
+) -> OrderKey | None:
+    """The order that a provider's event speaks of: as it says itself, or by the payment or charge it names.
+
+    An event that names an order we do not have belongs to none, whatever else it names.
+    """
+    orders = tables.orders
+    named = (
+        (orders.c.order_id, order_id),
+        (orders.c.provider_payment_id, payment_id),
+        (orders.c.provider_charge_id, charge_id),
+    )
+    for column, value in named:
+        if value is None:
+            continue
+        found = connection.execute(
+            select(orders.c.account_id, orders.c.order_id)
+            .where(column == value, orders.c.provider == provider)
+            .order_by(orders.c.order_id)
+            .limit(1)
+        ).one_or_none()
+        if found is not None:
+            return OrderKey(found.account_id, found.order_id)
+        if column is orders.c.order_id:
+            return None
+    return None
+
+
+def payment_is_anothers(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
+    """Whether a provider's payment already stands for an order other than ``order_id``."""
+    orders = tables.orders
+    found = connection.execute(
+        select(orders.c.order_id).where(
+            orders.c.provider == provider,
+            orders.c.provider_payment_id == payment_id,
+            orders.c.order_id != order_id,
+        )
+    ).first()
+    return found is not None
