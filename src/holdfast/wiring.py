@@ -35,6 +35,7 @@ from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
+from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import LocalStore
 from holdfast.providers.guarded import GuardedClient
@@ -232,6 +233,8 @@ def assemble(
         asset_store=store,
         mailer=_mailer(settings),
         callback_secrets=shelf.callback_secrets,
+        sandbox_secrets=(settings.sandbox_secret,),
+        card=None,
         health=Vitals(database, tree, shelf),
         metrics_text=generate_latest,
         public_url=lambda: public_url,
@@ -269,6 +272,7 @@ class Vitals:
 def account_factory(settings: Settings, database: Database, journal: Journal, dispatcher: Teller) -> Any:
     """Makes the account actors of one process."""
     limits = AccountLimits(tasks_in_flight_max=settings.tasks_in_flight_max)
+    orders = OrderReads(database)
 
     async def load(account_id: str) -> Any:
         return await database.read(lambda connection: load_account(connection, account_id))
@@ -277,7 +281,16 @@ def account_factory(settings: Settings, database: Database, journal: Journal, di
         return Tell(dispatcher, task.request_id, TaskCreated(task.provider, task.request_id))
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
-        return AccountActor(account_id, mailbox, journal, load=load, announce=announce, now=utc_now, limits=limits)
+        return AccountActor(
+            account_id,
+            mailbox,
+            journal,
+            load=load,
+            orders=orders,
+            announce=announce,
+            now=utc_now,
+            limits=limits,
+        )
 
     return factory
 

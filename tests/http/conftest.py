@@ -43,6 +43,7 @@ SESSION = "ses_" + "1" * 32
 KEY = "key_" + "1" * 32
 TOKEN = "hst_" + "A" * 43
 PUBLIC_URL = "https://holdfast.example"
+SANDBOX_SECRET = "sandbox-secret"
 
 READY = Readiness(database=True, tree=True, providers={"studio": True})
 
@@ -321,6 +322,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         asset_store=store,
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
+        sandbox_secrets=(SANDBOX_SECRET,),
+        card=None,
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
         public_url=lambda: PUBLIC_URL,
