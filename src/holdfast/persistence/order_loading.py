@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
 from holdfast.persistence import tables
+from holdfast.persistence.database import Database
 
 
 class OrderKey(NamedTuple):
@@ -83,3 +84,24 @@ def payment_is_anothers(connection: Connection, provider: str, payment_id: str, 
         )
     ).first()
     return found is not None
+
+
+class OrderReads:
+    """What an account's actor reads about its orders while it decides."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def order(self, account_id: str, order_id: str) -> Order | None:
+        """An order of the account."""
+        return await self._database.read(lambda c: load_order(c, order_id, account_id=account_id))
+
+    async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool:
+        """Whether the payment already stands for another order, of whichever account."""
+        return await self._database.read(lambda c: payment_is_anothers(c, provider, payment_id, order_id))
+
+    async def pending_count(self, account_id: str) -> int:
+        """How many orders of the account wait to be paid."""
+        orders = tables.orders
+        query = select(func.count()).where(orders.c.account_id == account_id, orders.c.status == "pending")
+        return await self._database.read(lambda c: int(c.execute(query).scalar_one()))
