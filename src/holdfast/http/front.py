@@ -53,8 +53,8 @@ class Health(Protocol):
 class EventShelf(Protocol):
     """Keeps what a payment provider told and no order took in, so that nothing said to us is lost."""
 
-    async def keep(self, event_id: str, type: str, verdict: str, body: bytes) -> None:  # noqa: A002 - its name
-        """Write the event down, once for each id. Faults are those of a command."""
+    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+        """Write the event down, once for each id; ``kind`` is its type. Faults are those of a command."""
         ...
 
 

@@ -21,7 +21,7 @@ from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList, pay
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
-from holdfast.ledger.orders import FxSnapshot, Order, OrderRequest, OrderStatus, Provider
+from holdfast.ledger.orders import Order, OrderRequest, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 from holdfast.persistence.queries.sessions import SessionRecord
@@ -167,7 +167,7 @@ async def write_order(
         provider_account_id=settings.provider_account_id,
         created_at=now,
         expires_at=now + timedelta(seconds=ttl_s),
-        fx=FxSnapshot(base=CURRENCY, quote=CURRENCY, rate="1", source="identity", captured_at=now),
+        fx=identity_fx(CURRENCY, now),
         livemode=livemode,
         sandbox_event_id=new_id("evt") if is_sandbox else None,
         signed_at=int(now.timestamp()) if is_sandbox else None,
