@@ -124,7 +124,9 @@ class AccountOrders:
     async def _create(self, command: CreateOrder) -> OrderTurn:
         """Refuses: 1. too many orders that wait to be paid."""
         assert command.request.account_id == self._account_id
-        waiting = await self._read(lambda: self._reads.pending_count(self._account_id)) + len(self._open)
+        # Counted before the rows are: what becomes durable in between is counted twice rather than not at all.
+        waiting = len(self._open)
+        waiting += await self._read(lambda: self._reads.pending_count(self._account_id))
         if waiting >= self._pending_max:
             return OrderTurn(
                 Refusal(
