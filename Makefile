@@ -38,7 +38,8 @@ format: $(TESTABLE)  ## Put the code in form
 	$(BIN)/python -m ruff check --fix .
 
 bench: $(TESTABLE)  ## Measure speed and memory beside their baselines
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.holds
+	$(BIN)/python -m benchmarks.create
 
 audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit

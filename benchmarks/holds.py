@@ -40,7 +40,8 @@ from holdfast.persistence.rows import AccountRow, ApiKeyRow
 from holdfast.persistence.units import Committed, Unit
 from holdfast.persistence.writer import BatchWriter
 from holdfast.service import calm_collector
-from holdfast.supervision.directory import KeyedDirectory, KeyedLimits
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 CLIENTS = 256

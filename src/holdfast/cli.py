@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -36,7 +35,9 @@ def serve_command() -> None:
     """Run the service until it is told to stop."""
     with _told():
         settings = load_settings(environment())
-        code: int = importlib.import_module("holdfast.service").serve(settings)
+        from holdfast.service import serve
+
+        code = serve(settings)
     raise typer.Exit(code)
 
 
@@ -44,8 +45,10 @@ def serve_command() -> None:
 def demo_command() -> None:
     """Run the service on its own stand-ins and walk through it once."""
     with _told():
-        code: int | None = importlib.import_module("holdfast.demo").main()
-    raise typer.Exit(code or 0)
+        from holdfast.demo import main as demo
+
+        code = demo()
+    raise typer.Exit(code)
 
 
 @app.command("migrate")

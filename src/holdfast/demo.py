@@ -30,7 +30,7 @@ OUTPUT: Final = Path("demo-output")
 EMAIL: Final = "ada@example.com"
 RECHARGE: Final = "10.00"
 MODEL: Final = "studio/image-1"
-PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 2, "width": 1024, "height": 768, "seed": 7}
+PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 4, "width": 1536, "height": 1536, "seed": 7}
 LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 1536, "height": 1536}
 TASK_S: Final = 120.0
 POLL_S: Final = 0.1
@@ -109,8 +109,8 @@ class _Journey:
         self._session = ""
         self._key = ""
         self.totals = Table(title="Credit and usage", title_justify="left")
-        for column in ("when", "balance", "held", "available", "tasks in the usage log", "charged so far"):
-            self.totals.add_column(column, justify="left" if column == "when" else "right")
+        for column in ("when", "balance", "held", "available", "tasks", "charged"):
+            self.totals.add_column(column, justify="left" if column == "when" else "right", no_wrap=True)
 
     def sign_in(self) -> None:
         """An e-mail address and the code sent to it make a session, and the first time an account."""

@@ -7,6 +7,7 @@ embedded server. A second signal ends the waiting, and what was cut is named in 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -162,6 +163,8 @@ def _http_config(settings: Settings, listener: socket.socket) -> Config:
     config.h11_max_incomplete_size = settings.header_bytes_max + 1024
     config.include_server_header = False
     config.accesslog = None
+    # Its own handler would write beside ours.
+    config.errorlog = logging.getLogger("hypercorn.error")
     return config
 
 

@@ -44,7 +44,8 @@ from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings
-from holdfast.supervision.directory import KeyedDirectory, KeyedLimits
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import House, RunningChild, build_tree

@@ -41,8 +41,8 @@ from holdfast.persistence.database import Database, DatabaseAway, connected
 from holdfast.persistence.loading import load_task
 from holdfast.persistence.units import NotWritten, Unit, Verdict
 from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
-from holdfast.supervision.directory import KeyedLimits
 from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.keyed_slots import KeyedLimits
 
 CREDIT = 1_000_000
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)

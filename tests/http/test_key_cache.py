@@ -13,7 +13,7 @@ def test_a_use_is_due_once_a_minute_for_each_key() -> None:
     cache = KeyCache()
     moments = [NOON, NOON + timedelta(seconds=59), NOON + timedelta(seconds=60), NOON + timedelta(seconds=61)]
 
-    assert [True, False, True, False] == [cache.is_use_due(b"one", moment) for moment in moments]
+    assert [cache.is_use_due(b"one", moment) for moment in moments] == [True, False, True, False]
     assert cache.is_use_due(b"other", moments[-1])
 
 

@@ -34,3 +34,14 @@ def test_the_demonstration_walks_the_whole_journey_and_keeps_the_pictures(tmp_pa
         with Image.open(path) as image:
             image.load()
             assert image.size == (holdfast.demo.PICTURE["width"], holdfast.demo.PICTURE["height"])
+
+
+def test_a_step_that_does_not_hold_is_named_and_ends_the_demonstration(tmp_path: Path) -> None:
+    script = "import holdfast.demo as demo; demo.MODEL = 'studio/nothing'; raise SystemExit(demo.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 1
+    assert "Step 'look at the models': studio/nothing is not on sale." in done.stdout
+    assert "holdfast serves" in done.stdout
+    assert not (tmp_path / "demo-output").exists()

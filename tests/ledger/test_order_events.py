@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.ledger.order_steps import attach_intent, on_expiry, resolve_held
+from holdfast.ledger.order_steps import attach_intent, on_create_refused, on_expiry, resolve_held
 from holdfast.ledger.orders import LedgerMove, Order, breakdown_of, cursor_of, fx_of
 from holdfast.ledger.refusals import Refusal
 
@@ -152,6 +152,20 @@ def test_a_payment_to_another_account_is_held(teller: Teller) -> None:
     assert teller.tell(teller.order(), fits).status == "credited"
 
 
+@pytest.mark.parametrize(("ordered", "told"), [(None, True), (None, None), (False, None)])
+def test_a_mode_that_one_side_does_not_name_is_no_mismatch(
+    teller: Teller, ordered: bool | None, told: bool | None
+) -> None:
+    assert teller.tell(teller.order(livemode=ordered), teller.paid(livemode=told)).status == "credited"
+
+
+def test_a_second_payment_that_does_not_fit_leaves_the_first_as_it_is(teller: Teller) -> None:
+    odd = teller.paid(id="pi_2", latest_charge="ch_2", amount_received=2500)
+    order = teller.tell(teller.order(), teller.paid(), odd, teller.charge_refunded(1000))
+    assert four(order) == ("credited", "succeeded", "refunded", "mismatch")
+    assert cents(order) == [1000, -1000]
+
+
 def test_yen_are_whole(teller: Teller) -> None:
     order = teller.order(amount_micro=1_000_000_000, currency="JPY")
     assert teller.tell(order, teller.paid(currency="jpy")).status == "credited"
@@ -212,6 +226,46 @@ def test_an_intent_is_kept_whenever_the_create_call_returns(teller: Teller) -> N
     assert after.status == "credited"
     assert after.net_micro == 10_000_000
     assert after.state.history == early.state.history
+
+
+def test_an_intent_that_the_provider_refuses_to_make_fails_the_order(teller: Teller) -> None:
+    step = on_create_refused(teller.order(), "amount_too_small", teller.noon)
+    teller.check(teller.order(), step)
+    assert four(step.order) == ("failed", "failed", "none", "none")
+    assert (step.entries[-1].source, step.entries[-1].reason) == ("api", "create_refused: amount_too_small")
+    for order in (
+        attach_intent(teller.order(), "pi_1", teller.noon).order,
+        teller.tell(teller.order(), teller.paid()),
+        step.order,
+    ):
+        assert on_create_refused(order, "amount_too_small", teller.noon).verdict == "ignored"
+
+
+def test_the_charge_named_is_the_one_that_paid(teller: Teller) -> None:
+    declined = teller.charged(id="ch_0", paid=False, captured=False, status="failed")
+    order = teller.tell(teller.order(), declined)
+    assert (order.state.payment_id, order.state.charge_id) == ("pi_1", "ch_0")
+    order = teller.tell(order, teller.paid())
+    assert (order.state.payment_id, order.state.charge_id) == ("pi_1", "ch_1")
+
+
+def test_of_two_payments_the_earlier_stands_for_the_order(teller: Teller) -> None:
+    first, second = teller.paid(id="pi_9", latest_charge="ch_9"), teller.paid()
+    for events in ((first, second), (second, first)):
+        assert teller.tell(teller.order(), *events).state.payment_id == "pi_9"
+
+
+def test_a_reversal_of_a_charge_that_was_not_paid_takes_nothing(teller: Teller) -> None:
+    other = teller.charged(id="ch_2", payment_intent="pi_2", paid=False, captured=False, status="failed")
+    refund = teller.refund_object("re_1", "succeeded", 500, charge="ch_2", payment_intent=None)
+    order = teller.tell(teller.order(), teller.paid(), other, teller.event("refund.created", refund))
+    assert cents(order) == [1000]
+
+
+def test_a_reversal_of_a_charge_nobody_has_named_counts_against_the_payment(teller: Teller) -> None:
+    refund = teller.refund_object("re_1", "succeeded", 500, charge="ch_5", payment_intent=None)
+    order = teller.tell(teller.order(), teller.paid(latest_charge=None), teller.event("refund.created", refund))
+    assert cents(order) == [1000, -500]
 
 
 def test_a_payment_made_twice_is_credited_once_and_its_refund_takes_nothing(teller: Teller) -> None:
@@ -289,6 +343,16 @@ def test_an_operator_gives_credit_for_what_was_received(teller: Teller) -> None:
     assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 900))) == [900, -900]
 
 
+def test_an_operator_gives_no_more_than_was_ordered(teller: Teller) -> None:
+    held = teller.tell(teller.order(), teller.paid(amount_received=1100))
+    step = resolve_held(held, "credit", teller.noon, reason="ok", new_operation_id=teller.new_operation_id)
+    assert not isinstance(step, Refusal)
+    assert cents(step.order) == [1000]
+    # Sending back what was paid too much costs the customer nothing.
+    assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 100))) == [1000]
+    assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 300))) == [1000, -200]
+
+
 def test_an_operator_may_give_no_credit(teller: Teller) -> None:
     held = teller.tell(teller.order(), teller.paid(currency="eur"))
     step = resolve_held(held, "cancel", teller.noon, reason="sent back", new_operation_id=teller.new_operation_id)
@@ -309,8 +373,9 @@ def test_an_operator_must_name_the_credit_for_another_currency(teller: Teller) -
             new_operation_id=teller.new_operation_id,
         )
 
-    held = teller.tell(teller.order(), teller.paid(currency="eur"))
-    for amount_micro in (None, 0, -1, 10_000_001):
+    foreign = teller.tell(teller.order(), teller.paid(currency="eur"))
+    short = teller.tell(teller.order(), teller.paid(amount_received=900))
+    for held, amount_micro in ((foreign, None), (foreign, 0), (short, 0), (short, -1), (short, 10_000_001)):
         refused = resolve(held, amount_micro)
         assert isinstance(refused, Refusal)
         assert refused.code == "invalid_amount"

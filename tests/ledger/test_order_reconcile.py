@@ -76,7 +76,10 @@ def test_without_any_webhook_a_look_credits_and_reconciles(teller: Teller) -> No
     (ref,) = balance_refs_of(order)
     assert (ref.transaction.source_id, ref.transaction.source_type) == ("ch_1", "charge")
     assert (ref.transaction.amount_micro, ref.transaction.net_micro) == (10_000_000, 9_410_000)
+    assert (ref.transaction.type, ref.transaction.reporting_category) == ("charge", "charge")
+    assert ref.transaction.available_on == 1_700_100_000
     assert ref.event_id in order.state.event_ids
+    assert ref.scanned_at == teller.noon + timedelta(minutes=10)
 
 
 def test_a_second_look_finds_nothing_new(teller: Teller) -> None:

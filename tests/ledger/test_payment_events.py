@@ -139,6 +139,20 @@ def test_a_status_without_a_word_of_ours_tells_nothing(teller: Teller) -> None:
     assert teller.tell(order, dispute.payment).net_micro == 0
 
 
+def test_a_line_of_the_books_may_leave_out_what_follows(teller: Teller) -> None:
+    def line(**fields: Any) -> BalanceTransaction:
+        found = {"id": "txn_1", "amount": 1000, "currency": "usd"} | fields
+        fact = facts_of(teller.read("charge.updated", teller.charge(balance_transaction=found)))[-1]
+        assert isinstance(fact, BalanceTransaction)
+        return fact
+
+    bare = line()
+    assert (bare.fee_micro, bare.net_micro, bare.type, bare.reporting_category) == (0, 10_000_000, "", "")
+    assert line(fee=59).net_micro == 9_410_000
+    assert line(fee=59, net=940).net_micro == 9_400_000
+    assert (line(exchange_rate=0.92).exchange_rate, line(exchange_rate="much").exchange_rate) == ("0.92", None)
+
+
 @pytest.mark.parametrize(("currency", "micro"), [("USD", 10_000), ("JPY", 1_000_000), ("KWD", 1_000)])
 def test_minor_units_follow_the_currency(currency: str, micro: int) -> None:
     assert micro_per_minor(currency) == micro

@@ -14,6 +14,7 @@ from holdfast.providers.card.base import (
     AlreadyMoved,
     Canceled,
     CardFault,
+    CardProvider,
     CardRateLimited,
     CardRejected,
     CardTimeout,
@@ -223,6 +224,7 @@ async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBan
 
 
 async def test_nobody_listening_is_unavailability() -> None:
+    provider: CardProvider
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     await listener.aclose()

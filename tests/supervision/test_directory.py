@@ -23,8 +23,9 @@ from holdfast.actors.messages import Command
 from holdfast.actors.turns import Commit, Tell
 from holdfast.persistence.database import DatabaseGate
 from holdfast.persistence.units import Author, Committed, Fence, NotWritten, Stale, Unit, Verdict
-from holdfast.supervision.directory import KeyedDirectory, KeyedLimits
+from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Report, Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))

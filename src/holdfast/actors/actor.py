@@ -85,6 +85,9 @@ class TrioActor(pykka.Actor):
     mailbox_max: ClassVar[int] = 1000
     turns_between_checkpoints: ClassVar[int] = 32
 
+    is_void = False
+    """Whether its memory no longer stands, so that it must end before its next turn."""
+
     def __init__(self, mailbox: Mailbox | None = None) -> None:
         # Not super().__init__(): it would draw a random urn and build a threading.Event for each incarnation.
         self.actor_urn = f"urn:holdfast:{type(self).__name__}:{id(self):x}"
@@ -133,9 +136,10 @@ class TrioActor(pykka.Actor):
         mailbox = self.actor_inbox
         turns_left = self.turns_between_checkpoints
         while True:
-            ending = await self._ending()
-            if ending is not None:
-                return ending
+            if self.is_void or mailbox.has_orders:
+                ending = await self._ending()
+                if ending is not None:
+                    return ending
             if mailbox.empty():
                 await mailbox.wait()
                 turns_left = self.turns_between_checkpoints
@@ -211,7 +215,6 @@ class JournaledActor(TrioActor):
 
     def __init__(self, mailbox: Mailbox, journal: Journal) -> None:
         super().__init__(mailbox)
-        self.is_void = False
         self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] = []
         self._journal = journal
         self._undurable: deque[tuple[Envelope, Any]] = deque()
@@ -219,14 +222,17 @@ class JournaledActor(TrioActor):
         self._again: list[Envelope] = []
         self._broken: Exception | None = None
         self.committed_any = False
+        self._is_winding_down = False
 
     def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
         """Take over answers that an earlier incarnation found to have been given already."""
 
     async def wind_down(self) -> None:
         """Wait out the decisions under way, then hand void ones back to the mailbox."""
+        self._is_winding_down = True
         while self._units_open:
             await self.actor_inbox.wait()
+        self._is_winding_down = False
         self._hand_back()
 
     def _hand_back(self) -> None:
@@ -294,7 +300,7 @@ class JournaledActor(TrioActor):
         if not self._units_open and self.actor_stopped.is_set():
             # It was killed or crashed while this was under way: nobody else is left to hand its mail back.
             self._hand_back()
-        if self.is_void or not self._units_open:
+        if self.is_void or self._is_winding_down:
             self.actor_inbox.wake()
 
     @staticmethod

@@ -16,7 +16,6 @@ from holdfast.http import (
     asset_files,
     callbacks,
     catalog_listing,
-    interface_pages,
     ledger_statement,
     media_tasks,
     ops,
@@ -29,6 +28,7 @@ from holdfast.http import (
 from holdfast.http.calls import answer_call, render_fault, render_refusal
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
+from holdfast.http.interface_pages import interface_pages
 from holdfast.http.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.tracing import begin_trace
 from holdfast.ledger.refusals import Refusal
@@ -46,7 +46,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *usage_log.route.routes,
     *asset_files.route.routes,
     *ops.route.routes,
-    *interface_pages.route.routes,
+    *interface_pages(lambda: ROUTES).routes,
 )
 
 ANSWERED_S = Histogram(

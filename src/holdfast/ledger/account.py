@@ -12,7 +12,7 @@ sum of its postings. A positive posting raises what the ledger account holds for
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -75,23 +75,57 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     def hash_after(self, previous: bytes) -> bytes:
         """The chain hash of this operation standing behind ``previous`` (32 bytes, SHA-256)."""
-        body = msgspec.json.encode(
-            [
-                self.account_id,
-                self.number,
-                self.operation_id,
-                self.kind,
-                self.amount_micro,
-                self.postings,
-                self.balance_after_micro,
-                self.held_after_micro,
-                self.hold_id,
-                self.reference,
-                self.reason,
-                int(self.at.astimezone(UTC).timestamp() * 1000),
-            ]
+        return chain_hash_of(
+            previous,
+            self.account_id,
+            self.number,
+            self.operation_id,
+            self.kind,
+            self.amount_micro,
+            self.postings,
+            self.balance_after_micro,
+            self.held_after_micro,
+            self.hold_id,
+            self.reference,
+            self.reason,
+            self.at,
         )
-        return hashlib.sha256(previous + body).digest()
+
+
+_chain_encoder = msgspec.json.Encoder()
+
+
+def chain_hash_of(  # noqa: PLR0917 - in the order they are hashed, and on the hot path
+    previous: bytes,
+    account_id: str,
+    number: int,
+    operation_id: str,
+    kind: OperationKind,
+    amount_micro: int,
+    postings: tuple[Posting, ...],
+    balance_after_micro: int,
+    held_after_micro: int,
+    hold_id: str | None,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> bytes:
+    """SHA-256 over the hash before and everything an operation says, times to the millisecond."""
+    said = (
+        account_id,
+        number,
+        operation_id,
+        kind,
+        amount_micro,
+        postings,
+        balance_after_micro,
+        held_after_micro,
+        hold_id,
+        reference,
+        reason,
+        int(at.timestamp() * 1000),
+    )
+    return hashlib.sha256(previous + _chain_encoder.encode(said)).digest()
 
 
 CHAIN_START = bytes(32)
@@ -333,18 +367,36 @@ def _operation(
     at: datetime,
 ) -> Operation:
     """After this point nothing may fail: number the operation, total it and chain it."""
-    unchained = Operation(
+    number = state.number + 1
+    balance_after_micro = state.balance_micro + balance_delta_micro
+    held_after_micro = state.held_micro + held_delta_micro
+    chain_hash = chain_hash_of(
+        state.chain_head,
+        state.account_id,
+        number,
+        operation_id,
+        kind,
+        amount_micro,
+        postings,
+        balance_after_micro,
+        held_after_micro,
+        hold_id,
+        reference,
+        reason,
+        at,
+    )
+    return Operation(
         operation_id=operation_id,
         account_id=state.account_id,
-        number=state.number + 1,
+        number=number,
         kind=kind,
         amount_micro=amount_micro,
         postings=postings,
-        balance_after_micro=state.balance_micro + balance_delta_micro,
-        held_after_micro=state.held_micro + held_delta_micro,
+        balance_after_micro=balance_after_micro,
+        held_after_micro=held_after_micro,
         hold_id=hold_id,
         reference=reference,
         reason=reason,
         at=at,
+        chain_hash=chain_hash,
     )
-    return msgspec.structs.replace(unchained, chain_hash=unchained.hash_after(state.chain_head))

@@ -264,7 +264,7 @@ def resolve_held(
     given = 0
     if decision == "credit":
         received = received_micro(order.request, order.state.facts)
-        given = amount_micro or min(received or 0, order.request.amount_micro)
+        given = min(received or 0, order.request.amount_micro) if amount_micro is None else amount_micro
         if not 0 < given <= order.request.amount_micro:
             return Refusal(
                 code="invalid_amount",

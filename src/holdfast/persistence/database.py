@@ -34,6 +34,8 @@ SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
 
 CONNECT_S = 5
+PROBE_CONNECT_S = 3
+"""A probe waits less: while a hung server is not known to be one, callers wait with it."""
 READ_MS = 5_000
 WORK_MS = 15_000
 WRITE_MS = 15_000
@@ -41,7 +43,7 @@ LOCK_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 15_000
 PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
-HEARTBEAT_S = 5.0
+HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
 
 _AWAY_STATES = frozenset(
@@ -315,10 +317,10 @@ def _reason(exc: BaseException) -> str:
     return " ".join(str(cause).split()) or type(cause).__name__
 
 
-def _connect(url: str, *, statement_timeout_ms: int) -> psycopg.Connection:
+def _connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) -> psycopg.Connection:
     connection = psycopg.connect(
         url,
-        connect_timeout=CONNECT_S,
+        connect_timeout=connect_s,
         application_name="holdfast",
         keepalives=1,
         keepalives_idle=10,
@@ -359,7 +361,8 @@ def _engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: b
 def _probe(url: str) -> None:
     """Ask the server on a fresh connection whether it takes writes and is new enough. Blocks."""
     try:
-        with contextlib.closing(_connect(url, statement_timeout_ms=CONNECT_S * 1000)) as connection:
+        fresh = _connect(url, statement_timeout_ms=PROBE_CONNECT_S * 1000, connect_s=PROBE_CONNECT_S)
+        with contextlib.closing(fresh) as connection:
             version = connection.info.server_version
             row = connection.execute("select pg_is_in_recovery()").fetchone()
     except psycopg.Error as exc:

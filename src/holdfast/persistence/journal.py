@@ -2,14 +2,14 @@
 
 There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
 during the last commit, up to ``batch_units_max``. Of a long queue it takes half: while the disk works on that,
-the actors decide what their callers ask next, and neither waits for the other. One commit is under way at a time, in a thread that no
-cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is
-gathered: a unit of an author that has become void in between is never written.
+the actors decide what their callers ask next, and neither waits for the other. One commit is under way at a
+time, in a thread that no cancellation abandons. Verdicts go back to the authors in the order of submission,
+before the next batch is gathered: a unit of an author that has become void in between is never written.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -107,7 +107,9 @@ class Journal:
         finally:
             while self._queue:
                 unit, author = self._queue.popleft()
-                _settle(author, unit, NotWritten("the journal stopped"))
+                dropped = NotWritten("the journal stopped")
+                _settle(author, unit, dropped)
+                _count([dropped])
             self._writer.close()
 
     async def stop(self) -> None:
@@ -124,7 +126,9 @@ class Journal:
         while self._queue and len(batch) < most:
             unit, author = self._queue.popleft()
             if author.is_void:
-                _settle(author, unit, NotWritten("decided by an incarnation that no longer stands"))
+                skipped = NotWritten("decided by an incarnation that no longer stands")
+                _settle(author, unit, skipped)
+                _count([skipped])
             else:
                 batch.append((unit, author))
         if not self._queue and not self._stopping:
@@ -144,6 +148,7 @@ class Journal:
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), verdict in zip(batch, verdicts, strict=True):
                 _settle(author, unit, verdict)
+            _count(verdicts)
 
     async def _write(self, units: list[Unit]) -> list[Verdict]:
         try:
@@ -195,12 +200,17 @@ _LABELS: dict[type[Verdict], str] = {
 
 
 def _settle(author: Author, unit: Unit, verdict: Verdict) -> None:
-    metrics.JOURNAL_UNITS.labels(_LABELS[type(verdict)]).inc()
-    if isinstance(verdict, Stale):
-        for fence in verdict.fences:
-            metrics.FENCE_STALE.labels(fence.kind).inc()
     try:
         author.settle(unit, verdict)
     except Exception:
         # One author's bug must not keep its neighbours' verdicts from them.
         log.exception("an author could not take its verdict", verdict=_LABELS[type(verdict)])
+
+
+def _count(verdicts: Sequence[Verdict]) -> None:
+    for kind, number in Counter(map(type, verdicts)).items():
+        metrics.JOURNAL_UNITS.labels(_LABELS[kind]).inc(number)
+    for verdict in verdicts:
+        if type(verdict) is Stale:
+            for fence in verdict.fences:
+                metrics.FENCE_STALE.labels(fence.kind).inc()

@@ -1,0 +1,1 @@
+"""What stands outside: media servers, card and mail, storage. Each a small protocol and its adapters."""

@@ -15,12 +15,10 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
-from holdfast import metrics
 from holdfast.actors.actor import Ending, JournaledActor, TrioActor
 from holdfast.actors.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
 from holdfast.actors.future import TrioFuture
@@ -28,13 +26,12 @@ from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.messages import Command
 from holdfast.actors.trace import trace_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.units import IdempotencyProbe, RememberedAnswer
-from holdfast.supervision.intensity import Backoff, RestartWindow
-from holdfast.supervision.reports import DeadLetters, DeadReason, Report, Reporter, describe
+from holdfast.supervision.intensity import RestartWindow
+from holdfast.supervision.keyed_notes import KeyedNotes
+from holdfast.supervision.keyed_slots import KeyedLimits, Slot
+from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
-
-SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]
 
 
 class Gate(Protocol):
@@ -47,59 +44,6 @@ class Gate(Protocol):
     def retry_after_s(self) -> float: ...
 
     async def wait_open(self) -> None: ...
-
-
-_RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
-_PROBES = Backoff(0.5, 5.0, jitter=0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedLimits:
-    """How many, how long, how often; the defaults suit accounts and tasks."""
-
-    mailbox_max: int = 1000
-    idle_s: float = 120.0
-    awake_max: int = 20_000
-    loading_max: int = 16
-    child_restarts: int = 5
-    child_period_s: float = 60.0
-    group_crashes: int = 20
-    group_period_s: float = 10.0
-    voids_in_row_max: int = 100
-    backoff: Backoff = _RESTARTS
-    probe_backoff: Backoff = _PROBES
-    quarantine_retry_after_s: float = 60.0
-
-
-class Slot:
-    """A key's place: its mailbox, and whichever incarnation lives there now."""
-
-    __slots__ = (
-        "actor",
-        "crashes",
-        "incarnation",
-        "key",
-        "last_used",
-        "learned",
-        "mailbox",
-        "state",
-        "voids_in_row",
-        "waiting_on",
-        "window",
-    )
-
-    def __init__(self, key: str, mailbox_max: int) -> None:
-        self.key = key
-        self.mailbox = Mailbox(mailbox_max)
-        self.state: SlotState = "asleep"
-        self.actor: TrioActor | None = None
-        self.incarnation = 0
-        self.last_used = 0.0
-        self.window: RestartWindow | None = None
-        self.crashes = 0
-        self.voids_in_row = 0
-        self.waiting_on: Slot | None = None
-        self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] | None = None
 
 
 _asking_from: ContextVar[Slot | None] = ContextVar("asking_from", default=None)
@@ -122,13 +66,11 @@ class KeyedDirectory:
         rng: random.Random | None = None,
     ) -> None:
         self.name = name
-        self.path = name
         self.limits = limits if limits is not None else KeyedLimits()
         self._factory = factory
         self._gate = gate
         self._probe = probe
-        self._reporter = reporter
-        self._dead_letters = dead_letters
+        self._notes = KeyedNotes(name, self.limits, reporter, dead_letters)
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self._nursery: trio.Nursery | None = None
@@ -171,12 +113,12 @@ class KeyedDirectory:
         slot = self._slot(key)
         envelope = Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get())
         if slot.state == "quarantined":
-            self._bury("dead", slot, envelope)
+            self._notes.bury("dead", slot, envelope)
             return
         try:
             self._put(slot, envelope)
         except Overloaded:
-            self._bury("full", slot, envelope)
+            self._notes.bury("full", slot, envelope)
 
     def _refuse_if_unavailable(self) -> None:
         if self._stopping.is_set() or self._nursery is None:
@@ -210,7 +152,7 @@ class KeyedDirectory:
             return
         slot.state = "awake"
         self._awake_count += 1
-        metrics.ACTORS_AWAKE.labels(self.name).set(self._awake_count)
+        self._notes.awake(self._awake_count)
         self._nursery.start_soon(self._live, slot, name=f"actor:{self.name}:{slot.key}")
         if self._awake_count > self.limits.awake_max:
             self._passivate_oldest()
@@ -228,7 +170,7 @@ class KeyedDirectory:
             self._quarantine(slot, exc)
         finally:
             self._awake_count -= 1
-            metrics.ACTORS_AWAKE.labels(self.name).set(self._awake_count)
+            self._notes.awake(self._awake_count)
             slot.actor = None
             if slot.state != "quarantined":
                 slot.state = "asleep"
@@ -265,7 +207,7 @@ class KeyedDirectory:
                     actor.learn(slot.learned)
                     slot.learned = None
                 await actor.on_start()
-            self._count("activated")
+            self._notes.count("activated")
             ending = await actor.serve()
         except Exception as exc:
             if isinstance(actor, JournaledActor):
@@ -273,11 +215,11 @@ class KeyedDirectory:
             return await self._crashed(slot, exc)
         if ending is Ending.VOIDED:
             return await self._voided(slot, actor)
-        self._count(ending.value)
+        self._notes.count(ending.value)
         return False
 
     async def _voided(self, slot: Slot, actor: TrioActor) -> bool:
-        self._count("voided")
+        self._notes.count("voided")
         assert isinstance(actor, JournaledActor)
         slot.learned = actor.learned
         # An answer found in the rows is progress too: the message that asked for it will be answered next.
@@ -294,21 +236,21 @@ class KeyedDirectory:
         if not self._gate.is_open:
             # The database went away under the actor; that is nobody's crash.
             return not slot.mailbox.empty()
-        self._count("crashed")
+        self._notes.count("crashed")
         now = trio.current_time()
         if slot.window is None:
             slot.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
         within_budget = slot.window.record(now)
         if not self._crashes.record(now):
             self._pause_group(exc)
-            self._report_crash(slot, exc, "pause", None)
+            self._notes.crash(slot, exc, "pause")
             return not slot.mailbox.empty()
         if not within_budget:
             self._quarantine(slot, exc)
             return False
         slot.crashes = slot.window.count(now)
         delay_s = self.limits.backoff.delay(slot.crashes, self._rng)
-        self._report_crash(slot, exc, "backoff", delay_s)
+        self._notes.crash(slot, exc, "backoff", delay_s)
         slot.state = "backing_off"
         await trio.sleep(delay_s)
         slot.state = "awake"
@@ -318,22 +260,22 @@ class KeyedDirectory:
 
     def _quarantine(self, slot: Slot, exc: Exception) -> None:
         slot.state = "quarantined"
-        self._count("quarantined")
-        self._report_crash(slot, exc, "quarantine", None)
+        self._notes.count("quarantined")
+        self._notes.crash(slot, exc, "quarantine")
         while not slot.mailbox.empty():
             envelope = slot.mailbox.get()
             fault = Unavailable(
                 f"{self.name} {slot.key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
             )
             if not envelope.fail(fault):
-                self._bury("dead", slot, envelope)
+                self._notes.bury("dead", slot, envelope)
 
     def release(self, key: str) -> bool:
         """Let a quarantined key try again; an operator's decision. False where it is not quarantined."""
         slot = self._slots.get(key)
         if slot is None or slot.state != "quarantined":
             return False
-        self._count("released")
+        self._notes.count("released")
         slot.window = None
         slot.state = "asleep"
         if slot.mailbox.empty():
@@ -351,19 +293,7 @@ class KeyedDirectory:
             return
         self._pause = trio.Event()
         self._nursery.start_soon(self._probe_until_well, self._pause)
-        cause = describe(exc)
-        self._reporter.report(
-            Report(
-                kind="pause",
-                at=self._reporter.now(),
-                path=self.path,
-                reason_type=cause.reason_type,
-                reason=cause.reason,
-                restarts=self._crashes.count(trio.current_time()),
-                budget=self.limits.group_crashes,
-                decision="pause",
-            )
-        )
+        self._notes.pause(exc, self._crashes.count(trio.current_time()))
 
     async def _probe_until_well(self, pause: trio.Event) -> None:
         tries = 0
@@ -374,17 +304,21 @@ class KeyedDirectory:
                 if await self._probe():
                     break
             except Exception as exc:
-                self._report_crash(None, exc, "pause", None)
+                self._notes.pause(exc)
         self._crashes.clear()
         self._pause = None
         pause.set()
-        self._reporter.report(Report(kind="progress", at=self._reporter.now(), path=self.path, decision="restart"))
+        self._notes.resumed()
 
     # ------------------------------------------------------------------------------------- the tree's side of it
 
     def child(self) -> KeyedChild:
         """A fresh incarnation of this keyed supervisor, for its place in the tree."""
         return KeyedChild(self)
+
+    def place(self, path: str) -> None:
+        """Learn where in the tree it lives."""
+        self._notes.path = path
 
     @property
     def is_ready(self) -> bool:
@@ -451,54 +385,6 @@ class KeyedDirectory:
                 slot.mailbox.order(Order.PASSIVATE)
                 return
 
-    # ----------------------------------------------------------------------------------------------- book-keeping
-
-    def _count(self, event: str) -> None:
-        metrics.ACTOR_EVENTS.labels(self.name, event).inc()
-
-    def _bury(self, reason: DeadReason, slot: Slot, envelope: Envelope) -> None:
-        metrics.DEAD_LETTERS.labels(reason).inc()
-        self._dead_letters.record(
-            reason,
-            path=self.path,
-            key=slot.key,
-            message_type=type(envelope.message).__name__,
-            trace_id=envelope.trace_id,
-        )
-
-    def _report_crash(
-        self,
-        slot: Slot | None,
-        exc: Exception,
-        decision: Literal["backoff", "quarantine", "pause"],
-        delay_s: float | None,
-    ) -> None:
-        cause = describe(exc)
-        last = slot.actor.last_message if slot is not None and slot.actor is not None else None
-        oldest = slot.mailbox.oldest_sent_at() if slot is not None else None
-        now = trio.current_time()
-        self._reporter.report(
-            Report(
-                kind="quarantine" if decision == "quarantine" else "crash",
-                at=self._reporter.now(),
-                path=self.path,
-                key=slot.key if slot is not None else None,
-                incarnation=slot.incarnation if slot is not None else None,
-                context="child_terminated",
-                reason_type=cause.reason_type,
-                reason=cause.reason,
-                location=cause.location,
-                last_message_type=last.__name__ if last is not None else None,
-                mailbox_depth=len(slot.mailbox) if slot is not None else None,
-                oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
-                restarts=slot.window.count(now) if slot is not None and slot.window is not None else None,
-                budget=self.limits.child_restarts,
-                decision=decision,
-                delay_s=delay_s,
-                trace_id=trace_id.get(),
-            )
-        )
-
 
 class KeyedChild:
     """One run of a :class:`KeyedDirectory` under its supervisor."""
@@ -508,7 +394,7 @@ class KeyedChild:
 
     def place(self, path: str) -> None:
         """Learn where in the tree it lives."""
-        self._directory.path = path
+        self._directory.place(path)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run the directory."""

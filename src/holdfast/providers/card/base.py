@@ -144,7 +144,7 @@ class Canceled:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyMoved:
-    """The intent is past cancelling: paid, as ``snapshot`` tells."""
+    """The intent is past cancelling, as ``snapshot`` tells: paid, or with its payment under way."""
 
     snapshot: CardSnapshot
 

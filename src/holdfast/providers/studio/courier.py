@@ -14,7 +14,7 @@ from holdfast.providers.posting import RETRY_DELAYS_S, SignedPost
 from holdfast.providers.studio.jobs import Job, Kept, StudioFaults, describe
 
 SIGNATURE_HEADER = "X-Callback-Signature"
-PROGRESS_EVERY_S = 0.5
+PROGRESS_EVERY_S = 0.2
 PROGRESS_TIMEOUT_S = 5.0
 LAST_WORD_TIMEOUT_S = 15.0
 

@@ -25,8 +25,8 @@ from holdfast.providers.card.emulator.objects import (
 
 API_VERSION: Final = "2026-10-28.endive"
 INTENTS_MAX_COUNT: Final = 2000
-EVENTS_MAX_COUNT: Final = 5000
-ANSWERS_MAX_COUNT: Final = 5000
+EVENTS_MAX_COUNT: Final = 2000
+ANSWERS_MAX_COUNT: Final = 2000
 ANSWER_KEPT_S: Final = 24 * 3600
 AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
 
@@ -192,8 +192,12 @@ class Books:
                 gone.update(lost)
                 _drop(kept, lost)
             _drop(state.transactions, [key for key, each in state.transactions.items() if each.source in gone])
-        _drop(state.events, _surplus(state.events, EVENTS_MAX_COUNT))
-        _drop(state.outbound, _surplus(state.outbound, EVENTS_MAX_COUNT))
+        surplus = len(state.events) - EVENTS_MAX_COUNT
+        if surplus > 0:
+            # What is still to be delivered is never forgotten, however much it is.
+            done = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")][:surplus]
+            _drop(state.events, done)
+            _drop(state.outbound, done)
         oldest = self.now_s() - ANSWER_KEPT_S
         _drop(state.answers, [key for key, answer in state.answers.items() if answer.created < oldest])
         _drop(state.answers, _surplus(state.answers, ANSWERS_MAX_COUNT))

@@ -48,7 +48,7 @@ class OwnEvent(msgspec.Struct, frozen=True):
     """An event of the tester's own making."""
 
     type: str
-    object: dict[str, object]
+    object: dict[str, Any]
 
 
 Button = Callable[[Books, str, Press], object]

@@ -135,6 +135,6 @@ class Postroom:
             waiting = self._books.state.outbound.get(event.id)
             if waiting is None or waiting.state != "waiting" or await self._try(event, post):
                 return
-        _log.warning("card_webhook_given_up", event=event.id, type=event.type)
+        _log.warning("card_webhook_given_up", event_id=event.id, event_type=event.type)
         if (left := self._books.state.outbound.get(event.id)) is not None:
             left.state = "given_up"

@@ -1,0 +1,66 @@
+"""A key's place in a keyed directory, and how many, how long and how often the directory allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.actors.actor import TrioActor
+from holdfast.actors.mailbox import Mailbox
+from holdfast.persistence.units import IdempotencyProbe, RememberedAnswer
+from holdfast.supervision.intensity import Backoff, RestartWindow
+
+SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]
+
+
+_RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
+_PROBES = Backoff(0.5, 5.0, jitter=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedLimits:
+    """How many, how long, how often; the defaults suit accounts and tasks."""
+
+    mailbox_max: int = 1000
+    idle_s: float = 120.0
+    awake_max: int = 20_000
+    loading_max: int = 16
+    child_restarts: int = 5
+    child_period_s: float = 60.0
+    group_crashes: int = 20
+    group_period_s: float = 10.0
+    voids_in_row_max: int = 100
+    backoff: Backoff = _RESTARTS
+    probe_backoff: Backoff = _PROBES
+    quarantine_retry_after_s: float = 60.0
+
+
+class Slot:
+    """A key's place: its mailbox, and whichever incarnation lives there now."""
+
+    __slots__ = (
+        "actor",
+        "crashes",
+        "incarnation",
+        "key",
+        "last_used",
+        "learned",
+        "mailbox",
+        "state",
+        "voids_in_row",
+        "waiting_on",
+        "window",
+    )
+
+    def __init__(self, key: str, mailbox_max: int) -> None:
+        self.key = key
+        self.mailbox = Mailbox(mailbox_max)
+        self.state: SlotState = "asleep"
+        self.actor: TrioActor | None = None
+        self.incarnation = 0
+        self.last_used = 0.0
+        self.window: RestartWindow | None = None
+        self.crashes = 0
+        self.voids_in_row = 0
+        self.waiting_on: Slot | None = None
+        self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] | None = None

@@ -1,0 +1,420 @@
+"""The emulator's wire, spoken by the official client itself: intents, keys, declines, refunds, disputes, lists."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import stripe
+import trio
+
+from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.forms import parse_form
+from holdfast.providers.card.wire import TrioHttp
+from holdfast.providers.outgoing import exchange
+
+from .conftest import CARD_KEY, RunningBank, StartBank
+
+BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
+ORDER = {"amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
+
+
+@pytest.fixture
+async def bank(start_bank: StartBank) -> AsyncIterator[RunningBank]:
+    """A running emulator that books payments only when told."""
+    async with start_bank(settle_delay_s=float("inf")) as running:
+        yield running
+
+
+@pytest.fixture
+async def v1(bank: RunningBank) -> AsyncIterator[Any]:
+    """The official client's services, bare."""
+    http = TrioHttp(timeout_s=10, connect_timeout_s=5)
+    client = stripe.StripeClient(
+        CARD_KEY, base_addresses={"api": bank.url}, http_client=http, max_network_retries=0
+    )
+    yield client.v1
+    await http.close_async()
+
+
+async def pay(v1: Any, **order: Any) -> Any:
+    """A paid intent."""
+    intent = await v1.payment_intents.create_async({**ORDER, **order})
+    return await v1.payment_intents.confirm_async(intent.id, {"payment_method": "pm_card_visa"})
+
+
+async def test_create_confirm_and_read_back(v1: Any) -> None:
+    with trio.fail_after(20):
+        made = await v1.payment_intents.create_async(ORDER)
+        paid = await v1.payment_intents.confirm_async(
+            made.id, {"payment_method": "pm_card_visa", "expand": ["latest_charge"]}
+        )
+        read = await v1.payment_intents.retrieve_async(made.id)
+    assert (made.status, made.amount_received, made.latest_charge) == ("requires_payment_method", 0, None)
+    assert (paid.status, paid.amount_received) == ("succeeded", 1000)
+    assert paid.latest_charge.paid
+    assert paid.latest_charge.balance_transaction is None
+    assert paid.latest_charge.metadata.to_dict() == {"order_id": "ord_1"}
+    assert read.latest_charge == paid.latest_charge.id
+    assert made.client_secret == read.client_secret
+
+
+async def test_automatic_capture_books_at_once(v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1, capture_method="automatic")
+        charge = await v1.charges.retrieve_async(paid.latest_charge, {"expand": ["balance_transaction"]})
+    assert (charge.balance_transaction.amount, charge.balance_transaction.fee) == (1000, 59)
+    assert charge.balance_transaction.net == 941
+
+
+async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) -> None:
+    with trio.fail_after(20):
+        made = await v1.payment_intents.create_async(ORDER)
+        with pytest.raises(stripe.CardError) as caught:
+            await v1.payment_intents.confirm_async(
+                made.id, {"payment_method": "pm_card_chargeDeclinedInsufficientFunds"}
+            )
+        read = await v1.payment_intents.retrieve_async(made.id)
+    assert (caught.value.http_status, caught.value.code) == (402, "card_declined")
+    assert caught.value.error is not None
+    assert caught.value.error.decline_code == "insufficient_funds"
+    assert (read.status, read.last_payment_error.decline_code) == ("requires_payment_method", "insufficient_funds")
+
+
+@pytest.mark.parametrize(
+    ("method", "status"),
+    [("pm_card_threeDSecure2Required", "requires_action"), ("pm_card_processing", "processing")],
+)
+async def test_other_methods_leave_the_intent_on_its_way(v1: Any, method: str, status: str) -> None:
+    with trio.fail_after(20):
+        made = await v1.payment_intents.create_async(ORDER)
+        seen = await v1.payment_intents.confirm_async(made.id, {"payment_method": method})
+        canceled = await v1.payment_intents.cancel_async(made.id, {"cancellation_reason": "abandoned"})
+    assert seen.status == status
+    assert (canceled.status, canceled.cancellation_reason) == ("canceled", "abandoned")
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        ({"currency": "usd"}, "parameter_missing"),
+        ({"amount": 1000}, "parameter_missing"),
+        ({"amount": "ten", "currency": "usd"}, "parameter_invalid_integer"),
+        ({"amount": 49, "currency": "usd"}, "amount_too_small"),
+        ({"amount": 100_000_000, "currency": "usd"}, "amount_too_large"),
+        ({"amount": 1000, "currency": "dollars"}, "currency_invalid"),
+        ({"amount": 1000, "currency": "usd", "amonut": 1}, "parameter_unknown"),
+        ({"amount": 1000, "currency": "usd", "payment_method": "pm_nothing"}, "resource_missing"),
+    ],
+)
+async def test_what_cannot_be_is_refused_with_its_code(v1: Any, params: dict[str, Any], code: str) -> None:
+    with trio.fail_after(20), pytest.raises(stripe.InvalidRequestError) as caught:
+        await v1.payment_intents.create_async(params)
+    assert (caught.value.http_status, caught.value.code) == (400, code)
+
+
+async def test_a_final_intent_can_neither_be_confirmed_nor_canceled(v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        for call in (v1.payment_intents.cancel_async, v1.payment_intents.confirm_async):
+            with pytest.raises(stripe.InvalidRequestError) as caught:
+                await call(paid.id)
+            assert caught.value.code == "payment_intent_unexpected_state"
+
+
+async def test_an_intent_without_method_cannot_be_confirmed(v1: Any) -> None:
+    with trio.fail_after(20):
+        made = await v1.payment_intents.create_async(ORDER)
+        with pytest.raises(stripe.InvalidRequestError) as caught:
+            await v1.payment_intents.confirm_async(made.id)
+    assert caught.value.code == "payment_intent_unexpected_state"
+
+
+async def test_one_key_answers_alike_for_ever_and_refuses_other_parameters(bank: RunningBank, v1: Any) -> None:
+    key = {**BEARER, "Idempotency-Key": "k1"}
+    with trio.fail_after(20):
+        first = await bank.http.post("/v1/payment_intents", data={"amount": "1000", "currency": "usd"}, headers=key)
+        await bank.press("payment_intents", first.json()["id"], "pay")
+        again = await bank.http.post("/v1/payment_intents", data={"currency": "usd", "amount": "1000"}, headers=key)
+        other = await bank.http.post("/v1/payment_intents", data={"amount": "2000", "currency": "usd"}, headers=key)
+    assert again.content == first.content
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert "Idempotent-Replayed" not in first.headers
+    assert (other.status_code, other.json()["error"]["type"]) == (400, "idempotency_error")
+
+
+async def test_a_key_remembers_declines_and_kept_errors_but_no_misspelling(bank: RunningBank, v1: Any) -> None:
+    with trio.fail_after(20):
+        made = await v1.payment_intents.create_async(ORDER)
+        for _ in range(2):
+            with pytest.raises(stripe.CardError):
+                await v1.payment_intents.confirm_async(
+                    made.id, {"payment_method": "pm_card_chargeDeclined"}, {"idempotency_key": "k-decline"}
+                )
+        attempts = await v1.charges.list_async({"payment_intent": made.id})
+        await bank.outage("error_kept", call="payment_intents.create", times=1)
+        for _ in range(2):
+            with pytest.raises(stripe.APIError) as broken:
+                await v1.payment_intents.create_async(ORDER, {"idempotency_key": "k-broken"})
+            assert broken.value.http_status == 500
+        with pytest.raises(stripe.InvalidRequestError):
+            await v1.payment_intents.create_async({"amount": 1}, {"idempotency_key": "k-wrong"})
+        mended = await v1.payment_intents.create_async(ORDER, {"idempotency_key": "k-wrong"})
+    assert len(attempts.data) == 1
+    assert mended.status == "requires_payment_method"
+
+
+async def test_a_key_at_work_conflicts_until_its_answer_is_out(bank: RunningBank) -> None:
+    key = {**BEARER, "Idempotency-Key": "k1"}
+    order = {"amount": "1000", "currency": "usd"}
+    statuses: list[int] = []
+    with trio.fail_after(20):
+        await bank.outage("slow", call="payment_intents.create", times=1, delay_s=0.5)
+        async with trio.open_nursery() as nursery:
+
+            async def create() -> None:
+                statuses.append((await bank.http.post("/v1/payment_intents", data=order, headers=key)).status_code)
+
+            nursery.start_soon(create)
+            nursery.start_soon(create)
+        assert (await bank.http.post("/v1/payment_intents", data=order, headers=key)).status_code == 200
+    assert sorted(statuses) == [200, 409]
+
+
+async def test_wrong_keys_are_unauthorized_and_unknown_paths_are_told_in_json(bank: RunningBank) -> None:
+    with trio.fail_after(20):
+        nobody = await bank.http.get("/v1/payment_intents")
+        wrong = await bank.http.get("/v1/refunds", headers={"Authorization": "Bearer sk_test_other"})
+        basic = await bank.http.get("/v1/refunds", auth=(CARD_KEY, ""))
+        nowhere = await bank.http.get("/v1/nowhere", headers=BEARER)
+    assert (nobody.status_code, wrong.status_code, basic.status_code) == (401, 401, 200)
+    assert wrong.json()["error"]["type"] == "invalid_request_error"
+    assert nowhere.status_code == 404
+    assert nowhere.json()["error"]["type"] == "invalid_request_error"
+    assert nowhere.headers["Request-Id"].startswith("req_")
+    assert nowhere.headers["Request-Id"] != wrong.headers["Request-Id"]
+
+
+async def test_a_browser_pays_with_the_publishable_key_and_the_client_secret(bank: RunningBank) -> None:
+    public = {"Authorization": "Bearer pk_test_anything"}
+    with trio.fail_after(20):
+        made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+        path = f"/v1/payment_intents/{made.provider_payment_id}"
+        said = {"client_secret": made.client_secret, "payment_method": "pm_card_visa"}
+        forged = await bank.http.post(f"{path}/confirm", data={**said, "client_secret": "no"}, headers=public)
+        paid = await bank.http.post(f"{path}/confirm", data=said, headers=public)
+        seen = await bank.http.get(path, params={"client_secret": made.client_secret}, headers=public)
+        more = await bank.http.post(f"{path}/cancel", data={"client_secret": made.client_secret}, headers=public)
+    assert (forged.status_code, more.status_code) == (401, 401)
+    assert paid.json()["status"] == seen.json()["status"] == "succeeded"
+
+
+async def test_refunds_in_parts_up_to_the_whole_and_no_further(v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        first = await v1.refunds.create_async({"charge": paid.latest_charge, "amount": 400})
+        with pytest.raises(stripe.InvalidRequestError):
+            await v1.refunds.create_async({"payment_intent": paid.id, "amount": 601})
+        rest = await v1.refunds.create_async({"payment_intent": paid.id})
+        with pytest.raises(stripe.InvalidRequestError) as caught:
+            await v1.refunds.create_async({"payment_intent": paid.id})
+        charge = await v1.charges.retrieve_async(paid.latest_charge)
+        listed = await v1.refunds.list_async({"charge": paid.latest_charge, "expand": ["data.balance_transaction"]})
+        read = await v1.refunds.retrieve_async(first.id)
+    assert caught.value.code == "charge_already_refunded"
+    assert (first.amount, rest.amount, charge.amount_refunded, charge.refunded) == (400, 600, 1000, True)
+    assert [each.id for each in listed.data] == [rest.id, first.id]
+    assert [each.balance_transaction.amount for each in listed.data] == [-600, -400]
+    assert read.status == "succeeded"
+
+
+async def test_a_refund_that_fails_later_gives_the_charge_its_amount_back(bank: RunningBank, v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        refund_id = await bank.press("charges", paid.latest_charge, "refund", amount=400, pending=True)
+        pending = await v1.refunds.retrieve_async(refund_id)
+        await bank.press("refunds", refund_id, "succeed")
+        await bank.press("refunds", refund_id, "fail", reason="expired_or_canceled_card")
+        failed = await v1.refunds.retrieve_async(
+            refund_id, {"expand": ["balance_transaction", "failure_balance_transaction"]}
+        )
+        charge = await v1.charges.retrieve_async(paid.latest_charge)
+    assert (pending.status, pending.balance_transaction) == ("pending", None)
+    assert (failed.status, failed.failure_reason) == ("failed", "expired_or_canceled_card")
+    assert failed.balance_transaction.amount + failed.failure_balance_transaction.amount == 0
+    assert failed.failure_balance_transaction.reporting_category == "refund_failure"
+    assert (charge.amount_refunded, charge.refunded) == (0, False)
+
+
+async def test_a_lost_dispute_costs_the_amount_and_the_fee(bank: RunningBank, v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        dispute_id = await bank.press("charges", paid.latest_charge, "dispute")
+        with pytest.raises(stripe.InvalidRequestError) as refused:
+            await v1.refunds.create_async({"payment_intent": paid.id})
+        await bank.press("disputes", dispute_id, "respond")
+        await bank.press("disputes", dispute_id, "lose")
+        dispute = await v1.disputes.retrieve_async(dispute_id)
+        listed = await v1.disputes.list_async({"payment_intent": paid.id})
+        charge = await v1.charges.retrieve_async(paid.latest_charge)
+    assert refused.value.code == "charge_disputed"
+    assert (dispute.status, charge.disputed) == ("lost", True)
+    (movement,) = dispute.balance_transactions
+    assert (movement.amount, movement.fee, movement.net) == (-1000, 1500, -2500)
+    assert (movement.type, movement.reporting_category) == ("adjustment", "dispute")
+    assert [each.id for each in listed.data] == [dispute_id]
+
+
+async def test_an_inquiry_moves_no_money_until_it_becomes_a_dispute(bank: RunningBank, v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        dispute_id = await bank.press("charges", paid.latest_charge, "dispute", inquiry=True)
+        inquiry = await v1.disputes.retrieve_async(dispute_id)
+        await bank.press("disputes", dispute_id, "escalate")
+        dispute = await v1.disputes.retrieve_async(dispute_id)
+    assert (inquiry.status, list(inquiry.balance_transactions)) == ("warning_needs_response", [])
+    assert dispute.status == "needs_response"
+    assert [each.amount for each in dispute.balance_transactions] == [-1000]
+
+
+async def test_balance_transactions_are_found_by_source(bank: RunningBank, v1: Any) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        await bank.press("charges", paid.latest_charge, "settle")
+        await bank.press("charges", paid.latest_charge, "settle")
+        refund = await v1.refunds.create_async({"payment_intent": paid.id, "amount": 100})
+        of_charge = await v1.balance_transactions.list_async({"source": paid.latest_charge})
+        of_refund = await v1.balance_transactions.list_async({"source": refund.id})
+        read = await v1.balance_transactions.retrieve_async(of_charge.data[0].id, {"expand": ["source"]})
+    assert [each.reporting_category for each in of_charge.data] == ["charge"]
+    assert [each.amount for each in of_refund.data] == [-100]
+    assert read.source.id == paid.latest_charge
+
+
+async def test_lists_are_newest_first_and_paged_by_the_official_client(v1: Any) -> None:
+    with trio.fail_after(20):
+        made = [(await v1.payment_intents.create_async(ORDER)).id for _ in range(5)]
+        page = await v1.payment_intents.list_async({"limit": 2})
+        walked = [each.id async for each in page.auto_paging_iter()]
+        back = await v1.payment_intents.list_async({"ending_before": made[1], "limit": 2})
+    assert walked == made[::-1]
+    assert page.has_more
+    assert [each.id for each in back.data] == [made[3], made[2]]
+
+
+@pytest.mark.parametrize("path", ["amount", "latest_charge.refunds.data.charge.payment_intent", "nothing"])
+async def test_what_cannot_be_expanded_is_refused(bank: RunningBank, v1: Any, path: str) -> None:
+    with trio.fail_after(20):
+        paid = await pay(v1)
+        await bank.press("charges", paid.latest_charge, "refund", amount=1)
+        with pytest.raises(stripe.InvalidRequestError):
+            await v1.payment_intents.retrieve_async(paid.id, {"expand": [path]})
+
+
+async def test_state_outlives_the_process_and_settles_what_was_left(start_bank: StartBank) -> None:
+    key = {**BEARER, "Idempotency-Key": "k1"}
+    order = {"amount": "1000", "currency": "usd"}
+    with trio.fail_after(20):
+        async with start_bank(settle_delay_s=float("inf")) as bank:
+            first = await bank.http.post("/v1/payment_intents", data=order, headers=key)
+            intent_id = first.json()["id"]
+            charge_id = await bank.press("payment_intents", intent_id, "pay")
+        async with start_bank() as bank:
+            again = await bank.http.post("/v1/payment_intents", data=order, headers=key)
+            while not (await _charge(bank.http, charge_id))["balance_transaction"]:
+                await trio.lowlevel.checkpoint()
+            seen = await bank.provider.retrieve(intent_id)
+    assert again.content == first.content
+    assert seen.status == "succeeded"
+
+
+KILLED = """
+import sys, trio
+from pathlib import Path
+from holdfast.providers.card.emulator.service import serve_card_emulator
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        async def run(*, task_status):
+            await serve_card_emulator(
+                api_key=sys.argv[2], webhook_secret="s", webhook_url=lambda: "", files_dir=Path(sys.argv[1]),
+                task_status=task_status,
+            )
+        print(await nursery.start(run), flush=True)
+
+trio.run(main)
+"""
+
+
+async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: StartBank, tmp_path: Path) -> None:
+    answered: set[str] = set()
+    order, form = b"amount=1000&currency=usd", {**BEARER, "Content-Type": "application/x-www-form-urlencoded"}
+    with trio.fail_after(60):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "card"), CARD_KEY]
+        process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        async with process.stdout as told:
+            url = f"http://127.0.0.1:{int(await told.receive_some(64))}/v1/payment_intents"
+            async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+
+                async def create() -> None:
+                    with contextlib.suppress(httpx.HTTPError):
+                        while True:
+                            # The client's own posting would leave a generator behind when the connection breaks.
+                            async with exchange(http, "POST", url, content=order, headers=form) as made:
+                                answered.add(json.loads(await made.aread())["id"])
+                            if len(answered) >= 40:
+                                process.kill()
+
+                try:
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(8):
+                            nursery.start_soon(create)
+                finally:
+                    process.kill()
+            await process.wait()
+        async with start_bank() as bank:
+            listed = await bank.http.get("/v1/payment_intents", params={"limit": 100}, headers=BEARER)
+    assert len(answered) >= 40
+    assert answered <= {each["id"] for each in listed.json()["data"]}
+
+
+async def test_an_unreadable_state_file_is_set_aside(start_bank: StartBank, tmp_path: Path) -> None:
+    folder = tmp_path / "card"
+    folder.mkdir()
+    (folder / "card-emulator.json").write_bytes(b'{"intents": {')
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            await bank.order()
+    assert (folder / "card-emulator.unreadable").read_bytes() == b'{"intents": {'
+    assert (folder / "card-emulator.json").stat().st_mode & 0o077 == 0
+
+
+async def _charge(http: httpx.AsyncClient, charge_id: str) -> dict[str, Any]:
+    return dict((await http.get(f"/v1/charges/{charge_id}", headers=BEARER)).json())
+
+
+def test_forms_nest_by_their_brackets() -> None:
+    raw = "amount=5&metadata[a]=1&metadata[b]=%C3%A9&expand[]=x&expand[]=y.z&list[0][n]=1&list[1][n]=2&blank="
+    assert parse_form(raw) == {
+        "amount": "5",
+        "metadata": {"a": "1", "b": "é"},
+        "expand": ["x", "y.z"],
+        "list": [{"n": "1"}, {"n": "2"}],
+        "blank": "",
+    }
+
+
+@pytest.mark.parametrize(
+    "raw", ["a[b=1", "a[b]c=1", "a[b]=1&a[b][c]=1", "a=1&a[b]=1", "a[b][c][d][e][f]=1", b"\xff=1"]
+)
+def test_forms_that_are_none_are_refused(raw: str | bytes) -> None:
+    with pytest.raises(WireError):
+        parse_form(raw)

@@ -1,0 +1,124 @@
+"""The documentation is true: its code runs on a real service, its lists are whole, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+from holdfast.http.errors import ERROR_TABLE
+
+from .journeys.house import Service
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+ADDRESS = "http://127.0.0.1:8000"
+"""Where the documentation says that the service is."""
+
+_BLOCK = re.compile(
+    r"(?P<excuse><!-- not run by the tests: [^>]+ -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+class Block(NamedTuple):
+    """A fenced block of code."""
+
+    language: str
+    code: str
+    is_excused: bool
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The page's blocks, in order."""
+    found = _BLOCK.finditer(page.read_text("utf-8"))
+    return [Block(match["language"], match["code"], match["excuse"] is not None) for match in found]
+
+
+def script_of(page: Path, language: str) -> str:
+    """All that the page would have its reader run, in one piece."""
+    return "\n".join(b.code for b in blocks_of(page) if b.language == language and not b.is_excused)
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """One service for all pages."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-docs-"))
+    service = Service(folder)
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "sh")], ids=named)
+def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tmp_path: Path) -> None:
+    assert shutil.which("curl"), "the documentation's sessions need curl"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script_of(page, "sh").replace(ADDRESS, service.url)],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if page.name == "README.md":
+        with Image.open(tmp_path / "lighthouse.png") as image:
+            image.load()
+            assert image.size == (768, 512)
+        assert '"held_total":"0.00"' in done.stdout
+        assert '"status":"succeeded"' in done.stdout
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "python")], ids=named)
+def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
+    code = compile(script_of(page, "python").replace(ADDRESS, service.url), str(page), "exec")
+    exec(code, {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in _LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_every_error_is_told_with_its_status_and_no_other() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    told = {code: int(status) for status, code in re.findall(r"^\| (\d{3}) \| `(\w+)` \|", page, re.MULTILINE)}
+    assert told == {code: row.status for code, row in ERROR_TABLE.items()}
+
+
+def test_every_setting_is_told_and_no_other() -> None:
+    source = (ROOT / "src" / "holdfast" / "settings.py").read_text("utf-8")
+    read = set(re.findall(r"reader\.\w+\(\s*\"([A-Z_]+)\"", source))
+    read |= {"DATA_DIR", "DATABASE_URL", "OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET"}
+    page = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`[A-Z_`, ]+) \|", page, re.MULTILINE)
+    told = {name for cell in cells for name in re.findall(r"`([A-Z_]+)`", cell)}
+    assert told == read
+
+
+def test_every_make_target_is_told() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    described = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    assert set(phony[1].split()) == described

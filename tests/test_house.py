@@ -1,0 +1,124 @@
+"""The rules of the house that a machine can hold: imports, sizes, words, and what is nobody's business."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "holdfast"
+LINES_MAX = 400
+LONGER_FOR_A_REASON = {
+    "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
+    "supervision/directory.py": 560,  # the life of a keyed actor, from the first message to quarantine
+    "persistence/rows.py": 450,  # a list: one class and one statement for each kind of row
+}
+NEVER_WRITTEN = re.compile(
+    "|".join(
+        (
+            "/wo" + r"rk/\w",
+            "/ro" + "ot/",
+            "/ho" + r"me/\w",
+            "(?:pypi|npm)" + r"[.-]?(?:proxy|mirror|internal)",
+            "pythonhosted" + r"\.org",
+            "(?-i:TO" + "DO|FIX" + "ME|X" + r"XX)\b",
+            r"\b(?:clau" + "de|anthro" + "pic|chat" + r"gpt)\b",
+        )
+    ),
+    re.IGNORECASE,
+)
+
+
+def written_files() -> list[Path]:
+    """Every text file of the repository, as far as git knows it (or lies about, where there is no git)."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        found = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        folders = ("src", "tests", "benchmarks", "docs", ".ci")
+        found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+        found += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".lock"}]
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def test_imports_run_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(no_cache=True) == 0
+
+
+def test_no_package_below_tests_hides_one_of_pythons_own() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
+
+
+def test_modules_are_short_enough_to_have_one_idea() -> None:
+    lengths = {named(path): len(text_of(path).splitlines()) for path in MODULES}
+    assert {name: n for name, n in lengths.items() if n > LONGER_FOR_A_REASON.get(name, LINES_MAX)} == {}
+
+
+def test_exceptions_to_the_length_are_still_needed() -> None:
+    assert {name for name in LONGER_FOR_A_REASON if len(text_of(SOURCE / name).splitlines()) <= LINES_MAX} == set()
+
+
+def test_modules_say_what_they_are_for() -> None:
+    assert [named(path) for path in MODULES if not ast.get_docstring(ast.parse(text_of(path)))] == []
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    readers = [named(path) for path in MODULES if re.search(r"\bos\.(environ|getenv)\b", text_of(path))]
+    assert readers == ["settings.py"]
+
+
+def test_nothing_waits_on_another_loop_than_trios() -> None:
+    pattern = re.compile(r"^\s*(import|from) asyncio\b", re.MULTILINE)
+    assert [named(path) for path in MODULES if pattern.search(text_of(path))] == []
+
+
+def test_no_file_names_a_machine_or_leaves_work_for_later() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in written_files()
+        for match in NEVER_WRITTEN.finditer(text_of(path))
+    }
+    assert found == set()
+
+
+def test_the_lock_pins_exact_versions_and_no_addresses() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", pin) for pin in pins)
+    assert len(pins) > 50
+
+
+def test_the_check_of_a_clean_clone_can_be_run() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
