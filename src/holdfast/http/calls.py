@@ -18,6 +18,7 @@ import structlog
 import trio
 from quart import Request, Response
 from sqlalchemy import Connection
+from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.directory import Directory
 from holdfast.actors.messages import (
@@ -41,7 +42,7 @@ from holdfast.http.credentials import (
     lacking_scope,
     read_bearer,
 )
-from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
+from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault, refusal_of_http
 from holdfast.http.front import Front
 from holdfast.http.routes import Answer, Auth, Outcome, ReplayedAnswer, Route
 from holdfast.http.tracing import current_request_id
@@ -298,6 +299,9 @@ async def answer_call(front: Front, route: Route, request: Request, path: dict[s
         refusal = await call.prepare()
         outcome = await route.handler(call) if refusal is None else refusal
         return render(outcome)
+    except HTTPException as error:  # the framework's own limits on a body that is still coming in
+        refusal, headers = refusal_of_http(error)
+        return render_refusal(refusal, headers)
     except Exception as fault:
         return render_fault(fault)
     except BaseExceptionGroup as group:
