@@ -224,9 +224,16 @@ class Stage:
         self.change(card=replace(desk, **parts))
         return card, shelf
 
-    def order(self, order_id: str = "ord_" + "1" * 32, **fields: Any) -> Order:
+    def order(
+        self,
+        order_id: str = "ord_" + "1" * 32,
+        *,
+        account_id: str = ACCOUNT,
+        at: datetime = NOW,
+        **fields: Any,
+    ) -> Order:
         """An order of 10.00 as it is first written; ``fields`` replace the request's own."""
-        return make_order(order_id, ACCOUNT, self.now, **fields)
+        return make_order(order_id, account_id, at, **fields)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
