@@ -17,7 +17,6 @@ LINES_MAX = 400
 LONGER_FOR_A_REASON = {
     "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
     "supervision/directory.py": 560,  # the life of a keyed actor, from the first message to quarantine
-    "persistence/rows.py": 450,  # a list: one class and one statement for each kind of row
 }
 NEVER_WRITTEN = re.compile(
     "|".join(

@@ -7,19 +7,18 @@ production they must be given, and weak ones are refused.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import hmac
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+from holdfast.kept_secrets import kept_secret
 from holdfast.ledger.money import parse_amount
 
 S = TypeVar("S", bound=str)
@@ -99,6 +98,7 @@ class Settings:
     pool_size: int
     shutdown_s: float
     studio_port: int
+    card_emulator_port: int
     idempotency_ttl_s: int
     warnings: tuple[str, ...] = ()
 
@@ -179,6 +179,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         pool_size=reader.whole("POOL_SIZE", 8, most=100),
         shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
         studio_port=reader.whole("STUDIO_PORT", 0, least=0, most=65535),
+        card_emulator_port=reader.whole("CARD_EMULATOR_PORT", 0, least=0, most=65535),
         idempotency_ttl_s=reader.whole("IDEMPOTENCY_TTL_S", 86_400, least=60),
         operator_token="",
         callback_secret="",
@@ -359,27 +360,9 @@ def _development_secrets(data_dir: Path, given: Mapping[str, str | None]) -> dic
     try:
         data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        return {name: value or _kept_secret(folder / name.lower()) for name, value in given.items()}
+        return {name: value or kept_secret(folder / name.lower()) for name, value in given.items()}
     except OSError as exc:
         raise SettingsFault((f"{PREFIX}DATA_DIR: secrets cannot be kept in {folder}: {exc.strerror}",)) from exc
-
-
-def _kept_secret(path: Path) -> str:
-    """Read a secret's file, or make it whole in one step: of racing processes one wins and all agree."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text("ascii").strip()
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        draft.touch(mode=0o600, exist_ok=False)
-        with draft.open("w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(36) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path.read_text("ascii").strip()
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:

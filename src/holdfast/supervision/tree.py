@@ -8,13 +8,16 @@
     ├── accounts        keyed          need the journal
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
-    ├── workers         one_for_one    do errands for tasks; none needs another
+    ├── workers         one_for_one    do errands for tasks and orders; none needs another
     │   ├── dispatcher
     │   ├── desk
     │   ├── hosting
+    │   ├── reconciler                 compares card orders with their provider
+    │   ├── order-sweeper              ends orders that nobody has paid in time
     │   └── sweeper
     └── emulators       one_for_one    development only; strangers to each other
-        └── studio
+        ├── studio
+        └── card
 
 A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
 their mailboxes stay. Keyed groups guard themselves with two budgets (see :mod:`holdfast.supervision.directory`),
