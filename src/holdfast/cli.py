@@ -11,7 +11,8 @@ import typer
 
 import holdfast
 from holdfast.ledger.catalog import CatalogFault, load_catalog
-from holdfast.persistence.audit import Check, run_audit
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.audit_checks import Check
 from holdfast.persistence.database import DatabaseAway, DatabaseTooOld, connected
 from holdfast.persistence.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
 from holdfast.persistence.migrate import MigrationRefused, migrate, pending

@@ -38,8 +38,8 @@ from holdfast.persistence.database import Database, connected
 from holdfast.persistence.order_loading import find_order, load_order
 from holdfast.persistence.units import NotWritten, Unit, Verdict
 from holdfast.persistence.writer import BatchWriter
-from holdfast.supervision.directory import KeyedLimits
 from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.keyed_slots import KeyedLimits
 
 CREDIT = 1_000_000
 HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
