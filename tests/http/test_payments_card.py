@@ -114,7 +114,7 @@ async def test_the_client_secret_is_kept_nowhere(
         (CardRateLimited(17), 503, "provider_rate_limited"),
     ],
 )
-async def test_a_provider_in_trouble_leaves_the_order_pending_and_the_key_reusable(
+async def test_a_provider_in_trouble_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], fault: Any, status: int, code: str
 ) -> None:
     card, _ = desk
@@ -210,6 +210,20 @@ async def test_the_webhook_credits_and_answers_everything_but_the_secret(
     assert command.body == json.dumps(told).encode()
     again = await tell(world, told)
     assert (again.status_code, await again.get_json()) == (200, body)
+
+
+async def test_the_kept_event_has_lost_its_client_secret_and_nothing_else(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    told = paid_event(order, client_secret='pi_1_secret_"\\x')
+    assert (await tell(world, told)).status_code == 200
+    (_, command) = world.accounts.asked[-1]
+    assert isinstance(command, HearPayment)
+    assert json.loads(command.body) == paid_event(order, client_secret=None)
+    unmatched = paid_event({"order_id": "ord_" + "9" * 32}, client_secret="pi_2_secret")
+    await tell(world, unmatched)
+    assert b"pi_2_secret" not in desk[1].kept[0][3]
 
 
 async def test_the_providers_own_name_of_the_header_is_understood(

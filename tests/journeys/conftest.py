@@ -12,6 +12,8 @@ from typing import TypeAlias
 import httpx
 import pytest
 
+from holdfast.persistence.embedded import EmbeddedPostgres
+
 from .house import Customer, Service
 from .quiet_provider import QuietProvider, quiet_provider
 
@@ -19,7 +21,8 @@ NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
-def _folder() -> Path:
+def new_folder() -> Path:
+    """A folder for a service's own."""
     # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
     return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
 
@@ -27,7 +30,7 @@ def _folder() -> Path:
 @pytest.fixture(scope="session")
 def house() -> Iterator[Service]:
     """A running service that tests share; nobody may break it."""
-    folder = _folder()
+    folder = new_folder()
     service = Service(folder)
     try:
         service.start()
@@ -45,7 +48,7 @@ def new_service() -> Iterator[NewService]:
     made: list[tuple[Service, Path]] = []
 
     def make(**settings: str) -> Service:
-        folder = _folder()
+        folder = new_folder()
         service = Service(folder, **settings)
         made.append((service, folder))
         return service
@@ -68,7 +71,7 @@ def provider() -> Iterator[QuietProvider]:
 @pytest.fixture(scope="session")
 def quiet_house(provider: QuietProvider) -> Iterator[Service]:
     """A running service whose only provider is the quiet one."""
-    folder = _folder()
+    folder = new_folder()
     service = Service(folder, CATALOG=str(provider.write_catalog(folder)))
     try:
         service.start()
@@ -95,3 +98,16 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
             return customer
 
         yield make
+
+
+@pytest.fixture
+def shared_url() -> Iterator[str]:
+    """A database for several services."""
+    folder = new_folder()
+    server = EmbeddedPostgres(folder)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        server.release()
+        shutil.rmtree(folder)

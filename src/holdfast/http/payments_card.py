@@ -8,6 +8,7 @@ webhook asks nobody outside, so that it answers quickly whatever the provider is
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Final
 
 import msgspec
@@ -66,6 +67,8 @@ _REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
     "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
 }
+
+_CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 log = structlog.get_logger("holdfast.http")
 
@@ -156,18 +159,19 @@ async def hear_card_webhook(call: Call) -> Outcome:
     if verdict != "valid":
         return _REFUSED[verdict]
     event = parse_card_event(body)
+    kept = _without_secrets(body)
     if isinstance(event, Refusal):
         # It has no id of its own to be kept under.
-        await desk.unmatched.keep(f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, body)
+        await desk.unmatched.keep(f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, kept)
         return event
     if event.payment is None:
-        await desk.unmatched.keep(event.event_id, event.type, "ignored", body)
+        await desk.unmatched.keep(event.event_id, event.type, "ignored", kept)
         return EventIgnored(event.event_id)
     order = await _order_of(front, event)
     if order is None:
-        await desk.unmatched.keep(event.event_id, event.type, "unmatched", body)
+        await desk.unmatched.keep(event.event_id, event.type, "unmatched", kept)
         return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
-    command = HearPayment(order_id=order.order_id, event=event.payment, body=body)
+    command = HearPayment(order_id=order.order_id, event=event.payment, body=kept)
     heard = await call.ask(front.accounts, order.account_id, command)
     return heard if isinstance(heard, Refusal) else payment_order_body(heard.order)
 
@@ -238,6 +242,11 @@ def _refusal_of(fault: CardFault) -> Refusal:
                 code="provider_unavailable",
                 message="The card provider cannot be reached; repeat the call with its Idempotency-Key.",
             )
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """An event as it may be kept: intents come with the secret by which their customer pays."""
+    return _CLIENT_SECRET.sub(rb"\1null", body)
 
 
 def _signature(call: Call) -> str:
