@@ -41,35 +41,62 @@ def card_line(settings: Settings, *, local_url: str) -> CardLine | None:
     None in production without a key: card payments are refused there rather than pretended.
     """
     if settings.card_api_key is not None:
-        return CardLine(
-            provider=StripeProvider(settings.card_api_key, api_base=settings.card_api_base),
-            webhook_secrets=settings.card_webhook_secrets,
-            publishable_key=settings.card_publishable_key,
-            livemode=_livemode(settings.card_api_key),
-        )
+        return _configured(settings, settings.card_api_key)
     if settings.is_production:
         return None
-    port = noted_port(settings.data_dir / "card.port", wanted=settings.card_emulator_port)
-    url = f"http://{EMULATOR_HOST}:{port}"
-    api_key = "sk_test_" + settings.derived_key("card emulator key").hex()
-    webhook_secret = "whsec_" + settings.derived_key("card emulator webhooks").hex()
+    port = noted_port(_note(settings), wanted=settings.card_emulator_port)
     run = partial(
         serve_card_emulator,
-        api_key=api_key,
-        webhook_secret=webhook_secret,
+        api_key=_emulator_key(settings),
+        webhook_secret=_emulator_webhook_secret(settings),
         webhook_url=lambda: local_url + WEBHOOK_PATH,
         files_dir=settings.data_dir / "card",
         host=EMULATOR_HOST,
         port=port,
     )
+    return _stand_in(settings, port, emulator=partial(RunningChild, run))
+
+
+def card_line_beside(settings: Settings) -> CardLine | None:
+    """The card provider of a service that runs, or ran, with these settings; its stand-in is left to itself."""
+    if settings.card_api_key is not None:
+        return _configured(settings, settings.card_api_key)
+    note = _note(settings)
+    port = settings.card_emulator_port or (int(note.read_text()) if note.is_file() else 0)
+    return None if settings.is_production or not port else _stand_in(settings, port)
+
+
+def _configured(settings: Settings, api_key: str) -> CardLine:
     return CardLine(
-        provider=StripeProvider(api_key, api_base=url),
-        webhook_secrets=(webhook_secret,),
+        provider=StripeProvider(api_key, api_base=settings.card_api_base),
+        webhook_secrets=settings.card_webhook_secrets,
+        publishable_key=settings.card_publishable_key,
+        livemode=_livemode(api_key),
+    )
+
+
+def _stand_in(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardLine:
+    url = f"http://{EMULATOR_HOST}:{port}"
+    return CardLine(
+        provider=StripeProvider(_emulator_key(settings), api_base=url),
+        webhook_secrets=(_emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
-        emulator=partial(RunningChild, run),
+        emulator=emulator,
         emulator_url=url,
     )
+
+
+def _note(settings: Settings) -> Path:
+    return settings.data_dir / "card.port"
+
+
+def _emulator_key(settings: Settings) -> str:
+    return "sk_test_" + settings.derived_key("card emulator key").hex()
+
+
+def _emulator_webhook_secret(settings: Settings) -> str:
+    return "whsec_" + settings.derived_key("card emulator webhooks").hex()
 
 
 def noted_port(note: Path, *, wanted: int = 0) -> int:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from holdfast.actors.faults import AskFault, Crashed
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.worker import WorkerPost
-from holdfast.card_wiring import card_line
+from holdfast.card_wiring import card_line_beside
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.order_moves import LOOK_UNTIL_S
 from holdfast.persistence.database import Database
@@ -54,7 +54,7 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
 
 
 async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
-    line = card_line(settings, local_url="")
+    line = card_line_beside(settings)
     if line is None:
         raise NoCardProvider
     database = Database(database_url, pool_size=LOOKS_AT_ONCE_MAX)
