@@ -39,7 +39,7 @@ from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.rows import AccountRow, ApiKeyRow
 from holdfast.persistence.units import Committed, Unit
 from holdfast.persistence.writer import BatchWriter
-from holdfast.service import calm_collector
+from holdfast.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     seconds = parser.parse_args().seconds
     with fresh_database() as (url, folder):
-        calm_collector()
+        tune_interpreter()
         print(describe(folder))
         for name, accounts_count in (("1000 accounts", 1000), ("one hot account", 1)):
             run = trio.run(actors, url, accounts_count, seconds)

@@ -113,6 +113,45 @@ async def test_a_body_above_the_limit_is_413_whether_or_not_it_says_so(stage: St
     await stage.refused(response, 413, "request_too_large")
 
 
+async def test_a_body_above_every_limit_that_does_not_say_so_is_413(stage: Stage) -> None:
+    headers = {"Content-Type": "application/json"}
+    part = b"a" * 65536
+    async with stage.app.test_client().request(OTP, method="POST", headers=headers) as connection:
+        for _ in range(stage.front.settings.body_bytes_max // len(part) + 1):
+            await connection.send(part)
+        await connection.send_complete()
+    await stage.refused(await connection.as_response(), 413, "request_too_large")
+
+
+@pytest.mark.parametrize(("target", "status"), [(b"/v2/nowhere", b"404"), (b"/v2/task/create", b"401")])
+async def test_a_connection_serves_on_after_an_answer_that_came_before_the_body(
+    stage: Stage, target: bytes, status: bytes
+) -> None:
+    heads, body = _request(b"POST", target, b"localhost", b"{" * 200_000).split(b"\r\n\r\n")
+    with trio.fail_after(10):
+        async with stage.serving() as base, await _connect(base) as stream:
+            await stream.send_all(heads.replace(b"Connection: close\r\n", b"") + b"\r\n\r\n")
+            await trio.sleep(0.05)  # the handler has refused by now, and no byte of the body has been sent
+            await stream.send_all(body)
+            assert (await _answer(stream)).split()[1] == status
+            await stream.send_all(_request(b"GET", b"/healthz", b"localhost"))
+            assert (await _answer(stream)).split()[1] == b"200"
+
+
+async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connection_closed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.http.connection.REST_OF_BODY_S", 0.05)
+    heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with trio.fail_after(5):
+        async with stage.serving() as base, await _connect(base) as stream:
+            await stream.send_all(heads)
+            answer = await _answer(stream)
+            assert answer.split()[1] == b"404"
+            assert b"connection: close" in answer.lower()
+            assert await stream.receive_some() == b""
+
+
 async def test_too_many_or_too_large_headers_are_refused(stage: Stage) -> None:
     stage.configure(header_count_max=20, header_bytes_max=2000)
     many = {f"X-Many-{number}": "x" for number in range(30)}
@@ -189,16 +228,24 @@ def _request(method: bytes, target: bytes, host: bytes, body: bytes = b"") -> by
     return b"\r\n".join(heads) + b"\r\n\r\n" + body
 
 
+async def _connect(base: str) -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
+
+
 async def _exchange(base: str, request: bytes) -> bytes:
-    """Send one request and read its answer by the length it tells."""
-    stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
-    async with stream:
+    """Send one request over a connection of its own, and read its answer."""
+    async with await _connect(base) as stream:
         await stream.send_all(request)
-        answer = b""
-        async for block in stream:
-            answer += block
-            heads, found, body = answer.partition(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", heads.lower())
-            if found and (request.startswith(b"HEAD") or (length and len(body) >= int(length[1]))):
-                break
-        return answer
+        return await _answer(stream, bodiless=request.startswith(b"HEAD"))
+
+
+async def _answer(stream: trio.SocketStream, *, bodiless: bool = False) -> bytes:
+    """Read one answer by the length it tells."""
+    answer = b""
+    async for block in stream:
+        answer += block
+        heads, found, body = answer.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", heads.lower())
+        if found and (bodiless or (length and len(body) >= int(length[1]))):
+            break
+    return answer

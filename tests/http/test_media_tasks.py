@@ -183,6 +183,20 @@ async def test_what_was_accepted_is_replayed_though_the_quote_has_expired(world:
     await world.refused(response, 401, "invalid_api_key")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [{"json": {}}, {"data": b"x"}, {"json": {"model": "m", "input": {}}, "headers": {"Idempotency-Key": ""}}],
+)
+async def test_a_revoked_key_learns_nothing_from_a_faulty_body_even_if_it_was_just_in_use(
+    world: World, sent: dict[str, Any]
+) -> None:
+    world.accounts.answer = accepted()
+    assert (await world.as_key("POST", CREATE, json=POSTER)).status_code == 200
+    assert (await world.as_key("POST", CREATE, **sent)).status_code in {400, 415}
+    await world.write(tables.api_keys.update().values(revoked_at=world.now))
+    await world.refused(await world.as_key("POST", CREATE, **sent), 401, "invalid_api_key")
+
+
 async def test_a_language_model_does_not_run_as_a_task(world: World) -> None:
     body = {"model": "gateway/chat-1", "input": {}}
     await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")

@@ -76,6 +76,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_S
         while not self._is_ready():

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import trio
 
-from .house import ENDED, Customer, Totals, ok
+from .house import ENDED, Customer, Totals, ok, until
 
 PATIENCE_S = 0.25
 """What a client waits after it got no answer, or was turned away."""
@@ -32,12 +32,13 @@ class Witness:
     ends: dict[str, str] = field(default_factory=dict)
     turned_away: list[httpx.Response] = field(default_factory=list)
     answered: int = 0
+    is_stopping: bool = False
     _numbers: Any = field(default_factory=itertools.count)
 
     async def work(self) -> None:
-        """Create tasks, look at them and cancel some, until cancelled oneself. A lost answer is no answer."""
+        """Create tasks, look at them and cancel some, until told to stop. A lost answer is no answer."""
         rng = random.Random(self.seed + next(self._numbers))
-        while True:
+        while not self.is_stopping:
             key = f"key-{next(self._numbers)}"
             self.keys.append(key)
             request_id = await self._create(key)
@@ -52,7 +53,7 @@ class Witness:
     async def hold_to_it(self) -> None:
         """What was answered is there; what was not can be repeated under its key, and then is there once."""
         for key in self.keys:
-            answer = await self.customer.create(key=key)
+            answer = await self._repeat(key)
             body = ok(answer)
             if key in self.created:
                 assert body == self.created[key]
@@ -64,6 +65,15 @@ class Witness:
         assert set(tasks) == made
         for request_id, status in self.ends.items():
             assert tasks[request_id]["status"] == status
+
+    async def _repeat(self, key: str) -> httpx.Response:
+        """The same call again, by a client that waits when told to."""
+
+        async def answered() -> httpx.Response | None:
+            answer = await self.customer.create(key=key)
+            return None if answer.status_code == 503 else answer
+
+        return await until(answered)
 
     async def settle(self, credit: Decimal, *, within_s: float = 180.0) -> dict[str, dict[str, Any]]:
         """All tasks end by themselves, and the credit is what it was less what they cost."""

@@ -57,7 +57,7 @@ async def under_load(service: Service, customer: Customer, trouble: Callable[[],
         await went_on(30)
         await trouble()
         await went_on(30)
-        nursery.cancel_scope.cancel()
+        witness.is_stopping = True
     for answer in witness.turned_away:
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["Retry-After"]) >= 1

@@ -26,6 +26,7 @@ from holdfast.http import (
     usage_log,
 )
 from holdfast.http.calls import answer_call, render_fault, render_refusal
+from holdfast.http.connection import FrontConnection
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
 from holdfast.http.interface_pages import interface_pages
@@ -63,6 +64,7 @@ class FrontApp(QuartTrio):
     """Quart on trio, with our answer to everything that goes wrong around a handler."""
 
     front: Front
+    asgi_http_class = FrontConnection
 
     def prepare_routing(self) -> None:
         """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""

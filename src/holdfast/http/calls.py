@@ -42,7 +42,7 @@ from holdfast.http.credentials import (
     lacking_scope,
     read_bearer,
 )
-from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault, refusal_of_http
+from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
 from holdfast.http.front import Front
 from holdfast.http.routes import Answer, Auth, Outcome, ReplayedAnswer, Route
 from holdfast.http.tracing import current_request_id
@@ -104,7 +104,8 @@ class Call:
         self.raw = raw
         if self.route.raw_body_bytes_max is not None:
             return None
-        return self._read_body(raw)
+        refusal = self._read_body(raw)
+        return None if refusal is None else await self.refuse_proved(refusal)
 
     def _read_body(self, raw: bytes) -> Refusal | None:
         shape = self.route.body
@@ -203,6 +204,12 @@ class Call:
             self._note_use(used[-1])
         return answer
 
+    async def refuse_proved(self, refusal: Refusal) -> Refusal:
+        """The refusal, unless the caller's API key opens nothing any more: the hot path has not looked by then."""
+        if self.route.auth is not Auth.API_KEY:
+            return refusal
+        return await self.read_as_key(lambda _rows, _key: refusal)
+
     async def account_of_caller(self) -> str | None:
         """The account of a credential that is optional here; one that opens nothing counts as none."""
         if self.bearer is None:
@@ -292,16 +299,18 @@ def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[
 
 
 async def answer_call(front: Front, route: Route, request: Request, path: dict[str, str]) -> Response:
-    """Serve one call: prepare, handle, render. Only cancellation leaves it as an exception."""
+    """Serve one call: prepare, handle, render.
+
+    Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.
+    """
     call = Call(front, route, request, path)
     outcome: Outcome
     try:
         refusal = await call.prepare()
         outcome = await route.handler(call) if refusal is None else refusal
         return render(outcome)
-    except HTTPException as error:  # the framework's own limits on a body that is still coming in
-        refusal, headers = refusal_of_http(error)
-        return render_refusal(refusal, headers)
+    except HTTPException:
+        raise
     except Exception as fault:
         return render_fault(fault)
     except BaseExceptionGroup as group:

@@ -75,7 +75,7 @@ async def create_task(call: Call) -> Outcome:
     assert call.known_key is not None
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
-        return idempotency
+        return await call.refuse_proved(idempotency)
     account_id = call.known_key.account_id
     command = _command(call, account_id, call.known_key.key_id, idempotency)
     reply = (
@@ -185,7 +185,7 @@ async def retry_task(call: Call) -> Outcome:
     """The original stays as it is; the new task points to it."""
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
-        return idempotency
+        return await call.refuse_proved(idempotency)
     found = await _own_task_and_key(call)
     if isinstance(found, Refusal):
         return found

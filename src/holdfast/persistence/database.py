@@ -219,6 +219,9 @@ class Database:
                 first = False
                 await self._watch()
                 _log.warning("the database is away: %s", self.gate.reason)
+                # What lies idle in the pools may be lost too, and would seem to take the database away again.
+                self._engine.dispose()
+                self._work_engine.dispose()
         finally:
             self.close()
 

@@ -40,8 +40,12 @@ async def run_studio_process(
         "port": port,
         "log_format": log_format,
     }
+    # A session of its own: a Ctrl-C at the terminal is for the service, which then ends the studio in its turn.
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "holdfast.providers.studio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "holdfast.providers.studio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
