@@ -1,8 +1,8 @@
-"""Payment orders from their rows, and whose order a provider's event belongs to."""
+"""Payment orders from their rows, for whoever changes them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -10,13 +10,6 @@ from sqlalchemy import Connection, func, select
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database
-
-
-class OrderKey(NamedTuple):
-    """Where an order is: its account, by whose actor it is changed, and its id."""
-
-    account_id: str
-    order_id: str
 
 
 def load_order(connection: Connection, order_id: str, *, account_id: str | None = None) -> Order | None:
@@ -37,40 +30,6 @@ def order_of(row: Any) -> Order:
         request=msgspec.convert(row.request, OrderRequest),
         state=msgspec.convert(row.state, OrderState),
     )
-
-
-def find_order(
-    connection: Connection,
-    provider: str,
-    *,
-    order_id: str | None = None,
-    payment_id: str | None = None,
-    charge_id: str | None = None,
-) -> OrderKey | None:
-    """The order that a provider's event speaks of: as it says itself, or by the payment or charge it names.
-
-    An event that names an order we do not have belongs to none, whatever else it names.
-    """
-    orders = tables.orders
-    named = (
-        (orders.c.order_id, order_id),
-        (orders.c.provider_payment_id, payment_id),
-        (orders.c.provider_charge_id, charge_id),
-    )
-    for column, value in named:
-        if value is None:
-            continue
-        found = connection.execute(
-            select(orders.c.account_id, orders.c.order_id)
-            .where(column == value, orders.c.provider == provider)
-            .order_by(orders.c.order_id)
-            .limit(1)
-        ).one_or_none()
-        if found is not None:
-            return OrderKey(found.account_id, found.order_id)
-        if column is orders.c.order_id:
-            return None
-    return None
 
 
 def payment_is_anothers(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
