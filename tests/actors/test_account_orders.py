@@ -34,8 +34,8 @@ from holdfast.ledger.payment_snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sandbox_signature import SandboxValues
 from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import Database, connected
-from holdfast.persistence.order_loading import load_order
+from holdfast.persistence.database import Database, DatabaseAway, connected
+from holdfast.persistence.order_loading import OrderReads, load_order
 from holdfast.persistence.units import NotWritten, Unit, Verdict
 from holdfast.persistence.writer import BatchWriter
 from holdfast.supervision.intensity import Backoff
@@ -192,7 +192,7 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_world: StartWorld
         one_more = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
-    assert {refusal.code for refusal in refused} == {"concurrency_limit_exceeded"}
+    assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
     assert isinstance(one_more, OrderHeard)
 
 
@@ -261,6 +261,33 @@ async def test_decisions_that_come_to_nothing_are_made_again_and_posted_once(
     assert (await totals(database, account_id))[0] == 6 * 6 * CREDIT
     assert {(await stored(database, order.order_id)).net_micro for order in orders} == {6 * CREDIT}
     assert_audit_clean(database)
+
+
+async def test_a_message_whose_order_cannot_be_read_now_is_decided_when_it_can(
+    world: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = OrderReads.order, 3
+
+    async def away_at_first(self: OrderReads, account_id: str, order_id: str) -> Order | None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise DatabaseAway("gone for a moment")
+        return await read(self, account_id, order_id)
+
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        # Another incarnation, which does not remember the order.
+        bump = text("update accounts set version = version + 1 where id = :id")
+        await world.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
+        await world.accounts.ask(account_id, Recharge(CREDIT))
+        monkeypatch.setattr(OrderReads, "order", away_at_first)
+        after = await told(world, order, payments.paid(order.order_id))
+    assert failures < 0
+    assert after.status == "credited"
+    assert await totals(world.database, account_id) == (11 * CREDIT, 0, 2)
+    assert world.reporter.recent() == ()
 
 
 async def test_more_orders_than_are_remembered_lose_nothing_while_undurable(world: Any, payments: Any) -> None:

@@ -16,10 +16,13 @@ import trio
 from sqlalchemy import text
 
 from holdfast import metrics
+from holdfast.actors.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.messages import OrderHeard
 from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment
+from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
+from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders import Order
@@ -27,6 +30,7 @@ from holdfast.ledger.payment_facts import Paid
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.database import Database, connected
 from holdfast.persistence.order_loading import load_order
+from holdfast.persistence.units import NotWritten, Unit, Unknown, Verdict
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.emulator.service import serve_card_emulator
 from holdfast.providers.card.stripe_adapter import StripeProvider
@@ -405,3 +409,55 @@ async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
             await worker.stop()
     assert metrics.ORDERS_HELD._value.get() == 1
     assert metrics.ORDERS_MISMATCHED._value.get() == 1
+
+
+# --------------------------------------------------------------------------------------------- events of no order
+
+
+async def test_events_of_no_order_are_kept_once_and_swept_after_ninety_days(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"first")
+        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
+        await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
+        event = office.payments.paid(order.order_id)
+        await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"{}"))
+        rows = text("select event_id, body from payment_events order by event_id")
+        kept = await office.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
+        await office.change(
+            "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
+        )
+        swept = await Sweeper(WorkerPost("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
+        left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
+    assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
+    assert swept["payment_events"] == 1
+    assert left == {"evt_new", event.event_id}
+
+
+async def test_an_event_that_was_of_no_order_is_taken_in_when_it_is_told_again(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        event = office.payments.paid(order.order_id)
+        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        await inbox.keep(event.event_id, event.type, "unmatched", b"early")
+        heard = await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"late"))
+    assert heard.verdict == "applied"
+    assert await office.balance() == 10 * CREDIT
+    office.assert_audit_clean()
+
+
+async def test_an_event_that_cannot_be_kept_is_not_taken_for_kept() -> None:
+    class Refusing:
+        verdict: Verdict = NotWritten("away")
+
+        async def write(self, _unit: Unit) -> Verdict:
+            return self.verdict
+
+    journal = Refusing()
+    inbox = PaymentInbox("cardprovider", journal, utc_now)  # type: ignore[arg-type]  # only writes
+    with trio.fail_after(30), pytest.raises(Unavailable):
+        await inbox.keep("evt_1", "t", "unmatched", b"")
+    journal.verdict = Unknown("lost")
+    with trio.fail_after(30), pytest.raises(OutcomeUnknown):
+        await inbox.keep("evt_1", "t", "unmatched", b"")

@@ -130,7 +130,7 @@ class AccountOrders:
         if waiting >= self._pending_max:
             return OrderTurn(
                 Refusal(
-                    code="concurrency_limit_exceeded",
+                    code="too_many_open_orders",
                     message=f"This account has {waiting} unpaid payment orders, as many as it may.",
                     retry_after_s=60,
                 )

@@ -299,6 +299,7 @@ payment_events = Table(
     Column("body", LargeBinary, nullable=False),
     PrimaryKeyConstraint("provider", "event_id"),
     Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
+    Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
 )
 
 journal_batches = Table(

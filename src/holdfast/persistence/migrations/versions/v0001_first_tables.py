@@ -184,6 +184,13 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("order_id is not null"),
     )
+    op.create_index(
+        "ix_payment_events_unmatched",
+        "payment_events",
+        ["received_at"],
+        unique=False,
+        postgresql_where=sa.text("order_id is null"),
+    )
     op.create_table(
         "postings",
         sa.Column("account_id", sa.Text(), nullable=False),
