@@ -18,7 +18,7 @@ from sqlalchemy import text
 from holdfast import metrics
 from holdfast.actors.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.messages import OrderHeard
-from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment
+from holdfast.actors.order_messages import AttachIntent, CreateOrder, ExpireOrder, HearPayment
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
@@ -26,7 +26,7 @@ from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders import Order
-from holdfast.ledger.payment_facts import Paid
+from holdfast.ledger.payment_facts import Attempt, Paid
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.database import Database, connected
 from holdfast.persistence.order_loading import load_order
@@ -315,6 +315,26 @@ async def test_an_unpaid_card_order_is_ended_with_its_intent(office: Office) -> 
     assert (after.status, after.statuses.processing_status) == ("expired", "canceled")
     assert seen.status == "canceled"
     office.assert_audit_clean()
+
+
+async def test_a_webhook_of_the_cancelling_that_comes_first_leaves_the_order_expired_all_the_same(
+    office: Office,
+) -> None:
+    with trio.fail_after(30):
+        orders = [await office.order(expires_at=utc_now() - PAST) for _ in range(2)]
+        canceled, after = [], []
+        for order, late_s in zip(orders, (1, -10), strict=True):
+            at = int(order.request.expires_at.timestamp()) + late_s
+            fact = Attempt(status="canceled", at=at, reason="abandoned")
+            told = HearPayment(order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}")
+            canceled.append(await office.world.accounts.ask(office.account_id, told))
+            after.append(await office.world.accounts.ask(office.account_id, ExpireOrder(order.order_id)))
+    assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
+    # The second one was cancelled while it could still be paid: that was somebody's will, not time.
+    assert [(heard.verdict, heard.order.status) for heard in after] == [
+        ("applied", "expired"),
+        ("ignored", "canceled"),
+    ]
 
 
 async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(office: Office) -> None:
