@@ -38,7 +38,7 @@ from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import LocalStore
 from holdfast.providers.guarded import GuardedClient
-from holdfast.providers.mail import DevelopmentMailer, Mailer, SmtpMailer
+from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings
 from holdfast.shelf import Shelf, studio_token
@@ -320,7 +320,7 @@ def _card_desk(card: CardLine, inbox: PaymentInbox) -> CardDesk:
 def _mailer(settings: Settings) -> Mailer:
     if settings.smtp_url is not None:
         return SmtpMailer(settings.smtp_url, settings.mail_from)
-    return DevelopmentMailer(Path(settings.data_dir) / "mail")
+    return NoMailer() if settings.is_production else DevelopmentMailer(Path(settings.data_dir) / "mail")
 
 
 def _callback_url(shelf: Shelf, provider: str, public_url: str, local_url: str) -> str:

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+import trio
 
 from holdfast.http.asset_files import Span, read_range
 from holdfast.ledger.refusals import Refusal
@@ -97,14 +99,20 @@ async def test_what_the_caller_has_is_not_sent_again(world: World) -> None:
     assert (await world.call("GET", path, headers=stale)).status_code == 200
 
 
-async def test_head_opens_no_file(world: World) -> None:
-    response = await world.call("HEAD", await kept(world, stored=False))
-    assert (response.status_code, await response.get_data()) == (200, b"")
+async def test_head_opens_no_file_and_tells_its_length(world: World) -> None:
+    path = await kept(world, stored=False)
+    with trio.fail_after(5):
+        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
+            whole, part = await client.head(path), await client.head(path, headers={"Range": "bytes=0-9"})
+    assert (whole.status_code, whole.headers["Content-Length"]) == (200, str(len(DATA)))
+    assert (part.status_code, part.headers["Content-Length"]) == (206, "10")
+    assert whole.content == part.content == b""
 
 
 async def test_links_are_ours_or_forbidden_and_end(world: World) -> None:
     path = await kept(world)
-    for wrong in (path[:-1] + "0", path[:-1], path.replace("asset_a", "asset_b"), "/v2/assets/asset_a",
+    other = path[:-1] + ("1" if path.endswith("0") else "0")
+    for wrong in (other, path[:-1], path.replace("asset_a", "asset_b"), "/v2/assets/asset_a",
                   path + "&sig=" + "0" * 64, path.replace("exp=", "exp=1")):  # fmt: skip
         await world.refused(await world.call("GET", wrong), 403, "invalid_link")
     await world.refused(await world.call("GET", link(world, for_s=0)), 410, "asset_expired")

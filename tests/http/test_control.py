@@ -252,6 +252,13 @@ async def test_only_ones_own_keys_can_be_revoked(world: World) -> None:
     assert world.accounts.asked == [(world.account_id, RevokeApiKey(world.key_id))]
 
 
+async def test_revoking_a_revoked_key_tells_when_that_was(world: World) -> None:
+    await world.write(tables.api_keys.update().values(revoked_at=world.now))
+    answer = await (await world.as_session("DELETE", f"/v2/control/api-keys/{world.key_id}")).get_json()
+    assert answer == {"api_key_id": world.key_id, "revoked_at": "2026-11-20T12:00:00.000Z"}
+    assert world.accounts.asked == []
+
+
 def recharged(world: World) -> Recharged:
     return Recharged("op_1", 2_500_000, AccountSummary(world.account_id, 12_500_000, 240_000))
 

@@ -9,9 +9,10 @@ from email import message_from_bytes, policy
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
-from holdfast.providers.mail import DevelopmentMailer, MailFault, SmtpMailer, write_code
+from holdfast.providers.mail import DevelopmentMailer, MailFault, NoMailer, SmtpMailer, write_code
 
 
 class Post:
@@ -186,3 +187,10 @@ async def test_development_mail_that_cannot_be_written_is_a_fault(tmp_path: Path
     (tmp_path / "mail").write_bytes(b"")
     with pytest.raises(MailFault):
         await DevelopmentMailer(tmp_path / "mail").send_code("ann@example.com", "123456", 600)
+
+
+async def test_without_a_mail_server_production_tells_a_code_to_nobody() -> None:
+    with structlog.testing.capture_logs() as lines, pytest.raises(MailFault) as fault:
+        await NoMailer().send_code("ann@example.com", "123456", 600)
+    assert lines == []
+    assert "123456" not in str(fault.value)

@@ -100,14 +100,16 @@ async def revoke_api_key(call: Call) -> Outcome:
     found = await call.read_as_session(
         lambda rows, session: (
             session.account_id,
-            any(key.key_id == key_id for key in api_keys_of_account(rows, session.account_id)),
+            [key for key in api_keys_of_account(rows, session.account_id) if key.key_id == key_id],
         )
     )
     if isinstance(found, Refusal):
         return found
-    account_id, is_ours = found
-    if not is_ours:
+    account_id, ours = found
+    if not ours:
         return _KEY_NOT_FOUND
+    if ours[0].revoked_at is not None:
+        return ApiKeyRevokedBody(api_key_id=key_id, revoked_at=format_time(ours[0].revoked_at))
     revoked = await call.ask(call.front.accounts, account_id, RevokeApiKey(key_id=key_id))
     if isinstance(revoked, Refusal):
         return revoked

@@ -86,7 +86,9 @@ async def fetch_asset(call: Call) -> Outcome:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{asset.bytes}"
     status = 200 if span is None else 206
     if request.method == "HEAD":
-        return Response(b"", status=status, headers=headers)
+        bare = Response(b"", status=status, headers=headers)
+        bare.headers["Content-Length"] = headers["Content-Length"]  # of the file, not of this body
+        return bare
     # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
     key = asset_key(asset.sha256, _extension(asset))
     reader = await front.asset_store.open(key, *(span or ()))

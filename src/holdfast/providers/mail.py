@@ -104,6 +104,15 @@ class SmtpMailer:
             link.close()
 
 
+class NoMailer:
+    """Sends nothing: in production without a mail server a code must be told to nobody, least of all to the log."""
+
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+        """Raises :class:`MailFault`, always."""
+        del email, code, expires_in_s
+        raise MailFault("no mail server is configured")
+
+
 class DevelopmentMailer:
     """Writes each message into a file of its own in ``directory``, and the code into the log."""
 
