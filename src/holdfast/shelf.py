@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 class Shelf:
     """The catalog in force and the providers it names; replaced whole by :meth:`reload`."""
 
-    def __init__(self, settings: Settings, *, studio_url: str | None) -> None:
+    def __init__(self, settings: Settings, *, studio_url: str) -> None:
         self._settings = settings
         self._studio_url = studio_url
         self.catalog: Catalog

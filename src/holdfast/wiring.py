@@ -80,7 +80,7 @@ def assemble(
 ) -> Assembly:
     """Put the service together. ``local_url`` is where it listens. Raises :class:`CatalogFault`."""
     studio_port = _studio_port(settings)
-    studio_url = None if studio_port is None else f"http://{STUDIO_HOST}:{studio_port}"
+    studio_url = f"http://{STUDIO_HOST}:{studio_port}"
     public_url = settings.public_url or local_url
     shelf = Shelf(settings, studio_url=studio_url)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
@@ -138,7 +138,9 @@ def assemble(
         workers=(
             (
                 "dispatcher",
-                lambda: Dispatcher(posts["dispatcher"], database=database, tasks=tasks, places=shelf.places),
+                lambda: Dispatcher(
+                    posts["dispatcher"], database=database, tasks=tasks, places=shelf.places, now=utc_now
+                ),
             ),
             ("desk", lambda: ProviderDesk(posts["desk"], providers=shelf.providers, tasks=tasks)),
             (
@@ -278,20 +280,18 @@ def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
 # ---------------------------------------------------------------------------------------------------- the outside
 
 
-def _studio_port(settings: Settings) -> int | None:
-    """Where the in-tree studio will listen. None in production."""
-    if settings.is_production:
-        return None
+def _studio_port(settings: Settings) -> int:
+    """Where the in-tree studio will listen."""
     return noted_port(settings.data_dir / "studio.port", wanted=settings.studio_port)
 
 
 def _emulators(
-    settings: Settings, shelf: Shelf, studio_port: int | None, card: CardLine | None
+    settings: Settings, shelf: Shelf, studio_port: int, card: CardLine | None
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
-    """The stand-ins that development runs itself, for what it has no real address of."""
+    """The stand-ins we run ourselves: the studio, if the catalog gives it no address, and the card provider."""
     made: list[tuple[str, Callable[[], Child]]] = []
     found = [c for c in shelf.catalog.providers.values() if c.kind == "studio" and c.url is None]
-    if studio_port is not None and found:
+    if found:
         run = partial(
             run_studio_process,
             secret=shelf.secrets_of(found[0])[0],

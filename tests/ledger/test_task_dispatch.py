@@ -382,3 +382,39 @@ def test_answers_that_come_after_the_end_change_nothing(
     assert on_submit_failed(ended, 1, "rejected", "no", at(noon, 3), operation_id="op_2") == late
     assert on_poll(ended, None, at(noon, 3), attempt=1, traits=traits, operation_id="op_2") == late
     assert wake(ended, at(noon, 9999), traits).verdict == "ignored"
+
+
+def test_a_job_whose_follower_is_gone_is_asked_for_at_once(
+    make_acked: MakeTask, noon: datetime, traits: ProviderTraits
+) -> None:
+    task = make_acked()
+    soon = at(noon, 2)
+
+    assert wake(task, soon, traits).verdict == "ignored"
+    step = on_wake(task, soon, traits=traits, operation_id="op_1", recovering=True)
+
+    assert [type(effect) for effect in step.effects] == [PollJob]
+
+
+def test_a_submit_whose_sender_is_gone_is_sent_again_only_where_that_is_harmless(
+    make_task: MakeTask, noon: datetime, traits: ProviderTraits
+) -> None:
+    sent = moved(wake(make_task(), noon, traits))
+    soon = at(noon, 2)
+
+    again = on_wake(sent, soon, traits=traits, operation_id="op_1", recovering=True)
+    assert again.effects == (SubmitJob(sent.request_id, sent.state.attempt),)
+
+    once = on_wake(sent, soon, traits=ONE_SHOT, operation_id="op_1", recovering=True)
+    assert once.effects == ()
+
+
+def test_a_task_that_waits_to_be_sent_keeps_its_pause(
+    make_task: MakeTask, noon: datetime, traits: ProviderTraits
+) -> None:
+    sent = moved(wake(make_task(), noon, traits))
+    refused = moved(on_submit_failed(sent, 1, "not_sent", "unreachable", noon, operation_id="op_1"))
+
+    step = on_wake(refused, at(noon, 0.1), traits=traits, operation_id="op_1", recovering=True)
+
+    assert step.verdict == "ignored"

@@ -260,7 +260,12 @@ class HearNews(Command["TaskRef"]):
 
 @dataclass(frozen=True, slots=True)
 class Wake(Command["TaskRef"]):
-    """Something may be due: look. The task's row says what."""
+    """Something may be due: look. The task's row says what.
+
+    ``recovering``: an earlier life of this process, or another process, was at work on it and is gone.
+    """
+
+    recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class TaskActor(JournaledActor):
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    async def _wake(self, _: Wake) -> Any:
+    async def _wake(self, wake: Wake) -> Any:
         task = self._task
         step = on_wake(
             task,
@@ -104,6 +104,7 @@ class TaskActor(JournaledActor):
             traits=self._world.traits(task.provider),
             operation_id=new_id("op"),
             jitter=self._world.rng.random(),
+            recovering=wake.recovering,
         )
         return await self._take(step)
 

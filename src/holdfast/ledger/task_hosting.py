@@ -90,7 +90,9 @@ def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[
     return state, HostOutputs(task.request_id, task.state.attempt, hosting.wanted)
 
 
-def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float) -> Step:
+def wake_hosting(
+    task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False
+) -> Step:
     """What is due while outputs are being stored: the end of a round, the next round, or the same one again."""
     state, hosting = task.state, task.state.hosting
     assert hosting.status == "transferring"
@@ -108,7 +110,8 @@ def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float)
             jitter=jitter,
             trouble="storing took too long",
         )
-    if state.due_at is None or now < state.due_at:
+    was_under_way = recovering and hosting.deadline_at is not None
+    if not was_under_way and (state.due_at is None or now < state.due_at):
         return unchanged("ignored")
     if hosting.deadline_at is None:
         changes, effect = begin_round(task, hosting, now)

@@ -50,18 +50,30 @@ __all__ = [
 CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
 
 
-def on_wake(task: Task, now: datetime, *, traits: ProviderTraits, operation_id: str, jitter: float = 0.0) -> Step:
-    """Do what is due; ``ignored`` where nothing is. Deadlines come before the work they end."""
+def on_wake(
+    task: Task,
+    now: datetime,
+    *,
+    traits: ProviderTraits,
+    operation_id: str,
+    jitter: float = 0.0,
+    recovering: bool = False,
+) -> Step:
+    """Do what is due; ``ignored`` where nothing is. Deadlines come before the work they end.
+
+    ``recovering``: whoever was at work on this task is gone, so what waits for an answer is taken up at once.
+    """
     if task.is_terminal:
         return unchanged("ignored")
     state = task.state
     if state.hosting.status == "transferring":
-        return wake_hosting(task, now, operation_id=operation_id, jitter=jitter)
+        return wake_hosting(task, now, operation_id=operation_id, jitter=jitter, recovering=recovering)
     if task.status == "review":
         return _wake_review(task, now, operation_id)
     if _deadline_passed(task, now):
         return _wake_overdue(task, now, traits, operation_id, jitter)
-    if state.due_at is None or now < state.due_at:
+    waits_for_answer = recovering and state.dispatch != "none"
+    if not waits_for_answer and (state.due_at is None or now < state.due_at):
         return unchanged("ignored")
     match state.dispatch:
         case "none":

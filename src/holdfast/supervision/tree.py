@@ -8,16 +8,16 @@
     ├── accounts        keyed          need the journal
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
-    ├── workers         one_for_one    do errands for tasks and orders; none needs another
-    │   ├── dispatcher
-    │   ├── desk
-    │   ├── hosting
-    │   ├── reconciler                 compares card orders with their provider
-    │   ├── order-sweeper              ends orders that nobody has paid in time
-    │   └── sweeper
-    └── emulators       one_for_one    development only; strangers to each other
-        ├── studio
-        └── card
+    ├── emulators       one_for_one    stand-ins for other people's machines; strangers to each other
+    │   ├── studio
+    │   └── card
+    └── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
+        ├── dispatcher
+        ├── desk
+        ├── hosting
+        ├── reconciler                 compares card orders with their provider
+        ├── order-sweeper              ends orders that nobody has paid in time
+        └── sweeper
 
 A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
 their mailboxes stay. Keyed groups guard themselves with two budgets (see :mod:`holdfast.supervision.directory`),
@@ -102,10 +102,10 @@ def build_tree(house: House, reporter: Reporter, *, shutdown_s: float) -> Superv
         ChildSpec("accounts", house.accounts.child, shutdown_s=drain_s),
         ChildSpec("sign-in", house.sign_ins.child, shutdown_s=drain_s),
         ChildSpec("tasks", house.tasks.child, shutdown_s=drain_s),
-        ChildSpec("workers", workers, shutdown_s=8.0),
     ]
     if house.emulators:
         specs.append(ChildSpec("emulators", emulators, shutdown_s=15.0))
+    specs.append(ChildSpec("workers", workers, shutdown_s=8.0))
     # rest_for_one: whoever stands on a part that fell starts again with it.
     return Supervisor(
         "holdfast",

@@ -12,19 +12,21 @@ jobs keep them all busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import structlog
 import trio
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
 from holdfast.actors.mailbox import Envelope, MailboxFull
 from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
 from holdfast.actors.turns import Teller
 from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.ledger.clock import Now
 from holdfast.persistence.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
@@ -33,7 +35,8 @@ TICK_S = 0.25
 FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
-LEASE_S = 30
+LEASE_S = 10
+HELD_UNSEEN_S = 30.0
 LAG_SAMPLE_S = 0.05
 LAG_BUSY_S = 0.02
 LAG_MEMORY = 0.8
@@ -50,8 +53,9 @@ _CLAIM_FOLLOW_UPS = text(
     "with due as (select account_id, request_id from tasks where wake_at <= now() and dispatched "
     "order by wake_at limit :most for update skip locked) "
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id, t.updated_at"
 )
+_ALL_DUE = text("update tasks set wake_at = now() where wake_at > now() and dispatched")
 _STILL_OCCUPYING = text(
     "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched"
 )
@@ -72,17 +76,20 @@ class Dispatcher(Worker):
         database: Database,
         tasks: Teller,
         places: Callable[[], Mapping[str, int]],
+        now: Now,
     ) -> None:
         super().__init__(post)
         self._database = database
         self._tasks = tasks
         self._places = places
+        self._now = now
         self._held: dict[str, dict[str, float]] = {}
         # Providers for whose places rows may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
         self._ticks = 0
         self._lag_s = 0.0
         self._placed_at: dict[str, float] = {}
+        self._recover_before: datetime | None = None
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
         """Look around now and then, and keep an eye on how busy the loop is."""
@@ -134,9 +141,12 @@ class Dispatcher(Worker):
                 await self._place_waiting(provider)
         if not look_everywhere:
             return
+        if self._recover_before is None:
+            await self._database.work(lambda connection: connection.execute(_ALL_DUE).rowcount)
+            self._recover_before = self._now()
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
-        for request_id in await self._claim(_CLAIM_FOLLOW_UPS, claim):
-            self._tasks.tell(request_id, Wake())
+        for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
+            self._tasks.tell(row.request_id, Wake(recovering=row.updated_at < self._recover_before))
 
     async def _place_waiting(self, provider: str) -> None:
         """Give free places to the tasks that have waited longest."""
@@ -147,18 +157,18 @@ class Dispatcher(Worker):
         claim = {"provider": provider, "places": places, "lease_s": LEASE_S}
         waiting = await self._claim(_CLAIM_WAITING, claim)
         self._backlog[provider] = len(waiting) == places
-        for request_id in waiting:
-            self._take(provider, request_id)
+        for row in waiting:
+            self._take(provider, row.request_id)
 
-    async def _claim(self, statement: TextClause, parameters: dict[str, Any]) -> list[str]:
-        def claim(connection: Connection) -> list[str]:
-            return [row.request_id for row in connection.execute(statement, parameters)]
+    async def _claim(self, statement: TextClause, parameters: dict[str, Any]) -> Sequence[Row[Any]]:
+        def claim(connection: Connection) -> Sequence[Row[Any]]:
+            return connection.execute(statement, parameters).all()
 
         return await self._database.work(claim)
 
     async def _return_lost_places(self) -> None:
         """Take back the places of tasks that ended without our hearing of it, through another process say."""
-        settled_before = trio.current_time() - LEASE_S
+        settled_before = trio.current_time() - HELD_UNSEEN_S
         held = [r for places in self._held.values() for r, since in places.items() if since < settled_before]
         if not held:
             return

@@ -1,0 +1,128 @@
+"""The dispatcher on real rows: places, backlogs, what falls due, and what an earlier life left behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy
+import trio
+
+from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
+from holdfast.actors.workers.dispatcher import Dispatcher, Tick
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.clock import utc_now
+from holdfast.persistence import tables
+from holdfast.persistence.database import Database
+
+
+@dataclass
+class Tasks:
+    """Who would be woken."""
+
+    woken: list[tuple[str, bool]] = field(default_factory=list)
+    told: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        """Note the wake."""
+        assert isinstance(command, Wake)
+        self.woken.append((key, command.recovering))
+        self.told.set()
+
+    async def count(self, number: int) -> list[tuple[str, bool]]:
+        """The wakes so far, once there are ``number`` of them."""
+        with trio.fail_after(20):
+            while len(self.woken) < number:
+                self.told = trio.Event()
+                await self.told.wait()
+        return self.woken
+
+
+@dataclass
+class Desk:
+    """A dispatcher with two places at the studio, and its surroundings."""
+
+    database: Database
+    post: WorkerPost
+    tasks: Tasks
+    nursery: trio.Nursery
+
+    async def plant(self, request_id: str, *, dispatched: bool, due_in_s: float, touched_ago_s: float = 0) -> None:
+        """Write a task's row."""
+        now = utc_now()
+        row = {
+            "account_id": "acct_1",
+            "request_id": request_id,
+            "version": 1,
+            "status": "queued",
+            "model": "studio/image-1",
+            "provider": "studio",
+            "created_at": now,
+            "updated_at": now - timedelta(seconds=touched_ago_s),
+            "wake_at": now + timedelta(seconds=due_in_s),
+            "dispatched": dispatched,
+            "request": {},
+            "state": {},
+        }
+        await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
+
+    def dispatcher(self) -> Dispatcher:
+        """A dispatcher that does not run yet."""
+        return Dispatcher(
+            self.post, database=self.database, tasks=self.tasks, places=lambda: {"studio": 2}, now=utc_now
+        )
+
+    async def start(self) -> None:
+        """Run a dispatcher."""
+        dispatcher = self.dispatcher()
+        await self.nursery.start(lambda *, task_status: dispatcher.run(task_status=task_status))
+
+
+@pytest.fixture
+async def desk(database: Database, nursery: trio.Nursery) -> AsyncIterator[Desk]:
+    yield Desk(database, WorkerPost("dispatcher"), Tasks(), nursery)
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_oldest_get_the_places_and_the_next_one_when_one_is_freed(desk: Desk) -> None:
+    for number in (3, 2, 1):
+        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    await desk.start()
+
+    assert await desk.tasks.count(2) == [("task_3", False), ("task_2", False)]
+
+    desk.post.tell("", TaskCreated("studio", "task_new"))
+    desk.post.tell("", PlaceFreed("studio", "task_3"))
+    assert (await desk.tasks.count(3))[2] == ("task_1", False)
+
+
+async def test_a_new_task_goes_first_only_where_nobody_waits(desk: Desk) -> None:
+    dispatcher = desk.dispatcher()
+
+    await dispatcher.on_receive(TaskCreated("studio", "task_unsure"))
+    assert desk.tasks.woken == []
+
+    await dispatcher.on_receive(Tick())
+    await dispatcher.on_receive(TaskCreated("studio", "task_new"))
+    assert desk.tasks.woken == [("task_new", False)]
+
+
+async def test_what_an_earlier_life_followed_up_is_looked_at_at_once(desk: Desk) -> None:
+    await desk.plant("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await desk.start()
+
+    assert await desk.tasks.count(1) == [("task_left", True)]
+
+
+async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) -> None:
+    await desk.plant("task_due", dispatched=True, due_in_s=-1, touched_ago_s=60)
+    await desk.start()
+    await desk.tasks.count(1)
+
+    await desk.plant("task_later", dispatched=True, due_in_s=-1)
+
+    woken = await desk.tasks.count(2)
+    assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
