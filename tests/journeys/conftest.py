@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.persistence.embedded import EmbeddedPostgres
 
+from .card_bank import CardBank, Payer, card_bank
 from .house import Customer, Service
 from .quiet_provider import QuietProvider, quiet_provider
 
@@ -111,3 +112,40 @@ def shared_url() -> Iterator[str]:
         server.stop()
         server.release()
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def bank() -> Iterator[CardBank]:
+    """A card provider for all tests; whoever has its webhooks or calls go wrong sets them right again."""
+    with card_bank() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def paid_house(bank: CardBank) -> Iterator[Service]:
+    """A running service that takes cards at the bank; nobody may break it."""
+    folder = new_folder()
+    service = Service(folder, **bank.settings())
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def sound_bank(bank: CardBank, paid_house: Service) -> AsyncIterator[CardBank]:
+    """The bank in good order, speaking to the shared service."""
+    bank.serve(paid_house)
+    yield bank
+    await bank.webhooks()
+    await bank.recover()
+
+
+@pytest.fixture
+async def payer(sound_bank: CardBank, paid_house: Service, new_customer: NewCustomer) -> Payer:
+    """Somebody with an empty account at the shared service."""
+    return Payer(await new_customer(paid_house), sound_bank)

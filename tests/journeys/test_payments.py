@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
-import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import httpx
 import psycopg
-import pytest
 import trio
 
-from .card_bank import WEBHOOK, CardBank, Payer, card_bank, signed, unique, written
-from .conftest import NewCustomer, NewService, new_folder
+from .card_bank import WEBHOOK, CardBank, Payer, signed, unique, written
+from .conftest import NewCustomer, NewService
 from .house import Customer, Service, Totals, code_of, ok, until
+from .payment_stories import agrees, look_now
 
 CALLBACK = "/v2/control/payments/sandbox/callback"
-Story = Callable[["Tale"], Awaitable[None]]
-
-
-@pytest.fixture(scope="session")
-def bank() -> Iterator[CardBank]:
-    """A card provider for all tests; whoever has its webhooks or calls go wrong sets them right again."""
-    with card_bank() as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
-def paid_house(bank: CardBank) -> Iterator[Service]:
-    """A running service that takes cards at the bank; nobody may break it."""
-    folder = new_folder()
-    service = Service(folder, **bank.settings())
-    try:
-        service.start()
-        yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
-
-
-@pytest.fixture
-async def sound_bank(bank: CardBank, paid_house: Service) -> AsyncIterator[CardBank]:
-    """The bank in good order, speaking to the shared service."""
-    bank.serve(paid_house)
-    yield bank
-    await bank.webhooks()
-    await bank.recover()
-
-
-@pytest.fixture
-async def payer(sound_bank: CardBank, paid_house: Service, new_customer: NewCustomer) -> Payer:
-    """Somebody with an empty account at the shared service."""
-    return Payer(await new_customer(paid_house), sound_bank)
 
 
 async def sandbox_order(customer: Customer, amount: str = "10.00") -> dict[str, Any]:
@@ -73,18 +32,6 @@ async def call_back(http: httpx.AsyncClient, created: dict[str, Any], **changed:
     return await http.post(CALLBACK, json={**callback["payload"], **changed}, headers=headers)
 
 
-def look_now(service: Service, order_id: str) -> None:
-    """Have the workers look at an order at once, which they would do by themselves in a minute."""
-    with psycopg.connect(service.database_url, autocommit=True) as connection:
-        connection.execute("update orders set wake_at = now() where order_id = %s", (order_id,))
-
-
-def kept_events(service: Service) -> set[str]:
-    """The ids of all events that the service has written down."""
-    with psycopg.connect(service.database_url) as connection:
-        return {row[0] for row in connection.execute("select event_id from payment_events")}
-
-
 async def begin_post(service: Service, header: bytes) -> int:
     """Begin to send a large body to the webhook; the status that is answered before its end."""
     host, port = service.url.removeprefix("http://").split(":")
@@ -93,18 +40,6 @@ async def begin_post(service: Service, header: bytes) -> int:
         await stream.send_all(head + b"x" * 10_000)
         answer = await stream.receive_some()
     return int(answer.split()[1])
-
-
-def agrees(order: dict[str, Any], statement: list[dict[str, Any]]) -> None:
-    """An order's own account of itself holds together, and with the ledger."""
-    last = order["state_history"][-1]
-    for name in ("status", "processing_status", "reversal_status", "risk_status", "reconcile_status"):
-        assert last[name] == order[name], name
-    moves = [each for each in statement if each["reference"] == order["order_id"]]
-    assert [each["operation_id"] for each in moves] == order["ledger_operation_refs"]
-    net = sum(Decimal(each["balance_change"]) for each in moves)
-    assert 0 <= net <= Decimal(order["amount"])
-    assert len(set(order["provider_event_ids"])) == len(order["provider_event_ids"])
 
 
 # ------------------------------------------------------------------------------------------------------- sandbox
@@ -249,264 +184,6 @@ async def test_a_reversal_beyond_what_is_left_goes_below_zero_and_stops_new_work
         assert Decimal(refused.json()["error"]["available"]) == -spent
 
 
-# ------------------------------------------------------------------------------------------------ what may happen
-
-
-@dataclass
-class Tale:
-    """One payment under way, with the buttons that move it."""
-
-    bank: CardBank
-    intent_id: str
-    charge_id: str = ""
-
-    async def pay(self, **how: object) -> None:
-        await self.bank.press("payment_intents", self.intent_id, "pay", **how)
-        self.charge_id = await self.bank.charge_of(self.intent_id)
-
-    async def intent(self, action: str, **how: object) -> None:
-        await self.bank.press("payment_intents", self.intent_id, action, **how)
-
-    async def charge(self, action: str, **how: object) -> str:
-        return await self.bank.press("charges", self.charge_id, action, **how)
-
-
-async def paid(tale: Tale) -> None:
-    await tale.pay()
-
-
-async def declined(tale: Tale) -> None:
-    await tale.intent("decline", decline_code="insufficient_funds")
-
-
-async def declined_then_paid(tale: Tale) -> None:
-    await tale.intent("decline")
-    await tale.pay()
-
-
-async def canceled(tale: Tale) -> None:
-    await tale.intent("cancel")
-
-
-async def refunded(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("refund")
-
-
-async def refunded_in_two_parts(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("refund", amount=300)
-    await tale.charge("refund", amount=400)
-
-
-async def refund_fails_later(tale: Tale) -> None:
-    await tale.pay()
-    refund_id = await tale.charge("refund")
-    await tale.bank.press("refunds", refund_id, "fail")
-
-
-async def refund_of_two_fails(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("refund", amount=300)
-    refund_id = await tale.charge("refund", amount=200, pending=True)
-    await tale.bank.press("refunds", refund_id, "fail")
-
-
-async def disputed(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("dispute", reason="product_not_received")
-
-
-async def refunded_and_then_disputed(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("refund", amount=300)
-    await tale.charge("dispute", amount=700)
-
-
-async def dispute_lost(tale: Tale) -> None:
-    await tale.pay()
-    dispute_id = await tale.charge("dispute", reason="fraudulent")
-    await tale.bank.press("disputes", dispute_id, "lose")
-
-
-async def dispute_won(tale: Tale) -> None:
-    await tale.pay()
-    dispute_id = await tale.charge("dispute")
-    await tale.bank.press("disputes", dispute_id, "respond")
-    await tale.bank.press("disputes", dispute_id, "win")
-
-
-async def dispute_won_in_part(tale: Tale) -> None:
-    await tale.pay()
-    dispute_id = await tale.charge("dispute")
-    await tale.bank.press("disputes", dispute_id, "win", amount=600)
-
-
-async def inquiry(tale: Tale) -> None:
-    await tale.pay()
-    await tale.charge("dispute", inquiry=True)
-
-
-async def inquiry_closed(tale: Tale) -> None:
-    await tale.pay()
-    dispute_id = await tale.charge("dispute", inquiry=True)
-    await tale.bank.press("disputes", dispute_id, "close")
-
-
-async def inquiry_grows_and_is_lost(tale: Tale) -> None:
-    await tale.pay()
-    dispute_id = await tale.charge("dispute", inquiry=True, reason="duplicate")
-    await tale.bank.press("disputes", dispute_id, "escalate")
-    await tale.bank.press("disputes", dispute_id, "lose")
-
-
-async def too_little(tale: Tale) -> None:
-    await tale.pay(amount_received=900)
-
-
-async def too_much(tale: Tale) -> None:
-    await tale.pay(amount_received=1100)
-
-
-async def other_currency(tale: Tale) -> None:
-    await tale.pay(currency="eur")
-
-
-# Each with the end it must come to: status, processing, reversal, risk, and what is left of 10.00.
-STORIES: dict[Story, tuple[str, str, str, str, str]] = {
-    paid: ("credited", "succeeded", "none", "none", "10.00"),
-    declined: ("failed", "failed", "none", "none", "0.00"),
-    declined_then_paid: ("credited", "succeeded", "none", "none", "10.00"),
-    canceled: ("canceled", "canceled", "none", "none", "0.00"),
-    refunded: ("credited", "succeeded", "refunded", "none", "0.00"),
-    refunded_in_two_parts: ("credited", "succeeded", "partially_refunded", "none", "3.00"),
-    refund_fails_later: ("credited", "succeeded", "none", "none", "10.00"),
-    refund_of_two_fails: ("credited", "succeeded", "partially_refunded", "none", "7.00"),
-    disputed: ("credited", "succeeded", "disputed", "disputed", "0.00"),
-    refunded_and_then_disputed: ("credited", "succeeded", "disputed", "disputed", "0.00"),
-    dispute_lost: ("credited", "succeeded", "chargeback", "fraud", "0.00"),
-    dispute_won: ("credited", "succeeded", "reinstated", "cleared", "10.00"),
-    dispute_won_in_part: ("credited", "succeeded", "reinstated", "cleared", "6.00"),
-    inquiry: ("credited", "succeeded", "none", "inquiry", "10.00"),
-    inquiry_closed: ("credited", "succeeded", "none", "cleared", "10.00"),
-    inquiry_grows_and_is_lost: ("credited", "succeeded", "chargeback", "disputed", "0.00"),
-    too_little: ("held", "succeeded", "none", "mismatch", "0.00"),
-    too_much: ("held", "succeeded", "none", "mismatch", "0.00"),
-    other_currency: ("held", "succeeded", "none", "mismatch", "0.00"),
-}
-
-
-def end_of(story: Story) -> dict[str, Any]:
-    names = ("status", "processing_status", "reversal_status", "risk_status")
-    return dict(zip(names, STORIES[story], strict=False))
-
-
-async def tell_tales(payer: Payer) -> dict[Story, dict[str, Any]]:
-    """Have each story happen to an order of its own; the orders as they were created."""
-    orders: dict[Story, dict[str, Any]] = {}
-    for story in STORIES:
-        order = await payer.order()
-        await story(Tale(payer.bank, order["provider_payment_id"]))
-        orders[story] = order
-    return orders
-
-
-async def ends_well(payer: Payer, orders: dict[Story, dict[str, Any]]) -> dict[Story, dict[str, Any]]:
-    """Every story comes to its end, and the ledger agrees; the orders as they stand then."""
-    found = {}
-    for story, order in orders.items():
-        found[story] = await payer.becomes(order["order_id"], **end_of(story))
-    for order in found.values():
-        await payer.bank.quiet(order["provider_payment_id"])
-    statement = await payer.statement()
-    for story, order in list(found.items()):
-        now = found[story] = await payer.read(order["order_id"])
-        agrees(now, statement)
-        moves = [each for each in statement if each["reference"] == order["order_id"]]
-        left = sum((Decimal(each["balance_change"]) for each in moves), Decimal(0))
-        assert left == Decimal(STORIES[story][-1]), story.__name__
-        assert {name: now[name] for name in end_of(story)} == end_of(story), story.__name__
-    balance = sum(Decimal(STORIES[story][-1]) for story in orders)
-    assert (await payer.customer.totals()).balance == balance
-    return found
-
-
-@pytest.mark.parametrize("order", ["as_is", "reversed", "shuffled"])
-async def test_every_story_comes_to_its_end_in_whatever_order_it_is_told(
-    payer: Payer, paid_house: Service, order: str
-) -> None:
-    with trio.fail_after(240):
-        await payer.bank.webhooks(hold=True)
-        orders = await tell_tales(payer)
-        assert await payer.statement() == []
-        await payer.bank.webhooks(duplicate=1)
-        await payer.bank.release(order, seed=7)
-        found = await ends_well(payer, orders)
-    lost = found[dispute_lost]
-    assert lost["chargeback_at"] is not None
-    assert [lost["provider_charge_id"]] == [await payer.bank.charge_of(lost["provider_payment_id"])]
-    two = found[refunded_in_two_parts]
-    refunds = {each["id"] for each in await payer.bank.refunds_of(two["provider_payment_id"])}
-    assert set(two["reversal_refs"]) == refunds
-    assert two["refunded_at"] is not None
-    assert found[refund_fails_later]["refunded_at"] is not None
-    assert found[inquiry]["disputed_at"] is None
-    assert found[dispute_won]["disputed_at"] is not None
-    assert found[dispute_won]["chargeback_at"] is None
-    assert paid_house.audit() == []
-
-
-async def test_with_webhooks_dropped_the_reconciler_alone_brings_every_order_to_its_end(
-    payer: Payer, paid_house: Service
-) -> None:
-    with trio.fail_after(240):
-        await payer.bank.webhooks(drop=True)
-        orders = await tell_tales(payer)
-        reconciled = {}
-        for story, order in orders.items():
-            wanted = "mismatch" if end_of(story)["status"] == "held" else "reconciled"
-            if story is declined:
-                wanted = "pending"  # it may still be paid
-
-            async def compared(order_id: str = order["order_id"], wanted: str = wanted) -> dict[str, Any] | None:
-                look_now(paid_house, order_id)
-                await trio.sleep(0.5)
-                seen = await payer.read(order_id)
-                return seen if seen["reconcile_status"] == wanted else None
-
-            seen = reconciled[story] = await until(compared)
-            cursor = seen["reconcile_cursor"]
-            assert (cursor["provider_object_id"], cursor["scan_strategy"]) == (
-                order["provider_payment_id"], "order_retrieve"
-            )  # fmt: skip
-            assert cursor["synthetic_event_id"].startswith("syn_")
-            assert cursor["event_id"] is None
-            assert (seen["reconciled_at"] is not None) == (wanted == "reconciled")
-        fee = Decimal(reconciled[paid]["amount_breakdown"]["fee"])
-        assert fee > 0
-        assert Decimal(reconciled[paid]["amount_breakdown"]["net"]) == 10 - fee
-        [line] = reconciled[paid]["provider_balance_transaction_refs"]
-        assert (line["source_type"], line["amount"]) == ("charge", "10.00")
-        assert reconciled[paid]["provider_balance_transaction_ids"] == [line["id"]]
-        # And webhooks that come after all change nothing.
-        await payer.bank.webhooks()
-        http = payer.customer.http
-        for order in orders.values():
-            for event in await payer.bank.events_of(order["provider_payment_id"]):
-                body = written(event)
-                ok(await http.post(WEBHOOK, content=body, headers=signed(body)))
-        found = await ends_well(payer, orders)
-    same = ["ledger_operation_refs", "credited_at", "reconcile_status"]
-    # What went by between the looks (a decline, a refund that had counted), only its webhook tells.
-    unseen = (declined, declined_then_paid, refund_fails_later, refund_of_two_fails)
-    for story, order in found.items():
-        shown = [] if story in unseen else ["reversal_refs", "state_history", "failed_at", "refunded_at"]
-        now = await payer.read(order["order_id"])
-        for name in same + shown:
-            assert now[name] == reconciled[story][name], (story.__name__, name)
-    assert paid_house.audit() == []
-
-
 async def test_rubbish_at_the_webhook_is_a_4xx(payer: Payer, paid_house: Service) -> None:
     http = payer.customer.http
     with trio.fail_after(60):
@@ -625,66 +302,6 @@ async def test_a_hundred_copies_of_one_notification_over_two_processes_are_one_c
     for service in services:
         assert service.faults() == []
         assert await trio.to_thread.run_sync(service.stop) == 0
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_killed_in_a_storm_of_webhooks_every_order_is_right_after_they_are_sent_again(
-    new_service: NewService, new_customer: NewCustomer, bank: CardBank, seed: int
-) -> None:
-    service = new_service(**bank.settings())
-    await trio.to_thread.run_sync(service.start)
-    bank.webhook_url = ""
-    rng = random.Random(seed)
-    payers = [Payer(await new_customer(service), bank) for _ in range(3)]
-    with trio.fail_after(240):
-        orders = [await tell_tales(payer) for payer in payers]
-        storm: list[dict[str, Any]] = []
-        for told in orders:
-            for order in told.values():
-                events = await bank.events_of(order["provider_payment_id"])
-                storm += events + rng.sample(events, len(events) // 2)
-        rng.shuffle(storm)
-        answered: list[dict[str, Any]] = []
-        enough = len(storm) * seed // 4
-
-        async def deliver(http: httpx.AsyncClient, events: list[dict[str, Any]]) -> None:
-            for event in events:
-                body = written(event)
-                answer = await http.post(WEBHOOK, content=body, headers=signed(body))
-                assert answer.status_code == 200, answer.text
-                answered.append(event)
-
-        async def until_cut(http: httpx.AsyncClient, events: list[dict[str, Any]]) -> None:
-            with suppress(httpx.TransportError):
-                await deliver(http, events)
-
-        async def is_enough() -> bool:
-            return len(answered) >= enough
-
-        http = payers[0].customer.http
-        async with trio.open_nursery() as nursery:
-            for lane in range(8):
-                nursery.start_soon(until_cut, http, storm[lane::8])
-            await until(is_enough)
-            await trio.to_thread.run_sync(service.kill)
-        assert len(answered) < len(storm)
-        await trio.to_thread.run_sync(service.start)
-        assert {event["id"] for event in answered} <= kept_events(service)
-        rng.shuffle(storm)
-        async with trio.open_nursery() as nursery:
-            for lane in range(8):
-                nursery.start_soon(deliver, http, storm[lane::8])
-        for payer, told in zip(payers, orders, strict=True):
-            statement = await payer.statement()
-            for story, order in told.items():
-                now = await payer.read(order["order_id"])
-                assert {name: now[name] for name in end_of(story)} == end_of(story), story.__name__
-                agrees(now, statement)
-            balance = sum(Decimal(each[-1]) for each in STORIES.values())
-            assert (await payer.customer.totals()).balance == balance
-    assert service.audit() == []
-    assert service.faults() == []
-    assert service.stop() == 0
 
 
 async def test_a_secret_that_the_customer_was_given_is_in_no_row_and_no_log(

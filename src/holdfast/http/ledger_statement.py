@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from holdfast.http.calls import Call
 from holdfast.http.listing import INVALID_CURSOR, Position, read_cursor, read_window, write_cursor
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.payment_shapes import Statement, statement_entry_body
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
+from holdfast.http.statement_shapes import Statement, statement_entry_body
 from holdfast.ledger.account import OperationKind
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.ledger import StatementEntry, statement_of_account

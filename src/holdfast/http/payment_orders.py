@@ -17,7 +17,8 @@ from holdfast.actors.order_messages import CreateOrder
 from holdfast.http.calls import Call
 from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList, payment_order_body
+from holdfast.http.payment_bodies import payment_order_body
+from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount

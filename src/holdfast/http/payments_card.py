@@ -18,6 +18,7 @@ from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
 from holdfast.http.calls import Call
 from holdfast.http.front import CardDesk, Front
+from holdfast.http.payment_bodies import card_order_created, payment_order_body
 from holdfast.http.payment_orders import (
     CREATE_ERRORS,
     ORDER_NOT_FOUND,
@@ -29,8 +30,6 @@ from holdfast.http.payment_shapes import (
     CardOrderRequest,
     EventIgnored,
     PaymentOrderBody,
-    card_order_created,
-    payment_order_body,
 )
 from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, Parameter, ReplayedAnswer, RouteTable
 from holdfast.ledger.money import MICRO, format_amount

@@ -7,6 +7,7 @@ from typing import Final
 from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import PaySandboxOrder
 from holdfast.http.calls import Call
+from holdfast.http.payment_bodies import sandbox_order_body, sandbox_order_created, sandbox_values
 from holdfast.http.payment_orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
 from holdfast.http.payment_shapes import (
     CallbackDescriptor,
@@ -16,9 +17,6 @@ from holdfast.http.payment_shapes import (
     SandboxOrderCreated,
     SandboxOrderRequest,
     SandboxOutcome,
-    sandbox_order_body,
-    sandbox_order_created,
-    sandbox_values,
 )
 from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, Parameter, ReplayedAnswer, RouteTable
 from holdfast.ledger.orders import Order
