@@ -35,6 +35,7 @@ from holdfast.ledger.tasks import Task, accept_task
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_account
+from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.rows import AccountRow, ApiKeyRow
 from holdfast.persistence.units import Committed, Unit
 from holdfast.persistence.writer import BatchWriter
@@ -78,7 +79,16 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
         return Tell(nobody, task.request_id, Command())
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
-        return AccountActor(account_id, mailbox, journal, load=load, announce=announce, now=utc_now, limits=limits)
+        return AccountActor(
+            account_id,
+            mailbox,
+            journal,
+            load=load,
+            orders=OrderReads(database),
+            announce=announce,
+            now=utc_now,
+            limits=limits,
+        )
 
     async def probe() -> bool:
         return True

@@ -174,3 +174,16 @@ def test_the_configured_catalog_is_the_one_checked(tmp_path: Path, monkeypatch: 
     (tmp_path / "catalog.toml").write_text("nonsense = [")
     monkeypatch.setenv("HOLDFAST_CATALOG", str(tmp_path / "catalog.toml"))
     assert run("catalog", "check").exit_code == 2
+
+
+def test_reconcile_without_a_card_provider_says_so(configured_url: str) -> None:
+    # Nothing has ever run in this data folder, so there is no stand-in either.
+    result = run("reconcile")
+    assert result.exit_code == 2
+    assert result.stderr == "No card provider is configured.\n"
+
+
+def test_reconcile_with_nothing_to_look_at_is_content(configured_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_nobody_is_asked")
+    result = run("reconcile", "--all")
+    assert (result.exit_code, result.output) == (0, "card orders looked at: nothing to do\n")

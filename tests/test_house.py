@@ -18,7 +18,6 @@ LONGER_FOR_A_REASON = {
     "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
     "supervision/directory.py": 560,  # the life of a keyed actor, from the first message to quarantine
     "ledger/account.py": 430,  # all that can be decided about credit, side by side
-    "persistence/rows.py": 450,  # a list: one class and one statement for each kind of row
 }
 NEVER_WRITTEN = re.compile(
     "|".join(

@@ -11,7 +11,8 @@ import typer
 
 import holdfast
 from holdfast.ledger.catalog import CatalogFault, load_catalog
-from holdfast.persistence.audit import Check, run_audit
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.audit_checks import Check
 from holdfast.persistence.database import DatabaseAway, DatabaseTooOld, connected
 from holdfast.persistence.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
 from holdfast.persistence.migrate import MigrationRefused, migrate, pending
@@ -74,6 +75,35 @@ def audit_command() -> None:
     failed = sum(not check.ok for check in checks)
     if failed:
         _fail(f"{failed} of {len(checks)} checks failed.", FAILED)
+
+
+@app.command("reconcile")
+def reconcile_command(
+    every: Annotated[bool, typer.Option("--all", help="Look also at orders that are reconciled already.")] = False,
+) -> None:
+    """Compare card orders with the card provider now, one line an order that differs or could not be compared."""
+
+    from holdfast.reconcile import NoCardProvider, reconcile
+
+    def show(done: int, total: int, order_id: str, result: str) -> None:
+        if result in ("mismatch", "error", "put_off") or done == total or done % 100 == 0:
+            typer.echo(f"{done:>6}/{total}  {order_id}  {result}")
+
+    with _told():
+        settings = load_settings(environment())
+        with _database(load_place(environment()), make=False) as url:
+            behind = pending(url)
+            if behind:
+                _fail(f"The database lacks {', '.join(behind)}: run `holdfast migrate` first.", FAILED)
+            try:
+                results = reconcile(settings, url, every=every, progress=show)
+            except NoCardProvider:
+                _fail("No card provider is configured.", BAD_CONFIGURATION)
+    counted = ", ".join(f"{many} {result}" for result, many in sorted(results.items())) or "nothing to do"
+    typer.echo(f"card orders looked at: {counted}")
+    wrong = sum(results[result] for result in ("mismatch", "error", "put_off"))
+    if wrong:
+        _fail(f"{wrong} card orders are not in order or could not be compared.", FAILED)
 
 
 @catalog_app.command("check")

@@ -29,10 +29,13 @@ from holdfast.demo_service import DemoService, ServiceTrouble
 OUTPUT: Final = Path("demo-output")
 EMAIL: Final = "ada@example.com"
 RECHARGE: Final = "10.00"
+CARD_ORDER: Final = "25.00"
+TEST_CARD: Final = "pm_card_visa"
 MODEL: Final = "studio/image-1"
 PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 4, "width": 1536, "height": 1536, "seed": 7}
 LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 1536, "height": 1536}
 TASK_S: Final = 120.0
+PAYMENT_S: Final = 30.0
 POLL_S: Final = 0.1
 ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
 
@@ -67,6 +70,7 @@ def _walk(console: Console, service: DemoService) -> None:
         journey.get_ready()
         journey.buy_pictures()
         journey.change_ones_mind()
+        journey.pay_by_card(service.card_url())
         console.print(journey.totals)
     with step("stop the service"):
         code = service.stop()
@@ -182,6 +186,33 @@ class _Journey:
             self._account("second task canceled", balance=balance, held="0.00")
             self._step.say("the whole hold was released, nothing was charged")
 
+    def pay_by_card(self, provider_url: str) -> None:
+        """Order credit by card, pay as the customer's browser would, and see it come in by the webhook."""
+        before = Decimal(self._summary()["balance"])
+        with self._step(f"order {CARD_ORDER} of credit by card"):
+            order = self._call(
+                "POST", "/v2/control/payments/cardprovider", self._session, json={"amount": CARD_ORDER}, key="card"
+            )
+            _expect(order["status"] == "pending", f"a new order is {order['status']}")
+            self._step.say(f"order {order['order_id']}, payment {order['provider_payment_id']}")
+        with self._step("pay at the card provider's stand-in"):
+            paid = self._http.post(
+                f"{provider_url}/v1/payment_intents/{order['provider_payment_id']}/confirm",
+                data={"client_secret": order["client_secret"], "payment_method": TEST_CARD},
+                headers={"Authorization": f"Bearer {order['publishable_key']}"},
+            )
+            _expect(paid.status_code == 200, f"the provider answered {paid.status_code}: {paid.text}")
+            self._step.say(f"its own page with buttons for refunds and disputes is {provider_url}")
+        with self._step("wait for the provider's webhook"):
+            credited = self._wait_for_payment(order["order_id"])
+            _expect(credited["status"] == "credited", f"the order ended as {credited['status']}")
+            self._account("paid by card", balance=str(before + Decimal(CARD_ORDER)), held="0.00")
+        with self._step("add up the statement"):
+            lines = self._call("GET", "/v2/control/ledger?limit=100", self._session)["data"]
+            total = sum((Decimal(line["balance_change"]) for line in lines), Decimal(0))
+            _expect(total == Decimal(self._summary()["balance"]), f"its lines add up to {total}")
+            self._step.say(f"{len(lines)} operations add up to {total}")
+
     # ------------------------------------------------------------------------------------------------------ parts
 
     def _call(
@@ -245,6 +276,16 @@ class _Journey:
                     return task
                 _expect(time.monotonic() < deadline, f"the task is still {task['status']} after {TASK_S:.0f} s")
                 time.sleep(POLL_S)
+
+    def _wait_for_payment(self, order_id: str) -> dict[str, Any]:
+        """Poll until the order is no longer pending."""
+        deadline = time.monotonic() + PAYMENT_S
+        while True:
+            order: dict[str, Any] = self._call("GET", f"/v2/control/payments/{order_id}", self._session)
+            if order["status"] != "pending":
+                return order
+            _expect(time.monotonic() < deadline, f"the order is still pending after {PAYMENT_S:.0f} s")
+            time.sleep(POLL_S)
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[dict[str, Any]], None]]:

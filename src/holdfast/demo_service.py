@@ -79,6 +79,10 @@ class DemoService:
             time.sleep(0.05)
         raise ServiceTrouble(f"it was not ready after {START_S:.0f} s")
 
+    def card_url(self) -> str:
+        """Where the service's stand-in for a card provider listens, once the service is up."""
+        return f"http://127.0.0.1:{(self.data_dir / 'card.port').read_text().strip()}"
+
     def stop(self) -> int:
         """Ask the service to stop and return its exit code. Raises :class:`ServiceTrouble`."""
         assert self._process is not None

@@ -33,3 +33,9 @@ ACTOR_EVENTS = Counter(
 )
 DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages nobody answered or read, by why.", ["reason"])
 DATABASE_AWAY = Counter("holdfast_database_away", "Times the database went away.")
+ORDER_LOOKS = Counter("holdfast_order_looks", "Looks at due payment orders, by how they ended.", ["result"])
+ORDERS_HELD = Gauge("holdfast_orders_held", "Payment orders in the database that wait for an operator.")
+ORDERS_MISMATCHED = Gauge(
+    "holdfast_orders_mismatched",
+    "Payment orders in the database that differ from what their provider says.",
+)

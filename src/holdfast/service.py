@@ -116,6 +116,8 @@ async def _run(assembly: Assembly, listener: socket.socket) -> int:
             log.info("no longer accepting requests")
         await assembly.tree.stop()
         await tree_done.wait()
+        if assembly.card is not None:
+            await assembly.card.provider.close()
         nursery.cancel_scope.cancel()
     log.info("stopped", exit_code=code)
     return code

@@ -7,19 +7,18 @@ production they must be given, and weak ones are refused.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import hmac
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+from holdfast.kept_secrets import kept_secret
 from holdfast.ledger.money import parse_amount
 
 S = TypeVar("S", bound=str)
@@ -86,6 +85,8 @@ class Settings:
     asset_link_ttl_s: int
     recharge_max_micro: int
     order_max_micro: int
+    sandbox_order_ttl_s: int
+    card_order_ttl_s: int
     body_bytes_max: int
     header_bytes_max: int
     header_count_max: int
@@ -97,6 +98,7 @@ class Settings:
     pool_size: int
     shutdown_s: float
     studio_port: int
+    card_emulator_port: int
     idempotency_ttl_s: int
     warnings: tuple[str, ...] = ()
 
@@ -164,6 +166,8 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         asset_link_ttl_s=reader.whole("ASSET_LINK_TTL_S", 3600),
         recharge_max_micro=reader.credits("RECHARGE_MAX", "10000.00"),
         order_max_micro=reader.credits("ORDER_MAX", "10000.00"),
+        sandbox_order_ttl_s=reader.whole("SANDBOX_ORDER_TTL_S", 1800, most=86_400),
+        card_order_ttl_s=reader.whole("CARD_ORDER_TTL_S", 86_400, most=86_400),
         body_bytes_max=reader.whole("BODY_BYTES_MAX", 1024 * 1024, least=1024, most=64 * 1024 * 1024),
         header_bytes_max=reader.whole("HEADER_BYTES_MAX", 32 * 1024, least=4096, most=1024 * 1024),
         header_count_max=reader.whole("HEADER_COUNT_MAX", 100, least=20, most=1000),
@@ -175,6 +179,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         pool_size=reader.whole("POOL_SIZE", 8, most=100),
         shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
         studio_port=reader.whole("STUDIO_PORT", 0, least=0, most=65535),
+        card_emulator_port=reader.whole("CARD_EMULATOR_PORT", 0, least=0, most=65535),
         idempotency_ttl_s=reader.whole("IDEMPOTENCY_TTL_S", 86_400, least=60),
         operator_token="",
         callback_secret="",
@@ -355,27 +360,9 @@ def _development_secrets(data_dir: Path, given: Mapping[str, str | None]) -> dic
     try:
         data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        return {name: value or _kept_secret(folder / name.lower()) for name, value in given.items()}
+        return {name: value or kept_secret(folder / name.lower()) for name, value in given.items()}
     except OSError as exc:
         raise SettingsFault((f"{PREFIX}DATA_DIR: secrets cannot be kept in {folder}: {exc.strerror}",)) from exc
-
-
-def _kept_secret(path: Path) -> str:
-    """Read a secret's file, or make it whole in one step: of racing processes one wins and all agree."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text("ascii").strip()
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        draft.touch(mode=0o600, exist_ok=False)
-        with draft.open("w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(36) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path.read_text("ascii").strip()
 
 
 def _warnings(settings: Settings) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,11 +19,23 @@ from holdfast.actors.turns import Tell
 from holdfast.ledger.account import CHAIN_START
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders import OrderRequest, Provider, identity_fx
+from holdfast.ledger.payment_facts import (
+    Attempt,
+    DisputeSeen,
+    DisputeStatus,
+    Fact,
+    Paid,
+    PaymentEvent,
+    ProgressStatus,
+    RefundSeen,
+)
 from holdfast.ledger.tasks import Task
 from holdfast.ledger.terms import Rate, Terms, Units
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_account
+from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.rows import AccountRow, ApiKeyRow
 from holdfast.persistence.units import Committed, Unit
 from holdfast.persistence.writer import BatchWriter
@@ -98,7 +112,13 @@ class World:
         return account_id, key_id
 
 
-def make_world(database: Database, *, limits: KeyedLimits | None = None, writer: Any = None) -> World:
+def make_world(
+    database: Database,
+    *,
+    limits: KeyedLimits | None = None,
+    writer: Any = None,
+    account_limits: AccountLimits | None = None,
+) -> World:
     """Put a world together; :func:`running` runs it."""
     journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
     announcements = Announcements()
@@ -112,7 +132,14 @@ def make_world(database: Database, *, limits: KeyedLimits | None = None, writer:
 
     def factory(key: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
-            key, mailbox, journal, load=load, announce=announce, now=utc_now, limits=AccountLimits()
+            key,
+            mailbox,
+            journal,
+            load=load,
+            orders=OrderReads(database),
+            announce=announce,
+            now=utc_now,
+            limits=account_limits or AccountLimits(),
         )
 
     async def probe() -> bool:
@@ -136,10 +163,10 @@ StartWorld = Callable[..., Awaitable[World]]
 
 @pytest.fixture
 def start_world(database: Database, nursery: trio.Nursery) -> StartWorld:
-    """Starts worlds on one database: ``await start_world(limits=…, writer=…)``."""
+    """Starts worlds on one database: ``await start_world(limits=…, writer=…, account_limits=…)``."""
 
-    async def start(*, limits: KeyedLimits | None = None, writer: Any = None) -> World:
-        world = make_world(database, limits=limits, writer=writer)
+    async def start(**options: Any) -> World:
+        world = make_world(database, **options)
         await nursery.start(lambda *, task_status: world.journal.run(task_status=task_status))
         await nursery.start(lambda *, task_status: world.accounts.run(task_status))
         return world
@@ -157,3 +184,91 @@ async def world(start_world: StartWorld) -> World:
 def new_task() -> Callable[..., CreateTask]:
     """Makes commands that create a task: ``new_task(key_id, hold_micro=…, key=…)``."""
     return create_task
+
+
+class Payments:
+    """Payment orders of ten credits, and what a card provider tells about them."""
+
+    amount_micro = 10_000_000
+
+    def __init__(self) -> None:
+        self._events = itertools.count(1)
+
+    def request(self, account_id: str, provider: Provider = "cardprovider", **fields: Any) -> OrderRequest:
+        """What a customer orders: for a day by card, for half an hour in the sandbox."""
+        at = utc_now()
+        is_sandbox = provider == "sandbox"
+        base: dict[str, Any] = {
+            "order_id": new_id("ord"),
+            "account_id": account_id,
+            "provider": provider,
+            "amount_micro": self.amount_micro,
+            "currency": "USD",
+            "operation_id": new_id("op"),
+            "brand_id": "holdfast",
+            "legal_entity_id": "holdfast",
+            "merchant_of_record": "Holdfast",
+            "provider_account_id": "holdfast",
+            "created_at": at,
+            "expires_at": at + timedelta(minutes=30 if is_sandbox else 24 * 60),
+            "fx": identity_fx("USD", at),
+            "sandbox_event_id": new_id("evt") if is_sandbox else None,
+            "signed_at": int(at.timestamp()) if is_sandbox else None,
+        }
+        return OrderRequest(**(base | fields))
+
+    def event(self, kind: str, *facts: Fact, event_id: str | None = None) -> PaymentEvent:
+        """An event of the provider's, with an id of its own."""
+        number = next(self._events)
+        return PaymentEvent(
+            event_id=event_id or f"evt_{new_id('evt')[-8:]}_{number}",
+            type=kind,
+            at=1_700_000_000 + number,
+            reason=kind.rpartition(".")[2],
+            facts=facts,
+        )
+
+    def paid(self, order_id: str, *, amount_micro: int | None = None, currency: str = "USD") -> PaymentEvent:
+        """The order's intent was paid."""
+        amount_micro = amount_micro or self.amount_micro
+        fact = Paid(
+            payment_id=f"pi_{order_id}",
+            charge_id=f"ch_{order_id}",
+            amount_micro=amount_micro,
+            currency=currency,
+            at=1_700_000_000,
+        )
+        return self.event("payment_intent.succeeded", fact)
+
+    def refunded(self, order_id: str, amount_micro: int, *, name: str = "re") -> PaymentEvent:
+        """A part of the payment was sent back."""
+        fact = RefundSeen(
+            refund_id=f"{name}_{order_id}",
+            status="succeeded",
+            amount_micro=amount_micro,
+            charge_id=f"ch_{order_id}",
+            payment_id=f"pi_{order_id}",
+        )
+        return self.event("refund.created", fact)
+
+    def disputed(self, order_id: str, status: DisputeStatus) -> PaymentEvent:
+        """The payer's bank took the whole payment back, or gives it back."""
+        fact = DisputeSeen(
+            dispute_id=f"dp_{order_id}",
+            status=status,
+            amount_micro=self.amount_micro,
+            currency="USD",
+            charge_id=f"ch_{order_id}",
+            payment_id=f"pi_{order_id}",
+        )
+        return self.event("charge.dispute.updated", fact)
+
+    def attempt(self, status: ProgressStatus) -> PaymentEvent:
+        """How an attempt stands."""
+        return self.event(f"payment_intent.{status}", Attempt(status=status, at=1_700_000_000 + next(self._events)))
+
+
+@pytest.fixture
+def payments() -> Payments:
+    """Builds orders and a provider's events of them."""
+    return Payments()

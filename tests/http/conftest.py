@@ -22,8 +22,9 @@ from quart import Response
 from holdfast.actors.messages import Command, NoteKeyUse
 from holdfast.http.app import FrontApp, create_app
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
-from holdfast.http.front import Front, Readiness
+from holdfast.http.front import CardDesk, Front, Readiness
 from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.orders import Order
 from holdfast.ledger.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import Task, UsageEntry, accept_task, usage_of
@@ -32,6 +33,8 @@ from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import LocalStore
 from holdfast.providers.mail import MailFault
 from holdfast.settings import Settings, load_settings
+
+from .order_stand_ins import FakeCard, FakeShelf, OrderBook, make_order
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,6 +46,8 @@ SESSION = "ses_" + "1" * 32
 KEY = "key_" + "1" * 32
 TOKEN = "hst_" + "A" * 43
 PUBLIC_URL = "https://holdfast.example"
+SANDBOX_SECRET = "sandbox-secret"
+CARD_SECRET = "card-webhook-secret"
 
 READY = Readiness(database=True, tree=True, providers={"studio": True})
 
@@ -200,6 +205,36 @@ class Stage:
         """A task as it is first written; ``fields`` replace the row's own."""
         return make_task(request_id, account_id=account_id, at=at, **fields)
 
+    def open_book(self) -> OrderBook:
+        """Let the accounts answer by the rules of orders."""
+        book = OrderBook(self.now)
+        self.accounts.answer = book
+        return book
+
+    def open_desk(self, **parts: Any) -> tuple[FakeCard, FakeShelf]:
+        """Take cards, with a provider and a shelf of stand-ins."""
+        card, shelf = FakeCard(), FakeShelf()
+        desk = CardDesk(
+            provider=card,
+            webhook_secrets=(CARD_SECRET,),
+            publishable_key="pk_test",
+            livemode=None,
+            unmatched=shelf,
+        )
+        self.change(card=replace(desk, **parts))
+        return card, shelf
+
+    def order(
+        self,
+        order_id: str = "ord_" + "1" * 32,
+        *,
+        account_id: str = ACCOUNT,
+        at: datetime = NOW,
+        **fields: Any,
+    ) -> Order:
+        """An order of 10.00 as it is first written; ``fields`` replace the request's own."""
+        return make_order(order_id, account_id, at, **fields)
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Serve the app by a real server on loopback; its base address."""
@@ -292,6 +327,35 @@ class World(Stage):
         await self.write(tables.tasks.insert().values(**values))
         await self.add_usage(usage_of(task))
 
+    def open_book(self) -> OrderBook:
+        """Let the accounts answer by the rules of orders, and write them down."""
+        book = super().open_book()
+        book.write = self.add_order
+        return book
+
+    async def add_order(self, order: Order) -> None:
+        """Write an order, or write it anew."""
+        state, request = order.state, order.request
+        await self.write(tables.orders.delete().where(tables.orders.c.order_id == order.order_id))
+        await self.write(
+            tables.orders.insert().values(
+                account_id=order.account_id,
+                order_id=order.order_id,
+                version=order.version,
+                provider=request.provider,
+                status=order.status,
+                reconcile_status=order.statuses.reconcile_status,
+                provider_payment_id=state.payment_id,
+                provider_charge_id=state.charge_id,
+                created_at=request.created_at,
+                updated_at=order.updated_at,
+                expires_at=request.expires_at,
+                wake_at=order.wake_at,
+                request=msgspec.to_builtins(request),
+                state=msgspec.to_builtins(state),
+            )
+        )
+
     async def add_usage(self, entry: UsageEntry) -> None:
         values = {name: getattr(entry, name) for name in entry.__struct_fields__}
         values["status_history"] = msgspec.to_builtins(entry.status_history)
@@ -321,6 +385,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         asset_store=store,
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
+        sandbox_secrets=(SANDBOX_SECRET,),
+        card=None,
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
         public_url=lambda: PUBLIC_URL,

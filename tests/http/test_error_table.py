@@ -47,6 +47,15 @@ EXPECTED = {
     "amount_too_large": (400, "invalid_request_error"),
     "sandbox_disabled": (403, "permission_error"),
     "insufficient_credit": (402, "insufficient_credit_error"),
+    "payment_order_not_found": (404, "not_found_error"),
+    "payment_order_expired": (409, "conflict_error"),
+    "payment_order_not_payable": (409, "conflict_error"),
+    "provider_event_mismatch": (400, "invalid_request_error"),
+    "too_many_open_orders": (429, "rate_limit_error"),
+    "provider_unavailable": (502, "provider_error"),
+    "provider_timeout": (504, "provider_error"),
+    "provider_rejected": (502, "provider_error"),
+    "provider_rate_limited": (503, "provider_error"),
     "model_not_found": (404, "invalid_request_error"),
     "model_not_available": (400, "invalid_request_error"),
     "model_not_async": (400, "invalid_request_error"),
@@ -72,7 +81,10 @@ BEARER = {
     "missing_credentials", "invalid_credentials", "invalid_session", "session_expired", "invalid_api_key",
     "wrong_credential_type",
 }  # fmt: skip
-FINAL = {"task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached"}
+FINAL = {
+    "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
+    "payment_order_not_payable", "provider_rejected",
+}  # fmt: skip
 
 
 def test_the_table_has_exactly_these_codes() -> None:
@@ -99,6 +111,11 @@ def test_lack_of_credit_says_how_much() -> None:
     status, body, _ = error_answer(refusal, "req_1")
     error = msgspec.json.decode(body)["error"]
     assert (status, error["required"], error["available"]) == (402, "0.24", "-1.50")
+
+
+def test_a_provider_that_refused_is_quoted_by_its_code_alone() -> None:
+    _, body, _ = error_answer(Refusal(code="provider_rejected", message="No.", provider_code="amount_odd"), "req_1")
+    assert msgspec.json.decode(body)["error"]["provider_code"] == "amount_odd"
 
 
 def test_a_refusal_may_name_its_own_wait_and_finality() -> None:

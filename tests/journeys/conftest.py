@@ -12,6 +12,9 @@ from typing import TypeAlias
 import httpx
 import pytest
 
+from holdfast.persistence.embedded import EmbeddedPostgres
+
+from .card_bank import CardBank, Payer, card_bank
 from .house import Customer, Service
 from .quiet_provider import QuietProvider, quiet_provider
 
@@ -19,7 +22,8 @@ NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
-def _folder() -> Path:
+def new_folder() -> Path:
+    """A folder for a service's own."""
     # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
     return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
 
@@ -27,7 +31,7 @@ def _folder() -> Path:
 @pytest.fixture(scope="session")
 def house() -> Iterator[Service]:
     """A running service that tests share; nobody may break it."""
-    folder = _folder()
+    folder = new_folder()
     service = Service(folder)
     try:
         service.start()
@@ -45,7 +49,7 @@ def new_service() -> Iterator[NewService]:
     made: list[tuple[Service, Path]] = []
 
     def make(**settings: str) -> Service:
-        folder = _folder()
+        folder = new_folder()
         service = Service(folder, **settings)
         made.append((service, folder))
         return service
@@ -68,7 +72,7 @@ def provider() -> Iterator[QuietProvider]:
 @pytest.fixture(scope="session")
 def quiet_house(provider: QuietProvider) -> Iterator[Service]:
     """A running service whose only provider is the quiet one."""
-    folder = _folder()
+    folder = new_folder()
     service = Service(folder, CATALOG=str(provider.write_catalog(folder)))
     try:
         service.start()
@@ -95,3 +99,53 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
             return customer
 
         yield make
+
+
+@pytest.fixture
+def shared_url() -> Iterator[str]:
+    """A database for several services."""
+    folder = new_folder()
+    server = EmbeddedPostgres(folder)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        server.release()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def bank() -> Iterator[CardBank]:
+    """A card provider for all tests; whoever has its webhooks or calls go wrong sets them right again."""
+    with card_bank() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def paid_house(bank: CardBank) -> Iterator[Service]:
+    """A running service that takes cards at the bank; nobody may break it."""
+    folder = new_folder()
+    service = Service(folder, **bank.settings())
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def sound_bank(bank: CardBank, paid_house: Service) -> AsyncIterator[CardBank]:
+    """The bank in good order, speaking to the shared service."""
+    bank.serve(paid_house)
+    yield bank
+    await bank.webhooks()
+    await bank.recover()
+
+
+@pytest.fixture
+async def payer(sound_bank: CardBank, paid_house: Service, new_customer: NewCustomer) -> Payer:
+    """Somebody with an empty account at the shared service."""
+    return Payer(await new_customer(paid_house), sound_bank)

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import httpx
-import pytest
 import trio
-
-from holdfast.persistence.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
 from .house import Totals, ok
 from .quiet_provider import MODEL, QuietProvider
 
 STALE = "holdfast_fence_stale_units_total"
-
-
-@pytest.fixture
-def shared_url() -> Iterator[str]:
-    """A database for several services."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-shared-"))
-    server = EmbeddedPostgres(folder)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        server.release()
-        shutil.rmtree(folder)
 
 
 async def test_two_processes_serve_one_account_without_refusal_loss_or_double(

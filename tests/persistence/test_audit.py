@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import psycopg
 import pytest
 from msgspec.structs import replace
@@ -17,9 +18,15 @@ from holdfast.ledger.account import (
     decide_release,
     decide_reversal,
 )
+from holdfast.ledger.order_steps import create_order, on_event
+from holdfast.ledger.orders import OrderRequest, identity_fx
+from holdfast.ledger.payment_facts import Paid, PaymentEvent, RefundSeen
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence import tables
-from holdfast.persistence.audit import Check, run_audit
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.audit_checks import Check
+from holdfast.persistence.audit_orders import COLUMNS, HISTORY, NET, ORDER_RULES
+from holdfast.persistence.audit_orders import STATUSES as ORDER_STATUSES
 from holdfast.persistence.audit_rules import RULES
 from holdfast.persistence.database import connected
 
@@ -197,6 +204,84 @@ class Books:
             {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
         )
 
+    def order(self, name: str, *events: PaymentEvent) -> None:
+        """A card order of ten credits that has taken these events in."""
+        order_id = f"ord_{name}"
+        request = OrderRequest(
+            order_id=order_id,
+            account_id=self.state.account_id,
+            provider="cardprovider",
+            amount_micro=10_000_000,
+            currency="USD",
+            operation_id=f"op_reserved_{name}",
+            brand_id="holdfast",
+            legal_entity_id="holdfast",
+            merchant_of_record="Holdfast",
+            provider_account_id="holdfast",
+            created_at=START,
+            expires_at=START + timedelta(days=1),
+            fx=identity_fx("USD", START),
+        )
+        order = create_order(request)
+        for event in events:
+            step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
+            for move in step.postings:
+                decide = decide_credit if move.kind == "credit" else decide_reversal
+                self.write(
+                    decide(
+                        self.state,
+                        operation_id=move.operation_id,
+                        amount_micro=move.amount_micro,
+                        source="cardprovider",
+                        reference=order_id,
+                        reason=move.reason,
+                        at=self.next_at,
+                    )
+                )
+            self.connection.execute(
+                insert(tables.payment_events).values(
+                    provider="cardprovider",
+                    event_id=event.event_id,
+                    account_id=self.state.account_id,
+                    order_id=order_id,
+                    type=event.type,
+                    received_at=START,
+                    verdict=step.verdict,
+                    body=b"{}",
+                )
+            )
+            order = step.order
+        self.connection.execute(
+            insert(tables.orders).values(
+                account_id=self.state.account_id,
+                order_id=order_id,
+                version=order.version,
+                provider=request.provider,
+                status=order.status,
+                reconcile_status=order.statuses.reconcile_status,
+                provider_payment_id=order.state.payment_id,
+                provider_charge_id=order.state.charge_id,
+                created_at=request.created_at,
+                updated_at=order.updated_at,
+                expires_at=request.expires_at,
+                wake_at=order.wake_at,
+                request=msgspec.to_builtins(request),
+                state=msgspec.to_builtins(order.state),
+            )
+        )
+
+
+def payment(name: str) -> PaymentEvent:
+    paid = Paid(payment_id=f"pi_{name}", charge_id=f"ch_{name}", amount_micro=10_000_000, currency="USD", at=1)
+    return PaymentEvent(
+        event_id=f"evt_{name}_1", type="payment_intent.succeeded", at=1, reason="paid", facts=(paid,)
+    )
+
+
+def refund(name: str) -> PaymentEvent:
+    sent = RefundSeen(refund_id=f"re_{name}", status="succeeded", amount_micro=4_000_000, charge_id=f"ch_{name}")
+    return PaymentEvent(event_id=f"evt_{name}_2", type="refund.created", at=2, reason="refund", facts=(sent,))
+
 
 def write_books(connection: Connection) -> None:
     """Two accounts with every kind of operation and every kind of task."""
@@ -216,6 +301,10 @@ def write_books(connection: Connection) -> None:
     bob.task("failed", 5_000_000)
     bob.end("failed", "failed", None)
     Books(connection, "acct_new")
+    cho = Books(connection, "acct_cho")
+    cho.order("paid", payment("paid"))
+    cho.order("back", payment("back"), refund("back"))
+    cho.order("new")
     connection.commit()
 
 
@@ -247,7 +336,7 @@ def tamper(url: str, *statements: str) -> None:
 
 def test_an_empty_database_keeps_every_promise(database_url: str) -> None:
     checks = audit(database_url)
-    assert len(checks) == 6 + len(RULES)
+    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES)
     assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
 
 
@@ -255,8 +344,8 @@ def test_an_honest_history_keeps_every_promise(books_url: str) -> None:
     checks = audit(books_url)
     assert [check for check in checks if not check.ok] == []
     counted = {check.name: check.counted for check in checks}
-    assert counted["each operation's chain hash covers it and the one before"] == 13
-    assert counted["each account's balance and held total are the sums of its postings"] == 3
+    assert counted["each operation's chain hash covers it and the one before"] == 16
+    assert counted["each account's balance and held total are the sums of its postings"] == 4
     assert counted["each hold was opened by exactly one operation of its amount"] == 5
     assert all(count > 0 for count in counted.values())
 
@@ -286,6 +375,15 @@ PAIRS = "each task has its one hold, and each hold its task"
 ENDS = "a task has ended exactly when its hold is settled, and succeeded exactly when it was captured"
 STATUSES = "each task has one usage entry with its status and model"
 ORPHANS = "no row belongs to nothing"
+
+
+def in_state(order_id: str, path: str, value: object) -> str:
+    """Change one thing inside an order's state."""
+    told = msgspec.json.encode(value).decode()
+    return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{told}') where order_id = '{order_id}'"
+
+
+LISTED, RESERVED, CASH, KEPT = (rule.name for rule in ORDER_RULES)
 
 ADA = "account_id = 'acct_ada'"
 
@@ -366,6 +464,42 @@ ADA = "account_id = 'acct_ada'"
         (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
         (["delete from accounts where id = 'acct_bob'"], {ORPHANS}),
         (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
+        (["update orders set status = 'failed' where order_id = 'ord_paid'"], {COLUMNS}),
+        (["update orders set provider_payment_id = 'pi_x' where order_id = 'ord_paid'"], {COLUMNS}),
+        (["update orders set expires_at = expires_at + interval '1 day' where order_id = 'ord_new'"], {COLUMNS}),
+        (["update orders set state = '{\"moves\": 1}' where order_id = 'ord_new'"], {COLUMNS}),
+        ([in_state("ord_paid", "{statuses,processing_status}", "failed")], {ORDER_STATUSES, HISTORY}),
+        ([in_state("ord_back", "{statuses,reconcile_status}", "reconciled")], {HISTORY, COLUMNS}),
+        ([in_state("ord_back", "{history,1,operation_id}", "op_x")], {HISTORY}),
+        ([in_state("ord_back", "{moves,1,amount_micro}", 3_000_000)], {NET, LISTED}),
+        ([in_state("ord_back", "{facts,refunds,re_back,amount_micro}", 1)], {NET}),
+        ([in_state("ord_back", "{moves,1,operation_id}", "op_x")], {LISTED, HISTORY}),
+        ([in_state("ord_paid", "{event_ids}", [])], {KEPT}),
+        ([in_state("ord_new", "{event_ids}", ["evt_unheard"])], {KEPT}),
+        (
+            [
+                "update orders set request = jsonb_set(request::jsonb, '{operation_id}', '\"op_y\"')"
+                " where order_id = 'ord_paid'"
+            ],
+            {RESERVED},
+        ),
+        (["delete from payment_events where event_id = 'evt_back_2'"], {KEPT}),
+        (["update payment_events set verdict = 'refused' where event_id = 'evt_paid_1'"], {KEPT}),
+        (["update payment_events set order_id = 'ord_new' where event_id = 'evt_paid_1'"], {KEPT}),
+        (["update payment_events set order_id = 'ord_x' where event_id = 'evt_paid_1'"], {KEPT, ORPHANS}),
+        (["delete from orders where order_id = 'ord_paid'"], {LISTED, KEPT, ORPHANS}),
+        (
+            ["update operations set amount_micro = 1 where operation_id = 'op_reserved_paid'"],
+            {LISTED, SHAPES, CHAINS},
+        ),
+        (["update operations set reference = 'ord_new' where operation_id = 'op_reserved_paid'"], {LISTED, CHAINS}),
+        (
+            [
+                "update postings set ledger_account = 'cash:sandbox'"
+                " where account_id = 'acct_cho' and number = 1 and amount_micro < 0"
+            ],
+            {CASH, CHAINS},
+        ),
         (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
     ],
 )

@@ -22,7 +22,6 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database
 from holdfast.persistence.rows import (
-    STATEMENTS,
     AccountHead,
     AccountRow,
     ApiKeyRevokedRow,
@@ -34,6 +33,10 @@ from holdfast.persistence.rows import (
     HoldSettledRow,
     IdempotencyRow,
     OperationRow,
+    OrderChangedRow,
+    OrderRow,
+    PaymentEventKeptRow,
+    PaymentEventRow,
     PostingRow,
     Row,
     SessionRevokedRow,
@@ -45,6 +48,7 @@ from holdfast.persistence.rows import (
     UsageChangedRow,
     UsageRow,
 )
+from holdfast.persistence.statements import STATEMENTS
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Broken,
@@ -226,6 +230,8 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
     task_changed = TaskChangedRow(a, r, 2, t + "!", later, later, True, doc.replace("k", "j"))
     usage = UsageRow(a, r, AT, t, t, None, t, 1, 2, 3, None, -7, None, None, f"[{doc}]")
     usage_changed = UsageChangedRow(a, r, t + "!", 4, 5, 6, 7, 8, t, t, f"[{doc},{doc}]")
+    order = OrderRow(a, f"ord{i}{t}", 1, t, t, t, None, None, AT, AT, later, None, doc, doc)
+    order_changed = OrderChangedRow(a, f"ord{i}{t}", 2, t, t, f"pi{i}{t}", t, later, later, doc.replace("k", "j"))
     api_key = ApiKeyRow(a, f"key{i}{t}", f"secret{i}".encode(), t, t, (t, "", "x,y", '{"', "\\"), AT)
     session = SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later)
     return [
@@ -238,6 +244,10 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
         ("tasks", task, ["account_id", "request_id"]),
         ("tasks", task_changed, ["account_id", "request_id"]),
         ("task_events", TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()), ["account_id", "request_id"]),
+        ("orders", order, ["account_id", "order_id"]),
+        ("orders", order_changed, ["account_id", "order_id"]),
+        ("payment_events", PaymentEventKeptRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"), ["provider", "event_id"]),
+        ("payment_events", PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()), ["provider", "event_id"]),
         ("usage_entries", usage, ["account_id", "request_id"]),
         ("usage_entries", usage_changed, ["account_id", "request_id"]),
         ("assets", AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, later), ["account_id", "request_id"]),
@@ -270,6 +280,27 @@ def test_every_kind_of_row_carries_hostile_text_unharmed(
                 newest[table, name] = value
         for table, row, keyed in known:
             assert stored(rows, table, row, keyed) == tuple(newest[table, name] for name in row._fields)
+
+
+def test_an_event_taken_in_replaces_one_kept_and_is_never_replaced(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    def kept(body: bytes) -> Unit:
+        return Unit(rows=(PaymentEventKeptRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
+
+    def taken(body: bytes) -> Unit:
+        return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", "ord", "t", AT, "applied", body),))
+
+    def now() -> Any:
+        return rows.execute("select order_id, verdict, body from payment_events").fetchall()
+
+    assert all_committed(writer.write([kept(b"first"), kept(b"again")]))
+    assert all_committed(writer.write([kept(b"third")]))
+    assert now() == [(None, "unmatched", b"first")]
+    assert all_committed(writer.write([kept(b"fourth"), taken(b"fifth"), kept(b"sixth")]))
+    assert now() == [("ord", "applied", b"fifth")]
+    assert all_committed(writer.write([taken(b"seventh"), kept(b"eighth")]))
+    assert now() == [("ord", "applied", b"fifth")]
 
 
 def test_of_two_changes_to_one_row_in_a_batch_the_last_stands(

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.actors.account_orders import ORDER_COMMANDS, AccountOrders, OrderReads
 from holdfast.actors.actor import JournaledActor
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import (
@@ -25,6 +26,7 @@ from holdfast.actors.messages import (
     IdempotencyKey,
     KeyClaim,
     NoteKeyUse,
+    OrderHeard,
     Recharge,
     Recharged,
     Replayed,
@@ -36,6 +38,7 @@ from holdfast.actors.messages import (
     TaskAccepted,
     TaskSettled,
 )
+from holdfast.actors.order_messages import CreateOrder
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Commit, Tell
 from holdfast.ledger.account import (
@@ -61,7 +64,7 @@ from holdfast.persistence.rows import (
     Row,
     SessionRevokedRow,
 )
-from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer, Unit
+from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer, Unit, Verdict
 
 REMEMBERED_REFUSALS = frozenset({"insufficient_credit"})
 """Refusals that a repeated idempotency key brings back; all others may turn out differently next time."""
@@ -77,10 +80,11 @@ class AccountLimits:
     tasks_in_flight_max: int = 1000
     live_keys_max: int = 100
     answers_kept_max: int = 128
+    orders_pending_max: int = 1000
 
 
 class AccountActor(JournaledActor):
-    """One account. ``load`` reads its rows; ``announce`` makes the news that a new task is due."""
+    """One account. ``load`` reads its rows, ``orders`` those of its orders; ``announce`` tells of new tasks."""
 
     own_fence = "account"
 
@@ -91,6 +95,7 @@ class AccountActor(JournaledActor):
         journal: Journal,
         *,
         load: Callable[[str], Any],
+        orders: OrderReads,
         announce: Callable[[Task], Tell],
         now: Now,
         limits: AccountLimits,
@@ -104,6 +109,8 @@ class AccountActor(JournaledActor):
         self._state: AccountState
         self._live_keys: dict[str, frozenset[str]]
         self._answers: OrderedDict[tuple[str, str], RememberedAnswer] = OrderedDict()
+        self._order_reads = orders
+        self._orders: AccountOrders | None = None
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, open holds and live keys."""
@@ -119,6 +126,12 @@ class AccountActor(JournaledActor):
     def on_receive(self, message: Any) -> Any:
         """Decide one command: a reply, or a unit of work with the reply that leaves once it is durable."""
         return _HANDLERS[type(message)](self, message)
+
+    def settle(self, unit: Unit, verdict: Verdict) -> None:
+        """Hear the journal; orders that wait for it may be let go of afterwards."""
+        if self._orders is not None:
+            self._orders.settled(unit)
+        super().settle(unit, verdict)
 
     # --------------------------------------------------------------------------------------------------- credit
 
@@ -141,7 +154,7 @@ class AccountActor(JournaledActor):
             return self._refuse(operation)
         self._state.apply(operation)
         reply = Recharged(operation_id, command.amount_micro, self._summary())
-        return self._commit(reply, operation=operation, idempotency=command.idempotency)
+        return self._commit(reply, operations=(operation,), idempotency=command.idempotency)
 
     def _create_task(self, command: CreateTask) -> Commit | Replayed | Refusal:
         """Refuses: 1. the API key; 2. a used idempotency key; 3. too many tasks in flight; 4. lack of credit."""
@@ -190,7 +203,7 @@ class AccountActor(JournaledActor):
         )
         return self._commit(
             reply,
-            operation=operation,
+            operations=(operation,),
             rows=new_task_rows(task),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
@@ -223,10 +236,27 @@ class AccountActor(JournaledActor):
         self._state.apply(operation)
         return self._commit(
             TaskSettled(command.operation_id),
-            operation=operation,
+            operations=(operation,),
             rows=command.rows,
             fences=(Fence("task", command.request_id, command.task_version),),
         )
+
+    async def _change_order(self, command: Any) -> Commit | Replayed | Refusal:
+        """Refuses: 1. a used idempotency key; 2. what :class:`AccountOrders` refuses."""
+        idempotency = command.idempotency if isinstance(command, CreateOrder) else None
+        known = self._known(idempotency)
+        if known is not None:
+            return known
+        if self._orders is None:
+            most = self._limits.orders_pending_max
+            self._orders = AccountOrders(self._account_id, self._order_reads, self._now, pending_max=most)
+        turn = await self._orders.decide(command, self._state)
+        if not turn.moves:
+            return self._confirm(turn.reply, turn.rows)
+        assert isinstance(turn.reply, OrderHeard)
+        commit = self._commit(turn.reply, operations=turn.operations, rows=turn.rows, idempotency=idempotency)
+        self._orders.wrote(commit.unit, turn.reply)
+        return commit
 
     # --------------------------------------------------------------------------------------- keys and sessions
 
@@ -297,8 +327,12 @@ class AccountActor(JournaledActor):
         """Refuse once the rows have said that this memory is the newest: another process may serve the account."""
         if idempotency is not None and refusal.code in REMEMBERED_REFUSALS:
             return self._commit(refusal, idempotency=idempotency)
-        state = self._state
-        return Commit(Unit(fences=(Fence("account", state.account_id, state.version),), moves=False), refusal)
+        return self._confirm(refusal)
+
+    def _confirm(self, reply: Any, rows: tuple[Row, ...] = ()) -> Commit:
+        """Answer what changes nothing of the account; ``rows`` are those that any version may write."""
+        fence = Fence("account", self._account_id, self._state.version)
+        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
 
     # ----------------------------------------------------------------------------------------------- unit of work
 
@@ -309,7 +343,7 @@ class AccountActor(JournaledActor):
         self,
         reply: Any,
         *,
-        operation: Operation | None = None,
+        operations: tuple[Operation, ...] = (),
         rows: tuple[Row, ...] = (),
         fences: tuple[Fence, ...] = (),
         idempotency: IdempotencyKey | None = None,
@@ -336,7 +370,7 @@ class AccountActor(JournaledActor):
         unit = Unit(
             fences=(fence, *fences),
             account=head,
-            operations=(operation,) if operation is not None else (),
+            operations=operations,
             rows=rows,
             probe=probe,
         )
@@ -357,6 +391,7 @@ _HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
     RevokeApiKey: AccountActor._revoke_api_key,
     NoteKeyUse: AccountActor._note_key_use,
     SignOut: AccountActor._sign_out,
+    **dict.fromkeys(ORDER_COMMANDS, AccountActor._change_order),
 }
 
 

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from holdfast.ledger.news import Output, ProviderNews
+from holdfast.ledger.order_moves import Verdict
+from holdfast.ledger.orders import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure
 from holdfast.ledger.terms import Hosting, Terms
@@ -102,6 +104,13 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     retry_of: str | None
     estimated_micro: int
     basis: str
+
+
+class OrderHeard(msgspec.Struct, frozen=True, tag="order_heard"):
+    """A payment order as it stands behind a command, and what the command did to it."""
+
+    order: Order
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +366,7 @@ class Host(Command[None]):
     hosting: Hosting
 
 
-StoredReply = Recharged | TaskAccepted | Refusal
+StoredReply = Recharged | TaskAccepted | OrderHeard | Refusal
 """What an idempotency record can hold."""
 
 

@@ -16,8 +16,12 @@ from holdfast.http import (
     asset_files,
     callbacks,
     catalog_listing,
+    ledger_statement,
     media_tasks,
     ops,
+    payment_orders,
+    payments_card,
+    payments_sandbox,
     sign_in,
     usage_log,
 )
@@ -26,13 +30,17 @@ from holdfast.http.connection import FrontConnection
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
 from holdfast.http.interface_pages import interface_pages
-from holdfast.http.routes import Route, TaskIdConverter
+from holdfast.http.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.tracing import begin_trace
 from holdfast.ledger.refusals import Refusal
 
 ROUTES: Final[tuple[Route, ...]] = (
     *sign_in.route.routes,
     *account.route.routes,
+    *ledger_statement.route.routes,
+    *payments_sandbox.route.routes,
+    *payments_card.route.routes,
+    *payment_orders.route.routes,
     *catalog_listing.route.routes,
     *media_tasks.route.routes,
     *callbacks.route.routes,
@@ -120,6 +128,7 @@ def create_app(front: Front) -> FrontApp:
     )
     app.url_map.merge_slashes = False
     app.url_map.converters["task"] = TaskIdConverter
+    app.url_map.converters["order"] = OrderIdConverter
     for route in ROUTES:
         app.add_url_rule(route.rule, route.name, methods=[route.method])
     app.prepare_routing()

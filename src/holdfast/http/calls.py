@@ -64,7 +64,7 @@ class Call:
     """One request on its way through a handler.
 
     ``session`` or ``known_key`` is set before the handler runs where the route has a body; ``json`` and
-    ``body`` hold that body; ``raw`` the bytes of a signed notification.
+    ``body`` hold that body; ``raw`` its bytes as they came.
     """
 
     __slots__ = ("_body", "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session")
@@ -101,8 +101,8 @@ class Call:
         raw = await self.request.get_data(cache=True, as_text=False, parse_form_data=False)
         if len(raw) > bytes_max:
             return _too_large(bytes_max)
+        self.raw = raw
         if self.route.raw_body_bytes_max is not None:
-            self.raw = raw
             return None
         refusal = self._read_body(raw)
         return None if refusal is None else await self.refuse_proved(refusal)

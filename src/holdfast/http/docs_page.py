@@ -85,8 +85,8 @@ def _operation(method: str, path: str, operation: Json) -> str:
 
 
 def _credential(operation: Json) -> str:
-    names = {"session": "session token", "api_key": "API key", "callback_signature": "signature"}
-    wanted = [names[name] for entry in operation["security"] for name in entry]
+    names = {"session": "session token", "api_key": "API key"}
+    wanted = [names.get(name, "signature") for entry in operation["security"] for name in entry]
     if not wanted:
         return "open"
     return ("optional " if {} in operation["security"] else "") + " or ".join(wanted)

@@ -90,6 +90,17 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "amount_too_large": ErrorRow(400, INVALID),
     "sandbox_disabled": ErrorRow(403, PERMISSION),
     "insufficient_credit": ErrorRow(402, CREDIT),
+    # Payment orders.
+    "payment_order_not_found": ErrorRow(404, NOT_FOUND),
+    "payment_order_expired": ErrorRow(409, CONFLICT, final=True),
+    "payment_order_not_payable": ErrorRow(409, CONFLICT, final=True),
+    "provider_event_mismatch": ErrorRow(400, INVALID),
+    "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
+    "provider_not_configured": ErrorRow(503, PROVIDER, retry_after_s=60),
+    "provider_unavailable": ErrorRow(502, PROVIDER),
+    "provider_timeout": ErrorRow(504, PROVIDER),
+    "provider_rejected": ErrorRow(502, PROVIDER, final=True),
+    "provider_rate_limited": ErrorRow(503, PROVIDER, retry_after_s=5),
     # Catalog and quotes. An unknown model keeps the type that clients of compatible listings expect.
     "model_not_found": ErrorRow(404, INVALID),
     "model_not_available": ErrorRow(400, INVALID),
@@ -112,12 +123,15 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "invalid_signature": ErrorRow(401, AUTHENTICATION),
     "signature_expired": ErrorRow(401, AUTHENTICATION),
     "invalid_event": ErrorRow(400, INVALID),
-    "provider_not_configured": ErrorRow(503, PROVIDER, retry_after_s=60),
 }
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """What went wrong. ``required`` and ``available`` are amounts, present for ``insufficient_credit`` only."""
+    """What went wrong.
+
+    ``required`` and ``available`` are amounts, present for ``insufficient_credit`` only; ``provider_code`` is the
+    payment provider's own code, present for ``provider_rejected`` only.
+    """
 
     message: str
     type: str
@@ -126,6 +140,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     request_id: str
     required: str | msgspec.UnsetType = msgspec.UNSET
     available: str | msgspec.UnsetType = msgspec.UNSET
+    provider_code: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -152,6 +167,7 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
         request_id=request_id,
         required=_amount(refusal.required_micro),
         available=_amount(refusal.available_micro),
+        provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
     )
     headers = {}
     retry_after_s = refusal.retry_after_s if refusal.retry_after_s is not None else row.retry_after_s

@@ -13,6 +13,7 @@ from holdfast.http.credentials import KeyCache
 from holdfast.ledger.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.providers.assets import AssetStore
+from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.settings import Settings
 
@@ -49,9 +50,35 @@ class Health(Protocol):
         ...
 
 
+class EventShelf(Protocol):
+    """Keeps what a payment provider told and no order took in, so that nothing said to us is lost."""
+
+    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+        """Write the event down, once for each id; ``kind`` is its type. Faults are those of a command."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardDesk:
+    """Card payments as far as the front end needs them.
+
+    ``livemode`` is what the provider must say of every payment, None where it is not asked. Without
+    ``webhook_secrets`` the webhook stays shut.
+    """
+
+    provider: CardProvider
+    webhook_secrets: Sequence[str] = field(repr=False)
+    publishable_key: str | None
+    livemode: bool | None
+    unmatched: EventShelf
+
+
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """The handlers' world. ``callback_secrets`` gives a media provider's secrets by its name (None: unnamed)."""
+    """The handlers' world. ``callback_secrets`` gives a media provider's secrets by its name (None: unnamed).
+
+    ``sandbox_secrets``: the first one signs, all of them verify. Without a ``card`` desk there is no card provider.
+    """
 
     settings: Settings
     database: Reads
@@ -62,6 +89,8 @@ class Front:
     asset_store: AssetStore
     mailer: Mailer
     callback_secrets: Callable[[str | None], Sequence[str]]
+    sandbox_secrets: Sequence[str]
+    card: CardDesk | None
     health: Health
     metrics_text: Callable[[], bytes]
     public_url: Callable[[], str]

@@ -117,21 +117,21 @@ def read_cursor(account_id: str, window: Window) -> Position | Refusal | None:
     if window.cursor is None:
         return None
     if len(window.cursor) > CURSOR_MAX_CHARS or not window.cursor.isascii():
-        return _INVALID_CURSOR
+        return INVALID_CURSOR
     try:
         padded = window.cursor.encode("ascii") + b"=" * (-len(window.cursor) % 4)
         raw = base64.b64decode(padded, altchars=b"-_", validate=True)
         version, at_us, last_id, binding = msgspec.json.decode(raw, type=tuple[int, int, str, str])
     except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
-        return _INVALID_CURSOR
+        return INVALID_CURSOR
     if version != _VERSION or binding != _binding(account_id, window):
-        return _INVALID_CURSOR
+        return INVALID_CURSOR
     if not _ID.fullmatch(last_id) or not _EARLIEST_US <= at_us <= _LATEST_US:
-        return _INVALID_CURSOR
+        return INVALID_CURSOR
     return Position(_EPOCH + timedelta(microseconds=at_us), last_id)
 
 
-_INVALID_CURSOR: Final = Refusal(
+INVALID_CURSOR: Final = Refusal(
     code="invalid_cursor", message="This cursor does not belong to this list and its filters.", param="cursor"
 )
 

@@ -34,6 +34,8 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.SESSION: [{"session": []}],
     Auth.API_KEY: [{"api_key": []}],
     Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
+    Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
+    Auth.CARD_SIGNATURE: [{"card_signature": []}],
 }
 
 _DESCRIPTION: Final = """\
@@ -50,14 +52,20 @@ the same key.
 
 **Lists** run newest first. Hand `next_cursor` back as `cursor`, with the same filters; it is null on the last page.
 
-**Callback signatures** are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300 seconds of clock skew
-are allowed.
+**Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
+seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back as it is: it
+covers the values of the body, not its bytes, and is good until the order expires.
+
+**Payment orders** carry five statuses that change independently; `state_history` tells each change, and by whom.
+Credit given is `amount_breakdown.gross`; what is refunded or disputed later is taken back through the ledger, below
+zero if need be.
 """
 
 
 def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     """The OpenAPI 3.1 document of these routes, served at ``public_url``."""
-    shapes = {shape for route in routes for shape in (route.body, route.reply) if shape is not None}
+    told = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
+    shapes = {shape for shape in told if shape is not None}
     _, schemas = msgspec.json.schema_components(
         sorted({*shapes, ErrorAnswer}, key=lambda shape: shape.__name__), ref_template=_REF
     )
@@ -83,6 +91,8 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
                 "session": {"type": "http", "scheme": "bearer", "description": "A session token, `hst_…`."},
                 "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `hk_…`."},
                 "callback_signature": {"type": "apiKey", "in": "header", "name": "X-Callback-Signature"},
+                "sandbox_signature": {"type": "apiKey", "in": "header", "name": "X-Sandbox-Payment-Signature"},
+                "card_signature": {"type": "apiKey", "in": "header", "name": "Cardprovider-Signature"},
             },
         },
     }
@@ -131,7 +141,8 @@ def _responses(route: Route) -> JsonSchema:
     if route.reply is not None:
         for status in route.statuses:
             responses[str(status)] = _response(
-                HTTPStatus(status).phrase, _json(_either(route.reply, ErrorAnswer if status >= 400 else None))
+                HTTPStatus(status).phrase,
+                _json(_either(route.reply, ErrorAnswer if status >= 400 else route.other_reply)),
             )
     for media in route.media:
         content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}

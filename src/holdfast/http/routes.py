@@ -53,6 +53,8 @@ class Auth(Enum):
     SESSION = "session"
     API_KEY = "api_key"
     CALLBACK_SIGNATURE = "callback_signature"
+    SANDBOX_SIGNATURE = "sandbox_signature"
+    CARD_SIGNATURE = "card_signature"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,10 @@ class Media:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply."""
+    """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply.
+
+    ``other_reply`` is a second shape that a success may have.
+    """
 
     method: Method
     path: str
@@ -90,6 +95,7 @@ class Route:
     body: type[msgspec.Struct] | None
     raw_body_bytes_max: int | None
     reply: type[msgspec.Struct] | None
+    other_reply: type[msgspec.Struct] | None
     statuses: tuple[int, ...]
     media: tuple[Media, ...]
     parameters: tuple[Parameter, ...]
@@ -119,7 +125,7 @@ IDEMPOTENCY_KEY: Final = Parameter(
 )
 
 
-CONVERTERS: Final = {"model_id": "path", "request_id": "task"}
+CONVERTERS: Final = {"model_id": "path", "request_id": "task", "order_id": "order"}
 """How the web framework reads the parts of a path that are more than any text without a slash."""
 
 
@@ -127,6 +133,12 @@ class TaskIdConverter(BaseConverter):
     """Any text but the words that are routes themselves, so that ``GET /v2/task/create`` is 405 and not a task."""
 
     regex = "(?!(?:create|list)$)[^/]+"
+
+
+class OrderIdConverter(BaseConverter):
+    """Any text but the payment providers that are routes themselves."""
+
+    regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
 
 
 class RouteTable:
@@ -147,6 +159,7 @@ class RouteTable:
         body: type[msgspec.Struct] | None = None,
         raw_body_bytes_max: int | None = None,
         reply: type[msgspec.Struct] | None = None,
+        other_reply: type[msgspec.Struct] | None = None,
         statuses: tuple[int, ...] = (200,),
         media: tuple[Media, ...] = (),
         parameters: tuple[Parameter, ...] = (),
@@ -167,6 +180,7 @@ class RouteTable:
                     body=body,
                     raw_body_bytes_max=raw_body_bytes_max,
                     reply=reply,
+                    other_reply=other_reply,
                     statuses=statuses,
                     media=media,
                     parameters=parameters,

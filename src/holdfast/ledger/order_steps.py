@@ -184,9 +184,11 @@ def on_expiry(order: Order, now: datetime) -> OrderStep:
     """End an order whose time is over and that nobody has paid; ``ignored`` where that does not hold.
 
     A card order's intent is cancelled first, by the caller: one that turns out paid is an event, not an expiry. An
-    attempt under way at the provider keeps the order open, since its money may still come.
+    attempt under way at the provider keeps the order open, since its money may still come. That cancelling may be
+    told of before this is asked: an order cancelled when its time was over has expired.
     """
-    if not can_expire(order.request, order.status) or now < order.request.expires_at:
+    may_end = can_expire(order.request, order.status) or _ended_by_time(order)
+    if not may_end or now < order.request.expires_at:
         return unchanged(order, "ignored")
     if order.statuses.processing_status == "processing":
         return unchanged(order, "ignored")
@@ -274,6 +276,16 @@ def resolve_held(
     resolution = Resolution(decision=decision, amount_micro=given)
     facts = msgspec.structs.replace(order.state.facts, resolution=resolution)
     return moved(order, facts, now, source="operator", reason=reason, new_operation_id=new_operation_id)
+
+
+def _ended_by_time(order: Order) -> bool:
+    """Whether the order's attempt was called off no earlier than the order's own time was over."""
+    attempt = order.state.facts.attempt
+    return (
+        order.status == "canceled"
+        and attempt is not None
+        and attempt.at >= order.request.expires_at.timestamp() - 1
+    )
 
 
 def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:

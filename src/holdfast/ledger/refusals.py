@@ -10,7 +10,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
 
     ``code`` is one of the codes of the error table (``holdfast.http.errors`` gives each its status).
     ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``retry_after_s`` for
-    refusals that pass with time; ``param`` names the offending field.
+    refusals that pass with time; ``param`` names the offending field; ``provider_code`` is the outside provider's
+    own code where it was the one to refuse.
     """
 
     code: str
@@ -19,5 +20,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     required_micro: int | None = None
     available_micro: int | None = None
     retry_after_s: int | None = None
+    provider_code: str | None = None
     final: bool = False
     """True where repeating the same call can never succeed (``x-should-retry: false``)."""

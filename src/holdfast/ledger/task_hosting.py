@@ -90,9 +90,7 @@ def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[
     return state, HostOutputs(task.request_id, task.state.attempt, hosting.wanted)
 
 
-def wake_hosting(
-    task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False
-) -> Step:
+def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False) -> Step:
     """What is due while outputs are being stored: the end of a round, the next round, or the same one again."""
     state, hosting = task.state, task.state.hosting
     assert hosting.status == "transferring"

@@ -1,9 +1,10 @@
 """The audit: every promise about credit, checked against the rows of one snapshot.
 
 It trusts nothing the service computed: balances are added up again from postings, chains are hashed again from
-the rows, and tasks, holds and usage are compared with each other. Most checks are one query that finds the
-rows breaking a rule; the history itself is read once, row by row, through a server-side cursor, so memory does
-not grow with it. Reading a database in use is fine: writers are neither blocked nor seen.
+the rows, tasks, holds and usage are compared with each other, and orders with operations and events. Most checks
+are one query that finds the rows breaking a rule; the history itself and the orders are read once, row by row,
+through a server-side cursor, so memory does not grow with them. Reading a database in use is fine: writers are
+neither blocked nor seen.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from holdfast.ledger.account import (
     Posting,
 )
 from holdfast.ledger.tasks import TERMINAL
+from holdfast.persistence.audit_checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit_orders import ORDER_RULES, walk_orders
 from holdfast.persistence.audit_rules import RULES, Rule
 
-EXAMPLES_MAX = 10
 ROWS_PER_FETCH = 2000
 
 _HISTORY = text(
@@ -46,19 +48,6 @@ _HISTORY = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise and whether the rows keep it. ``counted`` is how many things were looked at.
-
-    ``detail`` names the first few things that break it, and how many there are; empty when it is kept.
-    """
-
-    name: str
-    ok: bool
-    counted: int
-    detail: str
-
-
 def run_audit(connection: Connection) -> list[Check]:
     """Check everything on one snapshot, read-only. Blocks for as long as reading the whole history takes.
 
@@ -67,7 +56,8 @@ def run_audit(connection: Connection) -> list[Check]:
     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     with connection.begin():
         checks = _walk_history(connection)
-        checks += [_judge(connection, rule) for rule in RULES]
+        checks += walk_orders(connection)
+        checks += [_judge(connection, rule) for rule in (*RULES, *ORDER_RULES)]
     return checks
 
 
@@ -81,12 +71,7 @@ def _judge(connection: Connection, rule: Rule) -> Check:
     used = {name: value for name, value in parameters.items() if f":{name}" in rule.breaking}
     rows = connection.execute(breaking, used).all()
     total = int(rows[0].total) if rows else 0
-    return _check(rule.name, int(counted), [str(row.what) for row in rows], total)
-
-
-def _check(name: str, counted: int, examples: list[str], total: int) -> Check:
-    more = f" and {total - len(examples)} more" if total > len(examples) else ""
-    return Check(name=name, ok=total == 0, counted=counted, detail="; ".join(examples) + more)
+    return make_check(rule.name, int(counted), [str(row.what) for row in rows], total)
 
 
 @dataclass(slots=True)
@@ -106,7 +91,7 @@ class _Tally:
                 self.examples.append(f"{operation.account_id} operation {operation.number}: {trouble}")
 
     def check(self) -> Check:
-        return _check(self.name, self.counted, self.examples, self.total)
+        return make_check(self.name, self.counted, self.examples, self.total)
 
 
 def _walk_history(connection: Connection) -> list[Check]:

@@ -26,6 +26,11 @@ _ORPHANS = """
         where not exists (select from accounts a where a.id = h.account_id)
     union all select 'task ' || request_id from tasks t
         where not exists (select from accounts a where a.id = t.account_id)
+    union all select 'payment order ' || order_id from orders r
+        where not exists (select from accounts a where a.id = r.account_id)
+    union all select 'payment event ' || event_id from payment_events e
+        where order_id is not null
+          and not exists (select from orders r where (r.account_id, r.order_id) = (e.account_id, e.order_id))
     union all select 'API key ' || key_id from api_keys k
         where not exists (select from accounts a where a.id = k.account_id)
     union all select 'session ' || session_id from sessions s

@@ -244,6 +244,64 @@ idempotency_records = Table(
     Index("ix_idempotency_records_created_at", "created_at"),
 )
 
+orders = Table(
+    "orders",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("order_id", Text, nullable=False),
+    # No fence of its own: every change of an order is a change of its account.
+    Column("version", BigInteger, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reconcile_status", Text, nullable=False),
+    # By these an event that does not name its order is matched.
+    Column("provider_payment_id", Text),
+    Column("provider_charge_id", Text),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False),
+    # When a worker should look at the order next; claiming it moves this forward.
+    Column("wake_at", Time),
+    Column("request", JSON, nullable=False),
+    Column("state", JSON, nullable=False),
+    PrimaryKeyConstraint("account_id", "order_id"),
+    Index("uq_orders_order_id", "order_id", unique=True),
+    Index(
+        "uq_orders_provider_payment_id",
+        "provider",
+        "provider_payment_id",
+        unique=True,
+        postgresql_where=text("provider_payment_id is not null"),
+    ),
+    Index(
+        "ix_orders_provider_charge_id",
+        "provider",
+        "provider_charge_id",
+        postgresql_where=text("provider_charge_id is not null"),
+    ),
+    Index("ix_orders_listing", "account_id", "created_at", "order_id"),
+    Index("ix_orders_due", "wake_at", postgresql_where=text("wake_at is not null")),
+    Index("ix_orders_odd", "status", postgresql_where=text("status = 'held' or reconcile_status = 'mismatch'")),
+    postgresql_with={"fillfactor": "70"},
+)
+
+payment_events = Table(
+    "payment_events",
+    metadata,
+    Column("provider", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    # Both null as long as no order is known that the event belongs to.
+    Column("account_id", Text),
+    Column("order_id", Text),
+    Column("type", Text, nullable=False),
+    Column("received_at", Time, nullable=False),
+    Column("verdict", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("provider", "event_id"),
+    Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
+    Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
+)
+
 journal_batches = Table(
     "journal_batches",
     metadata,

@@ -34,8 +34,9 @@ class Unit:
     ``account`` is set for every decision of an account: its ``version`` is the one behind the unit, and the
     fence is the version before. ``operations`` bring their postings and hold rows along.
 
-    A unit with ``moves`` False writes nothing: it only asks whether its fences still stand, so that a refusal
-    is never given on a memory that another process has overtaken.
+    A unit with ``moves`` False leaves the fenced rows where they are: it only asks whether its fences still
+    stand, so that a refusal is never given on a memory that another process has overtaken. What it brings in
+    ``rows`` is no part of them, such as an event kept as it was received.
     """
 
     fences: tuple[Fence, ...] = ()

@@ -20,7 +20,6 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.database import DatabaseAway
 from holdfast.persistence.rows import (
-    STATEMENTS,
     AccountHead,
     BatchRow,
     HoldRow,
@@ -28,6 +27,7 @@ from holdfast.persistence.rows import (
     OperationRow,
     PostingRow,
 )
+from holdfast.persistence.statements import STATEMENTS
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Broken,

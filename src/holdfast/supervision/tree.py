@@ -9,11 +9,14 @@
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
     ├── emulators       one_for_one    stand-ins for other people's machines; strangers to each other
-    │   └── studio
-    └── workers         one_for_one    do errands for tasks, at the emulators too; none needs another
+    │   ├── studio
+    │   └── card
+    └── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
         ├── dispatcher
         ├── desk
         ├── hosting
+        ├── reconciler                 compares card orders with their provider
+        ├── order-sweeper              ends orders that nobody has paid in time
         └── sweeper
 
 A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;

@@ -19,6 +19,7 @@ ROWS_MAX = 5_000
 SIGN_INS_KEPT_S = 25 * 3600
 SESSIONS_KEPT_S = 30 * 24 * 3600
 BATCHES_KEPT_S = 3600
+EVENTS_KEPT_S = 90 * 24 * 3600
 
 _EXPIRED = {
     "idempotency_records": (
@@ -33,6 +34,11 @@ _EXPIRED = {
     "sessions": (
         "delete from sessions where ctid = any(array(select ctid from sessions "
         "where expires_at < now() - make_interval(secs => :kept_s) limit :most))"
+    ),
+    # Events of no order: of others who share our account at the provider, or of orders that never were.
+    "payment_events": (
+        "delete from payment_events where ctid = any(array(select ctid from payment_events "
+        "where order_id is null and received_at < now() - make_interval(secs => :kept_s) limit :most))"
     ),
     # A look-up follows a lost commit within moments, or within the outage that lost it.
     "journal_batches": (
@@ -52,6 +58,7 @@ class Sweeper(Worker):
             "idempotency_records": idempotency_ttl_s,
             "sign_ins": SIGN_INS_KEPT_S,
             "sessions": SESSIONS_KEPT_S,
+            "payment_events": EVENTS_KEPT_S,
             "journal_batches": BATCHES_KEPT_S,
         }
 

@@ -121,6 +121,77 @@ def upgrade() -> None:
         postgresql_where=sa.text("kind in ('capture', 'release')"),
     )
     op.create_table(
+        "orders",
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("order_id", sa.Text(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("reconcile_status", sa.Text(), nullable=False),
+        sa.Column("provider_payment_id", sa.Text(), nullable=True),
+        sa.Column("provider_charge_id", sa.Text(), nullable=True),
+        sa.Column("created_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("updated_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("expires_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("wake_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("request", postgresql.JSON(), nullable=False),
+        sa.Column("state", postgresql.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("account_id", "order_id", name=op.f("pk_orders")),
+        postgresql_with={"fillfactor": "70"},
+    )
+    op.create_index(
+        "ix_orders_due", "orders", ["wake_at"], unique=False, postgresql_where=sa.text("wake_at is not null")
+    )
+    op.create_index("ix_orders_listing", "orders", ["account_id", "created_at", "order_id"], unique=False)
+    op.create_index(
+        "ix_orders_odd",
+        "orders",
+        ["status"],
+        unique=False,
+        postgresql_where=sa.text("status = 'held' or reconcile_status = 'mismatch'"),
+    )
+    op.create_index(
+        "ix_orders_provider_charge_id",
+        "orders",
+        ["provider", "provider_charge_id"],
+        unique=False,
+        postgresql_where=sa.text("provider_charge_id is not null"),
+    )
+    op.create_index("uq_orders_order_id", "orders", ["order_id"], unique=True)
+    op.create_index(
+        "uq_orders_provider_payment_id",
+        "orders",
+        ["provider", "provider_payment_id"],
+        unique=True,
+        postgresql_where=sa.text("provider_payment_id is not null"),
+    )
+    op.create_table(
+        "payment_events",
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("event_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=True),
+        sa.Column("order_id", sa.Text(), nullable=True),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("received_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("verdict", sa.Text(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("provider", "event_id", name=op.f("pk_payment_events")),
+    )
+    op.create_index(
+        "ix_payment_events_order_id",
+        "payment_events",
+        ["order_id"],
+        unique=False,
+        postgresql_where=sa.text("order_id is not null"),
+    )
+    op.create_index(
+        "ix_payment_events_unmatched",
+        "payment_events",
+        ["received_at"],
+        unique=False,
+        postgresql_where=sa.text("order_id is null"),
+    )
+    op.create_table(
         "postings",
         sa.Column("account_id", sa.Text(), nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),

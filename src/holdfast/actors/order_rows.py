@@ -1,0 +1,96 @@
+"""A payment order as rows: what the journal writes of one, new or changed, and of the events it took in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+
+from holdfast.ledger.orders import Order
+from holdfast.ledger.payment_facts import PaymentEvent
+from holdfast.persistence.rows import OrderChangedRow, OrderRow, PaymentEventRow
+
+INTENT_OVERDUE_S = 120
+"""How long after its creation a card order without an intent is first looked at: its create call was lost."""
+
+LOOK_AGAIN_S = 300
+"""When an order is looked at again whose time has come and gone without ending it."""
+
+_json = msgspec.json.Encoder()
+
+
+def new_order_row(order: Order, now: datetime) -> OrderRow:
+    """The row of an order as it is made."""
+    request, state = order.request, order.state
+    return OrderRow(
+        request.account_id,
+        request.order_id,
+        order.version,
+        request.provider,
+        state.statuses.status,
+        state.statuses.reconcile_status,
+        state.payment_id,
+        state.charge_id,
+        request.created_at,
+        order.updated_at,
+        request.expires_at,
+        next_look_at(order, now),
+        _json.encode(request).decode(),
+        _json.encode(state).decode(),
+    )
+
+
+def changed_order_row(order: Order, now: datetime) -> OrderChangedRow:
+    """The row of an order after a step."""
+    state = order.state
+    return OrderChangedRow(
+        order.account_id,
+        order.order_id,
+        order.version,
+        state.statuses.status,
+        state.statuses.reconcile_status,
+        state.payment_id,
+        state.charge_id,
+        order.updated_at,
+        next_look_at(order, now),
+        _json.encode(state).decode(),
+    )
+
+
+def synthetic_event_rows(
+    before: Order, after: Order, events: Iterable[PaymentEvent], now: datetime
+) -> tuple[PaymentEventRow, ...]:
+    """The rows of those events of our own making that a look has added to the order."""
+    new = set(after.state.event_ids).difference(before.state.event_ids)
+    return tuple(
+        PaymentEventRow(
+            after.request.provider,
+            event.event_id,
+            after.account_id,
+            after.order_id,
+            event.type,
+            now,
+            "applied",
+            _json.encode(event),
+        )
+        for event in events
+        if event.event_id in new
+    )
+
+
+def next_look_at(order: Order, now: datetime) -> datetime | None:
+    """When a worker should look at the order: as its rules say, but never in the past, which would be for ever.
+
+    A card order without an intent is looked at early, and then at twice its age each time.
+    """
+    wake_at, request = order.wake_at, order.request
+    if wake_at is None:
+        return None
+    if request.provider == "cardprovider" and order.status == "pending" and order.state.payment_id is None:
+        age = now - request.created_at
+        wake_at = min(wake_at, now + max(age, timedelta(seconds=INTENT_OVERDUE_S)))
+    if wake_at > now:
+        return wake_at
+    due_at = order.state.reconcile_due_at
+    return due_at if due_at is not None and due_at > now else now + timedelta(seconds=LOOK_AGAIN_S)

@@ -1,0 +1,117 @@
+"""The two workers that look after payment orders: one compares them with the card provider, one ends them in time.
+
+Both find their work in the orders' rows and claim it by moving ``wake_at`` on under ``SKIP LOCKED``, so any number
+of processes share it, and a claim whose process dies lapses by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import structlog
+import trio
+from sqlalchemy import Connection, text
+
+from holdfast import metrics
+from holdfast.actors.faults import AskFault, Crashed
+from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.persistence.database import Database, DatabaseAway
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 2.0
+ORDERS_MAX = 8
+LOOKS_AT_ONCE_MAX = 4
+LEASE_S = 180
+"""Longer than any look takes: three calls to the provider and as many to the account."""
+
+COUNT_S = 30.0
+
+_OVER = "(expires_at <= now() and status in ('pending', 'failed'))"
+_CLAIM = (
+    "with due as (select account_id, order_id from orders where wake_at <= now() and {which} "
+    "order by wake_at limit :most for update skip locked) "
+    "update orders o set wake_at = now() + make_interval(secs => :lease_s) from due "
+    "where o.account_id = due.account_id and o.order_id = due.order_id returning o.order_id"
+)
+_ODD = text(
+    "select count(*) filter (where status = 'held') as held, "
+    "count(*) filter (where reconcile_status = 'mismatch') as mismatched "
+    "from orders where status = 'held' or reconcile_status = 'mismatch'"
+)
+
+
+class OrderWorker(Worker):
+    """Takes due orders, a bounded number at a time, and runs their errands."""
+
+    which: ClassVar[str]
+
+    def __init__(self, post: WorkerPost, *, database: Database, errands: OrderErrands) -> None:
+        super().__init__(post)
+        self._database = database
+        self._errands = errands
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """Look for due orders every few seconds."""
+        return (self._keep_looking,)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                while await self.look_around() == ORDERS_MAX:
+                    pass
+            except DatabaseAway as away:
+                # What is due stays due; the next tick finds it.
+                log.info("due orders cannot be read", reason=str(away))
+            await trio.sleep(TICK_S)
+
+    async def look_around(self) -> int:
+        """Claim due orders and see to each; how many there were. Raises :class:`DatabaseAway`."""
+
+        def claim(connection: Connection) -> list[str]:
+            statement = text(_CLAIM.format(which=self.which))
+            found = connection.execute(statement, {"most": ORDERS_MAX, "lease_s": LEASE_S})
+            return [row.order_id for row in found]
+
+        due = await self._database.work(claim)
+        at_once = trio.CapacityLimiter(LOOKS_AT_ONCE_MAX)
+        async with trio.open_nursery() as nursery:
+            for order_id in due:
+                nursery.start_soon(self._look, order_id, at_once)
+        return len(due)
+
+    async def _look(self, order_id: str, at_once: trio.CapacityLimiter) -> None:
+        async with at_once:
+            try:
+                await self._errands.look(order_id)
+            except (AskFault, Crashed, DatabaseAway) as fault:
+                # Its claim lapses, and it is looked at again.
+                log.info("an order is put off", order_id=order_id, reason=str(fault))
+
+
+class Reconciler(OrderWorker):
+    """Compares card orders with their provider, finds lost intents, and counts what an operator should see."""
+
+    which = f"provider = 'cardprovider' and not {_OVER}"
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """Look for due orders, and count the odd ones."""
+        return (*super().habits(), self._keep_counting)
+
+    async def _keep_counting(self) -> None:
+        while True:
+            try:
+                row = await self._database.read(lambda connection: connection.execute(_ODD).one())
+                metrics.ORDERS_HELD.set(row.held)
+                metrics.ORDERS_MISMATCHED.set(row.mismatched)
+            except DatabaseAway:
+                pass
+            await trio.sleep(COUNT_S)
+
+
+class OrderSweeper(OrderWorker):
+    """Ends orders whose time is over and that nobody has paid."""
+
+    which = _OVER

@@ -1,0 +1,187 @@
+"""What both payment providers' routes share, and the read side: one order, and the account's list.
+
+An order is written down before anybody outside is asked, by the account's actor and under ids drawn here. Reading
+answers from the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final, get_args
+
+from sqlalchemy import Connection
+
+from holdfast.actors.messages import OrderHeard, Replayed
+from holdfast.actors.order_messages import CreateOrder
+from holdfast.http.calls import Call
+from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.payment_bodies import payment_order_body
+from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
+from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
+from holdfast.ledger.orders import Order, OrderRequest, OrderStatus, Provider, identity_fx
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_of_account, orders_of_account
+from holdfast.persistence.queries.sessions import SessionRecord
+
+route = RouteTable("Payments")
+
+ORDER_DECIMALS_MAX: Final = 2
+ORDER_NOT_FOUND: Final = Refusal(code="payment_order_not_found", message="There is no such payment order.")
+CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
+
+_ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+_STATUS: Final = Parameter(
+    name="status",
+    place="query",
+    description="Only orders with this status.",
+    schema=(("type", "string"), ("enum", list(get_args(OrderStatus)))),
+)
+_PROVIDER: Final = Parameter(
+    name="provider",
+    place="query",
+    description="Only orders of this payment provider.",
+    schema=(("type", "string"), ("enum", list(get_args(Provider)))),
+)
+_FILTERS: Final = {each.name: frozenset(dict(each.schema)["enum"]) for each in (_STATUS, _PROVIDER)}  # type: ignore[call-overload]  # the enums above
+
+
+@route(
+    "GET",
+    "/v2/control/payments",
+    summary="The account's payment orders, newest first",
+    auth=Auth.SESSION,
+    reply=PaymentOrderList,
+    parameters=(_STATUS, _PROVIDER, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_payment_orders(call: Call) -> Outcome:
+    """One read: the session and a page, with one row more than asked to know whether another page follows."""
+    window = read_window(call.query(), filters=tuple(_FILTERS))
+    if isinstance(window, Refusal):
+        return window
+    for name, value in window.filters.items():
+        if value not in _FILTERS[name]:
+            known = ", ".join(sorted(_FILTERS[name]))
+            return Refusal(code="invalid_parameter", message=f"Choose {name} among {known}.", param=name)
+
+    def read(rows: Connection, session: SessionRecord) -> tuple[str, list[Order]] | Refusal:
+        position = read_cursor(session.account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        return session.account_id, orders_of_account(
+            rows,
+            session.account_id,
+            limit=window.limit + 1,
+            since=window.since,
+            until=window.until,
+            after=position,
+            filters=window.filters,
+        )
+
+    found = await call.read_as_session(read)
+    if isinstance(found, Refusal):
+        return found
+    account_id, orders = found
+    next_cursor = None
+    if len(orders) > window.limit:
+        orders = orders[: window.limit]
+        last = Position(orders[-1].request.created_at, orders[-1].order_id)
+        next_cursor = write_cursor(last, account_id, window)
+    return PaymentOrderList(data=[payment_order_body(order) for order in orders], next_cursor=next_cursor)
+
+
+@route(
+    "GET",
+    "/v2/control/payments/{order_id}",
+    summary="One payment order",
+    auth=Auth.SESSION,
+    reply=PaymentOrderBody,
+    errors=("payment_order_not_found",),
+)
+async def read_payment_order(call: Call) -> Outcome:
+    """One read: the session and the order; another account's is as good as none."""
+    order_id = call.path["order_id"]
+
+    def read(rows: Connection, session: SessionRecord) -> Order | None:
+        return order_of_account(rows, session.account_id, order_id) if valid_order_id(order_id) else None
+
+    found = await call.read_as_session(read)
+    if isinstance(found, Refusal):
+        return found
+    return ORDER_NOT_FOUND if found is None else payment_order_body(found)
+
+
+# ------------------------------------------------------------------------------------------------------ creating
+
+
+def valid_order_id(order_id: str) -> bool:
+    """Whether a text could be an order's id at all; what could not is not looked up."""
+    return _ORDER_ID.fullmatch(order_id) is not None
+
+
+def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
+    """The amount of an order in micro-credits. Refuses with ``invalid_amount``."""
+    amount_micro = parse_amount(text, decimals_max=ORDER_DECIMALS_MAX)
+    if amount_micro is None:
+        return Refusal(
+            code="invalid_amount",
+            message="The amount must be a plain decimal string above zero with at most 2 decimals.",
+            param="amount",
+        )
+    if amount_micro > max_micro:
+        largest = format_amount(max_micro)
+        return Refusal(code="invalid_amount", message=f"The amount may be at most {largest}.", param="amount")
+    return amount_micro
+
+
+async def write_order(
+    call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
+) -> tuple[Order, bool] | Refusal | Replayed:
+    """Have the account write a new order down; the order as it was first written, and whether a key replayed it.
+
+    A refusal of the amount is given only where the call's Idempotency-Key has no answer yet; a replayed refusal
+    comes back as :class:`Replayed`.
+    """
+    assert call.session is not None
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    if isinstance(amount_micro, Refusal):
+        return _written(await call.refuse(amount_micro, idempotency))
+    settings = call.front.settings
+    now = call.front.now()
+    is_sandbox = provider == "sandbox"
+    request = OrderRequest(
+        order_id=new_id("ord"),
+        account_id=call.session.account_id,
+        provider=provider,
+        amount_micro=amount_micro,
+        currency=CURRENCY,
+        operation_id=new_id("op"),
+        brand_id=settings.brand_id,
+        legal_entity_id=settings.legal_entity_id,
+        merchant_of_record=settings.merchant_of_record,
+        provider_account_id=settings.provider_account_id,
+        created_at=now,
+        expires_at=now + timedelta(seconds=ttl_s),
+        fx=identity_fx(CURRENCY, now),
+        livemode=livemode,
+        sandbox_event_id=new_id("evt") if is_sandbox else None,
+        signed_at=int(now.timestamp()) if is_sandbox else None,
+    )
+    command = CreateOrder(request=request, idempotency=idempotency)
+    return _written(await call.ask(call.front.accounts, request.account_id, command))
+
+
+def _written(reply: OrderHeard | Replayed | Refusal) -> tuple[Order, bool] | Refusal | Replayed:
+    match reply:
+        case OrderHeard(order):
+            return order, False
+        case Replayed(OrderHeard(order)):
+            return order, True
+        case _:
+            return reply

@@ -1,0 +1,265 @@
+"""Card payments: orders backed by a payment intent at the card provider, and the webhook by which it tells of them.
+
+The order's row is durable before the provider is asked, and the intent is made under the order's id, so that
+whatever is cut off in between is taken up again: by the same call with its Idempotency-Key, or by the workers. The
+webhook asks nobody outside, so that it answers quickly whatever the provider is like at that moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+import structlog
+
+from holdfast.actors.messages import Replayed
+from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
+from holdfast.http.calls import Call
+from holdfast.http.front import CardDesk, Front
+from holdfast.http.payment_bodies import card_order_created, payment_order_body
+from holdfast.http.payment_orders import (
+    CREATE_ERRORS,
+    ORDER_NOT_FOUND,
+    read_order_amount,
+    write_order,
+)
+from holdfast.http.payment_shapes import (
+    CardOrderCreated,
+    CardOrderRequest,
+    EventIgnored,
+    PaymentOrderBody,
+)
+from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.ledger.money import MICRO, format_amount
+from holdfast.ledger.orders import Order
+from holdfast.ledger.payment_events import EVENT_BYTES_MAX, CardEvent, parse_card_event
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_by_id, order_by_payment
+from holdfast.providers.card.amounts import minor_from_micro
+from holdfast.providers.card.base import (
+    CardFault,
+    CardRateLimited,
+    CardRejected,
+    CardTimeout,
+    IntentCreated,
+)
+from holdfast.providers.signatures import SignatureVerdict, verify
+
+route = RouteTable("Payments")
+
+PROVIDER: Final = "cardprovider"
+SIGNATURE_HEADER: Final = "Cardprovider-Signature"
+PROVIDER_OWN_HEADER: Final = "Stripe-Signature"
+"""What the real provider calls the same header; read where ours is not sent."""
+
+CARD_MIN_MICRO: Final = MICRO // 2
+CARD_MAX_MICRO: Final = 999_999_990_000
+"""The smallest and the largest payment that card providers take: 0.50 and 999999.99."""
+
+_NOT_CONFIGURED: Final = Refusal(
+    code="provider_not_configured", message="No card provider is configured here."
+)  # fmt: skip
+_REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
+    "missing": Refusal(code="missing_signature", message=f"Send the signature in {SIGNATURE_HEADER}."),
+    "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
+    "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
+}
+
+_CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+log = structlog.get_logger("holdfast.http")
+
+
+@route(
+    "POST",
+    "/v2/control/payments/cardprovider",
+    summary="Order credit by card; the answer has what the customer's browser needs to pay",
+    auth=Auth.SESSION,
+    body=CardOrderRequest,
+    reply=CardOrderCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=(
+        *CREATE_ERRORS,
+        "amount_too_small",
+        "provider_not_configured",
+        "provider_unavailable",
+        "provider_timeout",
+        "provider_rejected",
+        "provider_rate_limited",
+    ),
+)
+async def create_card_order(call: Call) -> Outcome:
+    """A failure at the provider leaves the order pending; the same Idempotency-Key goes on with it."""
+    settings, desk = call.front.settings, call.front.card
+    amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
+    if desk is None:
+        if isinstance(amount_micro, Refusal):
+            return amount_micro
+        return _NOT_CONFIGURED
+    written = await write_order(
+        call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=desk.livemode
+    )
+    match written:
+        case Refusal():
+            return written
+        case Replayed(answer):
+            assert isinstance(answer, Refusal)
+            return ReplayedAnswer(answer)
+        case (order, is_replayed):
+            intent = await _intent_of(call, desk, order)
+            if isinstance(intent, Refusal):
+                return intent
+            body = card_order_created(
+                _with_intent(order, intent),
+                client_secret=intent.client_secret,
+                publishable_key=desk.publishable_key,
+            )
+            return ReplayedAnswer(body) if is_replayed else body
+
+
+@route(
+    "POST",
+    "/v2/control/payments/cardprovider/webhook",
+    summary="Tell what became of a card payment, as its provider",
+    auth=Auth.CARD_SIGNATURE,
+    raw_body_bytes_max=EVENT_BYTES_MAX,
+    reply=PaymentOrderBody,
+    other_reply=EventIgnored,
+    parameters=(
+        Parameter(
+            name=SIGNATURE_HEADER,
+            place="header",
+            description=f"t=<unix>,v1=<hex HMAC-SHA256 of t.body>[,v1=…]; also read from {PROVIDER_OWN_HEADER}.",
+            required=True,
+        ),
+    ),
+    errors=(
+        "missing_signature",
+        "invalid_signature",
+        "signature_expired",
+        "provider_not_configured",
+        "invalid_event",
+        "payment_order_not_found",
+    ),
+)
+async def hear_card_webhook(call: Call) -> Outcome:
+    """Applied, duplicate, stale and mismatching events are all answered with the order, so that repeating stops.
+
+    Only an event that names an order we do not know (yet) is refused with 404, so that it comes again. What no
+    order takes in is kept all the same.
+    """
+    front, desk, body = call.front, call.front.card, call.raw
+    secrets = () if desk is None else desk.webhook_secrets
+    if desk is None or not any(secret.strip() for secret in secrets):
+        return _NOT_CONFIGURED
+    verdict = verify(_signature(call), body, secrets, now=front.now())
+    if verdict != "valid":
+        return _REFUSED[verdict]
+    event = parse_card_event(body)
+    kept = _without_secrets(body)
+    if isinstance(event, Refusal):
+        # It has no id of its own to be kept under.
+        await desk.unmatched.keep(f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, kept)
+        return event
+    if event.payment is None:
+        await desk.unmatched.keep(event.event_id, event.type, "ignored", kept)
+        return EventIgnored(event.event_id)
+    order = await _order_of(front, event)
+    if order is None:
+        await desk.unmatched.keep(event.event_id, event.type, "unmatched", kept)
+        return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
+    command = HearPayment(order_id=order.order_id, event=event.payment, body=kept)
+    heard = await call.ask(front.accounts, order.account_id, command)
+    return heard if isinstance(heard, Refusal) else payment_order_body(heard.order)
+
+
+def _card_amount(text: str, max_micro: int) -> int | Refusal:
+    amount_micro = read_order_amount(text, max_micro=max_micro)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    if amount_micro < CARD_MIN_MICRO:
+        smallest = format_amount(CARD_MIN_MICRO)
+        return Refusal(code="amount_too_small", message=f"A card payment is at least {smallest}.", param="amount")
+    if amount_micro > CARD_MAX_MICRO:
+        largest = format_amount(CARD_MAX_MICRO)
+        return Refusal(code="amount_too_large", message=f"A card payment is at most {largest}.", param="amount")
+    return amount_micro
+
+
+async def _intent_of(call: Call, desk: CardDesk, order: Order) -> IntentCreated | Refusal:
+    """Make the order's intent, or find the one made before, and have the order know it."""
+    front, request = call.front, order.request
+    amount_minor = minor_from_micro(request.amount_micro, request.currency)
+    try:
+        intent = await desk.provider.create_intent(
+            request.order_id, request.account_id, amount_minor, request.currency, env=front.settings.env
+        )
+    except CardRejected as fault:
+        noted = await call.ask(
+            front.accounts, request.account_id, NoteIntentRefused(request.order_id, fault.provider_code)
+        )
+        log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
+        return noted if isinstance(noted, Refusal) else _refusal_of(fault)
+    except CardFault as fault:
+        log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
+        return _refusal_of(fault)
+    attached = await call.ask(
+        front.accounts, request.account_id, AttachIntent(request.order_id, intent.provider_payment_id)
+    )
+    return attached if isinstance(attached, Refusal) else intent
+
+
+def _with_intent(order: Order, intent: IntentCreated) -> Order:
+    """The order as it was written, with its intent: what every repetition of the call is answered alike."""
+    state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
+    return msgspec.structs.replace(order, state=state)
+
+
+def _refusal_of(fault: CardFault) -> Refusal:
+    match fault:
+        case CardRejected():
+            return Refusal(
+                code="provider_rejected",
+                message="The card provider refused the payment order.",
+                provider_code=fault.provider_code,
+            )
+        case CardRateLimited():
+            return Refusal(
+                code="provider_rate_limited",
+                message="The card provider asks for patience; repeat the call with its Idempotency-Key.",
+                retry_after_s=fault.retry_after_s,
+            )
+        case CardTimeout():
+            return Refusal(
+                code="provider_timeout",
+                message="The card provider did not answer in time; repeat the call with its Idempotency-Key.",
+            )
+        case _:
+            return Refusal(
+                code="provider_unavailable",
+                message="The card provider cannot be reached; repeat the call with its Idempotency-Key.",
+            )
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """An event as it may be kept: intents come with the secret by which their customer pays."""
+    return _CLIENT_SECRET.sub(rb"\1null", body)
+
+
+def _signature(call: Call) -> str:
+    headers = call.request.headers
+    sent = headers.getlist(SIGNATURE_HEADER) or headers.getlist(PROVIDER_OWN_HEADER)
+    return ",".join(sent)
+
+
+async def _order_of(front: Front, event: CardEvent) -> Order | None:
+    """The order an event speaks of: by our own id where it says it, else by the provider's."""
+    order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
+    if order_id is not None:
+        found = await front.database.read(lambda rows: order_by_id(rows, order_id))
+        return found if found is not None and found.request.provider == PROVIDER else None
+    return await front.database.read(
+        lambda rows: order_by_payment(rows, PROVIDER, payment_id=payment_id, charge_id=charge_id)
+    )

@@ -1,0 +1,139 @@
+"""The audit of payment orders: against their own facts, the ledger's operations and the events that were kept.
+
+What follows from an order's facts is worked out again by the rules themselves, order by order; what other tables
+must say is one query for each promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.order_targets import money_of, outcome_of
+from holdfast.ledger.orders import Order
+from holdfast.persistence import tables
+from holdfast.persistence.audit_checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit_rules import Rule
+from holdfast.persistence.order_loading import order_of
+
+ROWS_PER_FETCH = 500
+
+NET = "what each order has posted is what its facts ask for"
+STATUSES = "each order's statuses follow from its facts"
+HISTORY = "each order's history ends in its statuses and names its operations in their order"
+COLUMNS = "each order's columns say what its state says"
+
+
+def _listed(field: str) -> str:
+    """A list of an order's state; an empty one where it has none, or something else in its place."""
+    return f"case json_typeof(o.state -> '{field}') when 'array' then o.state -> '{field}' else '[]' end"
+
+
+_MOVES = (
+    "select o.account_id, o.order_id, m.n, m.move ->> 'operation_id' as operation_id, "  # noqa: S608 - our own text
+    "m.move ->> 'kind' as kind, (m.move ->> 'amount_micro')::bigint as amount_micro, "
+    "o.request ->> 'operation_id' as reserved from orders o "
+    f"cross join lateral json_array_elements({_listed('moves')}) with ordinality as m (move, n)"
+)
+_EVENT_IDS = (
+    "select o.provider, o.account_id, o.order_id, e.event_id from orders o "  # noqa: S608 - our own text
+    f"cross join lateral json_array_elements_text({_listed('event_ids')}) as e (event_id)"
+)
+
+ORDER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "each order lists exactly the operations that were posted for it",
+        "select count(*) from operations where starts_with(reference, 'ord_')",
+        f"""
+        select coalesce(m.operation_id, p.operation_id) || ': order ' || coalesce(m.order_id, p.reference)
+               || ' says ' || coalesce(m.kind || ' ' || m.amount_micro, 'nothing') || ', the journal '
+               || coalesce(p.kind || ' ' || p.amount_micro, 'nothing')
+        from ({_MOVES}) m
+        full join (select * from operations where starts_with(reference, 'ord_')) p
+            on p.operation_id = m.operation_id
+        where (m.account_id, m.order_id, m.kind, m.amount_micro)
+              is distinct from (p.account_id, p.reference, p.kind, p.amount_micro)
+        """,  # noqa: S608 - our own text
+    ),
+    Rule(
+        "the first credit of each order is the operation reserved for it, and no other is",
+        "select count(*) from orders",
+        f"""
+        select m.order_id || ': move ' || m.n || ' is ' || m.operation_id || ', reserved is ' || m.reserved
+        from ({_MOVES}) m where (m.n = 1) <> (m.operation_id = m.reserved) or (m.n = 1 and m.kind <> 'credit')
+        """,  # noqa: S608 - our own text
+    ),
+    Rule(
+        "the money of each order came from its provider, and went back there",
+        "select count(*) from operations where reference in (select order_id from orders)",
+        """
+        select p.operation_id || ': moves ' || l.ledger_account || ' for an order of ' || o.provider
+        from orders o
+        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id)
+        join postings l on (l.account_id, l.number) = (p.account_id, p.number)
+        where l.ledger_account not in ('available', 'cash:' || o.provider)
+        """,
+    ),
+    Rule(
+        "every event that an order has taken in was kept, and every one kept as taken in is one of its order's",
+        "select count(*) from payment_events",
+        f"""
+        select coalesce(e.event_id, k.event_id) || ': order ' || coalesce(e.order_id, 'none') || ', kept as '
+               || coalesce(k.verdict || ' of ' || k.order_id, 'nothing')
+        from ({_EVENT_IDS}) e
+        full join (select * from payment_events where verdict in ('applied', 'stale')) k
+            on (k.provider, k.event_id) = (e.provider, e.event_id)
+        where (e.account_id, e.order_id) is distinct from (k.account_id, k.order_id)
+        """,  # noqa: S608 - our own text
+    ),
+)
+
+
+def walk_orders(connection: Connection) -> list[Check]:
+    """Read every order once and work out again what follows from its facts."""
+    counted = 0
+    broken: dict[str, list[str]] = {name: [] for name in (NET, STATUSES, HISTORY, COLUMNS)}
+    totals = dict.fromkeys(broken, 0)
+    for row, order in _orders(connection):
+        counted += 1
+        for name, trouble in _troubles(row, order):
+            totals[name] += 1
+            if len(broken[name]) < EXAMPLES_MAX:
+                broken[name].append(f"{row.order_id}: {trouble}")
+    return [make_check(name, counted, examples, totals[name]) for name, examples in broken.items()]
+
+
+def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
+    """Rows with the orders they make; None where a row makes none."""
+    query = select(tables.orders).order_by(tables.orders.c.account_id, tables.orders.c.order_id)
+    rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
+    for row in rows:
+        try:
+            yield row, order_of(row)
+        except msgspec.ValidationError:
+            yield row, None
+
+
+def _troubles(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
+    if order is None:
+        yield COLUMNS, "its documents cannot be read"
+        return
+    request, state, statuses = order.request, order.state, order.statuses
+    money, outcome = money_of(request, state.facts), outcome_of(request, state.facts)
+    if order.net_micro != money.net_micro or not 0 <= order.net_micro <= request.amount_micro:
+        yield NET, f"posted {order.net_micro} micro-credits, its facts ask for {money.net_micro}"
+    derived = (outcome.status, outcome.processing_status, outcome.reversal_status, outcome.risk_status)
+    told = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
+    if derived != told:
+        yield STATUSES, f"is {' '.join(told)}, its facts say {' '.join(derived)}"
+    named = [entry.operation_id for entry in state.history if entry.operation_id is not None]
+    if not state.history or state.history[-1].statuses != statuses or named != [*order.ledger_operation_refs]:
+        yield HISTORY, "its history tells another story"
+    columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
+    values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
+    ids = (row.provider_payment_id, row.provider_charge_id, row.created_at, row.expires_at)
+    if columns != values or ids != (state.payment_id, state.charge_id, request.created_at, request.expires_at):
+        yield COLUMNS, "its columns and its state differ"

@@ -1,0 +1,66 @@
+"""Payment orders from their rows, for whoever changes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from holdfast.ledger.orders import Order, OrderRequest, OrderState
+from holdfast.persistence import tables
+from holdfast.persistence.database import Database
+
+
+def load_order(connection: Connection, order_id: str, *, account_id: str | None = None) -> Order | None:
+    """Read an order; None where there is none, or not one of ``account_id``."""
+    query = select(tables.orders).where(tables.orders.c.order_id == order_id)
+    if account_id is not None:
+        query = query.where(tables.orders.c.account_id == account_id)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else order_of(row)
+
+
+def order_of(row: Any) -> Order:
+    """The order of a row of the table."""
+    return Order(
+        version=row.version,
+        updated_at=row.updated_at,
+        wake_at=row.wake_at,
+        request=msgspec.convert(row.request, OrderRequest),
+        state=msgspec.convert(row.state, OrderState),
+    )
+
+
+def payment_is_anothers(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
+    """Whether a provider's payment already stands for an order other than ``order_id``."""
+    orders = tables.orders
+    found = connection.execute(
+        select(orders.c.order_id).where(
+            orders.c.provider == provider,
+            orders.c.provider_payment_id == payment_id,
+            orders.c.order_id != order_id,
+        )
+    ).first()
+    return found is not None
+
+
+class OrderReads:
+    """What an account's actor reads about its orders while it decides."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def order(self, account_id: str, order_id: str) -> Order | None:
+        """An order of the account."""
+        return await self._database.read(lambda c: load_order(c, order_id, account_id=account_id))
+
+    async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool:
+        """Whether the payment already stands for another order, of whichever account."""
+        return await self._database.read(lambda c: payment_is_anothers(c, provider, payment_id, order_id))
+
+    async def pending_count(self, account_id: str) -> int:
+        """How many orders of the account wait to be paid."""
+        orders = tables.orders
+        query = select(func.count()).where(orders.c.account_id == account_id, orders.c.status == "pending")
+        return await self._database.read(lambda c: int(c.execute(query).scalar_one()))

@@ -1,0 +1,97 @@
+"""An account's statement as rows tell it: its operations with their postings, newest first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import groupby
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.account import OperationKind
+from holdfast.persistence.tables import operations, postings
+
+
+class StatementEntry(NamedTuple):
+    """One operation, the account's totals behind it, and its postings as (ledger account, micro-credits)."""
+
+    number: int
+    operation_id: str
+    kind: OperationKind
+    amount_micro: int
+    balance_after_micro: int
+    held_after_micro: int
+    reference: str
+    reason: str
+    at: datetime
+    postings: tuple[tuple[str, int], ...]
+
+
+_OPERATION = select(
+    operations.c.number,
+    operations.c.operation_id,
+    operations.c.kind,
+    operations.c.amount_micro,
+    operations.c.balance_after_micro,
+    operations.c.held_after_micro,
+    operations.c.reference,
+    operations.c.reason,
+    operations.c.at,
+)
+
+
+def statement_of_account(
+    rows: Connection,
+    account_id: str,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before_number: int | None = None,
+    kind: str | None = None,
+) -> list[StatementEntry]:
+    """Up to ``limit`` operations, newest first: those numbered below ``before_number``, at the times asked for.
+
+    ``since`` is inclusive, ``until`` exclusive.
+    """
+    query = _OPERATION.where(operations.c.account_id == account_id)
+    if since is not None:
+        query = query.where(operations.c.at >= since)
+    if until is not None:
+        query = query.where(operations.c.at < until)
+    if before_number is not None:
+        query = query.where(operations.c.number < before_number)
+    if kind is not None:
+        query = query.where(operations.c.kind == kind)
+    found = rows.execute(query.order_by(operations.c.number.desc()).limit(limit)).all()
+    lines = _postings(rows, account_id, [row.number for row in found])
+    return [
+        StatementEntry(
+            number=row.number,
+            operation_id=row.operation_id,
+            kind=OperationKind(row.kind),
+            amount_micro=row.amount_micro,
+            balance_after_micro=row.balance_after_micro,
+            held_after_micro=row.held_after_micro,
+            reference=row.reference,
+            reason=row.reason,
+            at=row.at,
+            postings=lines.get(row.number, ()),
+        )
+        for row in found
+    ]
+
+
+def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[tuple[str, int], ...]]:
+    """The postings of these operations by number, in the order of their lines."""
+    if not numbers:
+        return {}
+    found = rows.execute(
+        select(postings.c.number, postings.c.ledger_account, postings.c.amount_micro)
+        .where(postings.c.account_id == account_id, postings.c.number.in_(numbers))
+        .order_by(postings.c.number, postings.c.line)
+    )
+    return {
+        number: tuple((line.ledger_account, line.amount_micro) for line in lines)
+        for number, lines in groupby(found, key=lambda line: int(line.number))
+    }

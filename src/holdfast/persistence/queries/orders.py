@@ -1,0 +1,89 @@
+"""Payment orders as rows tell them: one by its id or by what its provider calls it, or a page of an account's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select, tuple_
+
+from holdfast.ledger.orders import Order, OrderRequest, OrderState
+from holdfast.persistence.tables import orders
+
+_REQUEST = msgspec.json.Decoder(OrderRequest)
+_STATE = msgspec.json.Decoder(OrderState)
+
+# The JSON columns come as text and are read once, straight into their types.
+_ORDER = select(
+    orders.c.version,
+    orders.c.updated_at,
+    orders.c.wake_at,
+    cast(orders.c.request, Text).label("request"),
+    cast(orders.c.state, Text).label("state"),
+)
+
+
+def order_by_id(rows: Connection, order_id: str) -> Order | None:
+    """The order with this id, whoever owns it; for signed notifications, which come without a credential."""
+    return _one(rows, orders.c.order_id == order_id)
+
+
+def order_of_account(rows: Connection, account_id: str, order_id: str) -> Order | None:
+    """The account's order with this id; another account's is None like one that does not exist."""
+    return _one(rows, orders.c.account_id == account_id, orders.c.order_id == order_id)
+
+
+def order_by_payment(
+    rows: Connection, provider: str, *, payment_id: str | None = None, charge_id: str | None = None
+) -> Order | None:
+    """The order that the provider's payment, or else its charge, belongs to."""
+    found = None
+    if payment_id is not None:
+        found = _one(rows, orders.c.provider == provider, orders.c.provider_payment_id == payment_id)
+    if found is None and charge_id is not None:
+        found = _one(rows, orders.c.provider == provider, orders.c.provider_charge_id == charge_id)
+    return found
+
+
+def orders_of_account(
+    rows: Connection,
+    account_id: str,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+    filters: Mapping[str, str] | None = None,
+) -> list[Order]:
+    """Up to ``limit`` orders, newest first by (created_at, order_id), behind the position ``after``.
+
+    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
+    """
+    query = _ORDER.where(orders.c.account_id == account_id)
+    if since is not None:
+        query = query.where(orders.c.created_at >= since)
+    if until is not None:
+        query = query.where(orders.c.created_at < until)
+    if after is not None:
+        query = query.where(tuple_(orders.c.created_at, orders.c.order_id) < tuple_(*after))
+    for name, value in (filters or {}).items():
+        query = query.where(orders.c[name] == value)
+    newest_first = query.order_by(orders.c.created_at.desc(), orders.c.order_id.desc()).limit(limit)
+    return [_order(row) for row in rows.execute(newest_first)]
+
+
+def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:
+    found = rows.execute(_ORDER.where(*conditions).limit(1)).one_or_none()
+    return None if found is None else _order(found)
+
+
+def _order(row: Row[*tuple[Any, ...]]) -> Order:
+    return Order(
+        version=row.version,
+        updated_at=row.updated_at,
+        wake_at=row.wake_at,
+        request=_REQUEST.decode(row.request),
+        state=_STATE.decode(row.state),
+    )

@@ -1,0 +1,126 @@
+"""Comparing card orders with their provider by hand, beside a running service or without one.
+
+It does what the reconciler does, through accounts of its own: every write is fenced, so that it and the service
+cannot harm each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+from sqlalchemy import Connection, text
+
+from holdfast.actors.faults import AskFault, Crashed
+from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.card_wiring import card_line_beside
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.order_moves import LOOK_UNTIL_S
+from holdfast.persistence.database import Database
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.writer import BatchWriter
+from holdfast.settings import Settings
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters, Reporter
+from holdfast.wiring import account_factory
+
+LOOKS_AT_ONCE_MAX = 4
+
+Progress = Callable[[int, int, str, str], None]
+"""Told after each order: how many are done, of how many, which one, and how its look ended."""
+
+_OPEN = text(
+    "select order_id from orders where provider = 'cardprovider' "
+    "and created_at > now() - make_interval(secs => :until_s) "
+    "and (:every or (wake_at is not null and reconcile_status <> 'reconciled')) order by created_at, order_id"
+)
+
+
+class NoCardProvider(Exception):
+    """There is no card provider to compare with."""
+
+
+def reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
+    """Look at every card order that is not reconciled yet, or with ``every`` at all of the last thirty days.
+
+    Returns how many looks ended how; ``put_off`` counts those whose account could not answer. Raises
+    :class:`NoCardProvider`, and :class:`~holdfast.persistence.database.DatabaseAway`.
+    """
+    return trio.run(partial(_reconcile, settings, database_url, every=every, progress=progress))
+
+
+async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
+    line = card_line_beside(settings)
+    if line is None:
+        raise NoCardProvider
+    database = Database(database_url, pool_size=LOOKS_AT_ONCE_MAX)
+    journal = Journal(
+        BatchWriter(database.connect_writer, now=utc_now, idempotency_ttl_s=settings.idempotency_ttl_s),
+        database.gate,
+    )
+    accounts = _accounts(settings, database, journal)
+    errands = OrderErrands(database=database, accounts=accounts, card=line.provider, env=settings.env, now=utc_now)
+    try:
+        await database.open()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_running, journal)
+            await nursery.start(accounts.run)
+            results = await _look_at_all(database, errands, every=every, progress=progress)
+            await accounts.drain()
+            await journal.stop()
+    finally:
+        with trio.CancelScope(shield=True):
+            await line.provider.close()
+        database.close()
+    return results
+
+
+async def _look_at_all(
+    database: Database, errands: OrderErrands, *, every: bool, progress: Progress
+) -> Counter[str]:
+    def due(connection: Connection) -> list[str]:
+        found = connection.execute(_OPEN, {"until_s": LOOK_UNTIL_S, "every": every})
+        return [row.order_id for row in found]
+
+    order_ids = await database.read(due)
+    results: Counter[str] = Counter()
+    at_once = trio.CapacityLimiter(LOOKS_AT_ONCE_MAX)
+
+    async def look(order_id: str) -> None:
+        async with at_once:
+            try:
+                result: str = await errands.look(order_id)
+            except (AskFault, Crashed):
+                result = "put_off"
+            results[result] += 1
+            progress(results.total(), len(order_ids), order_id, result)
+
+    async with trio.open_nursery() as nursery:
+        for order_id in order_ids:
+            nursery.start_soon(look, order_id)
+    return results
+
+
+async def _running(journal: Journal, *, task_status: trio.TaskStatus[None]) -> None:
+    await journal.run(task_status=task_status)
+
+
+def _accounts(settings: Settings, database: Database, journal: Journal) -> KeyedDirectory:
+    async def probe() -> bool:
+        await database.open()
+        return True
+
+    # No task is made here, so nothing is ever told to this post.
+    factory: Any = account_factory(settings, database, journal, WorkerPost("dispatcher"))
+    return KeyedDirectory(
+        "accounts",
+        factory,
+        gate=database.gate,
+        probe=probe,
+        reporter=Reporter(),
+        dead_letters=DeadLetters(),
+    )

@@ -1,0 +1,508 @@
+"""Payment orders as accounts keep them: many copies, two processes, void decisions, money that goes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from sqlalchemy import text
+
+from holdfast.actors.account import AccountLimits
+from holdfast.actors.messages import CreateTask, IdempotencyKey, OrderHeard, Recharge, Replayed, TaskAccepted
+from holdfast.actors.order_messages import (
+    AttachIntent,
+    CreateOrder,
+    ExpireOrder,
+    HearPayment,
+    NoteIntentRefused,
+    PaySandboxOrder,
+    ReconcileOrder,
+)
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.order_steps import create_order
+from holdfast.ledger.orders import Order
+from holdfast.ledger.payment_facts import PaymentEvent
+from holdfast.ledger.payment_snapshots import ProviderSnapshot
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sandbox_signature import SandboxValues
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.database import Database, DatabaseAway, connected
+from holdfast.persistence.order_loading import OrderReads, load_order
+from holdfast.persistence.units import NotWritten, Unit, Verdict
+from holdfast.persistence.writer import BatchWriter
+from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.keyed_slots import KeyedLimits
+
+CREDIT = 1_000_000
+HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
+
+StartWorld = Callable[..., Awaitable[Any]]
+
+
+def heard(event: PaymentEvent, order_id: str) -> HearPayment:
+    return HearPayment(order_id, event, b'{"signed": "body"}')
+
+
+def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
+    values = SandboxValues(
+        order_id=order.order_id,
+        account_id=order.account_id,
+        amount=format_amount(order.request.amount_micro),
+        currency=order.request.currency,
+        status=status,
+    )
+    return PaySandboxOrder(order.order_id, values, b"{}")
+
+
+async def made(world: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any) -> Order:
+    reply = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, provider, **fields)))
+    assert isinstance(reply, OrderHeard)
+    order: Order = reply.order
+    return order
+
+
+async def told(world: Any, order: Order, *events: PaymentEvent) -> Order:
+    newest = order
+    for event in events:
+        reply = await world.accounts.ask(order.account_id, heard(event, order.order_id))
+        assert isinstance(reply, OrderHeard)
+        newest = reply.order
+    return newest
+
+
+async def stored(database: Database, order_id: str) -> Order:
+    order = await database.read(lambda connection: load_order(connection, order_id))
+    assert order is not None
+    return order
+
+
+async def totals(database: Database, account_id: str) -> tuple[int, int, int]:
+    sql = text("select balance_micro, held_micro, operation_count from accounts where id = :id")
+    row = await database.read(lambda connection: connection.execute(sql, {"id": account_id}).one())
+    return row.balance_micro, row.held_micro, row.operation_count
+
+
+async def events_kept(database: Database) -> list[tuple[str, str, bool]]:
+    sql = text("select event_id, verdict, order_id is not null from payment_events order by received_at, event_id")
+    return [tuple(row) for row in await database.read(lambda connection: connection.execute(sql).all())]
+
+
+async def in_parallel(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    replies: list[Any] = [None] * len(calls)
+
+    async def call(index: int) -> None:
+        replies[index] = await calls[index]()
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(calls)):
+            nursery.start_soon(call, index)
+    return replies
+
+
+def assert_audit_clean(database: Database) -> None:
+    with connected(database.url) as connection:
+        broken = [check for check in run_audit(connection) if not check.ok]
+    assert not broken
+
+
+# ------------------------------------------------------------------------------------------------------ once only
+
+
+async def test_100_copies_of_one_event_through_two_processes_credit_once_and_are_all_answered(
+    start_world: StartWorld, payments: Any
+) -> None:
+    with trio.fail_after(60):
+        first, second = await start_world(limits=HARDY), await start_world(limits=HARDY)
+        account_id, _ = await first.open_account()
+        order = await made(first, payments, account_id)
+        command = heard(payments.paid(order.order_id), order.order_id)
+        worlds = [first, second] * 50
+        replies = await in_parallel([partial(world.accounts.ask, account_id, command) for world in worlds])
+    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
+    assert {reply.order.status for reply in replies} == {"credited"}
+    assert await totals(first.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await events_kept(first.database) == [(command.event.event_id, "applied", True)]
+    assert_audit_clean(first.database)
+
+
+async def test_100_copies_of_one_sandbox_callback_credit_once(world: Any, payments: Any) -> None:
+    with trio.fail_after(60):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id, "sandbox")
+        command = sandbox_payment(order)
+        replies = await in_parallel([partial(world.accounts.ask, account_id, command)] * 100)
+    assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
+    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
+    assert (await stored(world.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
+    assert_audit_clean(world.database)
+
+
+async def test_an_event_known_under_two_kinds_is_posted_once(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        after = await told(world, order, payments.paid(order.order_id), payments.paid(order.order_id))
+    assert after.net_micro == 10 * CREDIT
+    assert len(after.state.event_ids) == 2
+    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
+
+
+async def test_what_the_reply_says_is_what_the_row_says(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        attached = await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        again = await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        after = await told(world, order, payments.attempt("processing"), payments.paid(order.order_id))
+        row = await stored(world.database, order.order_id)
+    assert (attached.verdict, again.verdict) == ("applied", "duplicate")
+    assert msgspec.structs.replace(row, wake_at=after.wake_at) == after
+
+
+# -------------------------------------------------------------------------------------------------------- creation
+
+
+async def test_a_repeated_key_brings_back_the_order_it_made(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
+        first = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
+        again = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
+    assert again == Replayed(first)
+    assert first.order.status == "pending"
+
+
+async def test_an_account_has_only_so_many_unpaid_orders(start_world: StartWorld, payments: Any) -> None:
+    with trio.fail_after(30):
+        world = await start_world(account_limits=AccountLimits(orders_pending_max=3))
+        account_id, _ = await world.open_account()
+        creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
+        replies = await in_parallel([partial(world.accounts.ask, account_id, create) for create in creates])
+        orders = [reply.order for reply in replies if isinstance(reply, OrderHeard)]
+        await world.accounts.ask(account_id, sandbox_payment(orders[0]))
+        one_more = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox")))
+    refused = [reply for reply in replies if isinstance(reply, Refusal)]
+    assert 1 <= len(orders) <= 3
+    assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
+    assert isinstance(one_more, OrderHeard)
+
+
+async def test_orders_of_others_and_of_the_other_kind_are_not_found(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        other_id, _ = await world.open_account()
+        card = await made(world, payments, account_id)
+        sandbox = await made(world, payments, account_id, "sandbox")
+        replies = [
+            await world.accounts.ask(other_id, heard(payments.paid(card.order_id), card.order_id)),
+            await world.accounts.ask(account_id, heard(payments.paid(sandbox.order_id), sandbox.order_id)),
+            await world.accounts.ask(account_id, sandbox_payment(card)),
+            await world.accounts.ask(account_id, AttachIntent("ord_never", "pi_1")),
+        ]
+    assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
+    assert await totals(world.database, account_id) == (0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ void and reload
+
+
+class FailingWriter:
+    """Rolls a batch back now and then before it reaches the database."""
+
+    def __init__(self, inner: BatchWriter, *, seed: int) -> None:
+        self._inner = inner
+        self._rng = random.Random(seed)
+        self.failed = 0
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        if self._rng.random() < 0.3:
+            self.failed += 1
+            return [NotWritten("a bad day")] * len(units)
+        return self._inner.write(units)
+
+    def look_up(self, batch_id: str) -> bool:
+        return self._inner.look_up(batch_id)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+async def test_decisions_that_come_to_nothing_are_made_again_and_posted_once(
+    start_world: StartWorld, database: Database, payments: Any
+) -> None:
+    writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
+    with trio.fail_after(60):
+        world = await start_world(writer=writer, limits=HARDY)
+        writer._rng = random.Random(10**6)
+        account_id = None
+        while account_id is None:
+            try:
+                account_id, _ = await world.open_account()
+            except AssertionError:
+                continue
+        orders = [await made(world, payments, account_id) for _ in range(6)]
+        calls = []
+        for order in orders:
+            for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
+                calls += [partial(world.accounts.ask, account_id, heard(event, order.order_id))] * 5
+        random.Random(5).shuffle(calls)
+        replies = await in_parallel(calls)
+    assert writer.failed
+    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert (await totals(database, account_id))[0] == 6 * 6 * CREDIT
+    assert {(await stored(database, order.order_id)).net_micro for order in orders} == {6 * CREDIT}
+    assert_audit_clean(database)
+
+
+async def test_a_message_whose_order_cannot_be_read_now_is_decided_when_it_can(
+    world: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = OrderReads.order, 3
+
+    async def away_at_first(self: OrderReads, account_id: str, order_id: str) -> Order | None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise DatabaseAway("gone for a moment")
+        return await read(self, account_id, order_id)
+
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        # Another incarnation, which does not remember the order.
+        bump = text("update accounts set version = version + 1 where id = :id")
+        await world.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
+        await world.accounts.ask(account_id, Recharge(CREDIT))
+        monkeypatch.setattr(OrderReads, "order", away_at_first)
+        after = await told(world, order, payments.paid(order.order_id))
+    assert failures < 0
+    assert after.status == "credited"
+    assert await totals(world.database, account_id) == (11 * CREDIT, 0, 2)
+    assert world.reporter.recent() == ()
+
+
+async def test_more_orders_than_are_remembered_lose_nothing_while_undurable(world: Any, payments: Any) -> None:
+    with trio.fail_after(60):
+        account_id, _ = await world.open_account()
+        orders = [await made(world, payments, account_id) for _ in range(80)]
+        calls = []
+        for order in orders:
+            calls.append(
+                partial(world.accounts.ask, account_id, heard(payments.attempt("processing"), order.order_id))
+            )
+            calls.append(
+                partial(world.accounts.ask, account_id, heard(payments.paid(order.order_id), order.order_id))
+            )
+        # Every order twice, the second telling when many others have been decided in between.
+        calls = calls[::2] + calls[1::2]
+        await in_parallel(calls)
+        rows = [await stored(world.database, order.order_id) for order in orders]
+    assert {(len(row.state.event_ids), row.status, row.version) for row in rows} == {(2, "credited", 3)}
+    assert await totals(world.database, account_id) == (800 * CREDIT, 0, 80)
+    assert_audit_clean(world.database)
+
+
+# ------------------------------------------------------------------------------------------- money that goes back
+
+
+async def test_reversals_take_the_balance_below_zero_and_new_holds_are_refused_until_it_is_back(
+    world: Any, payments: Any, new_task: Callable[..., CreateTask]
+) -> None:
+    with trio.fail_after(30):
+        account_id, key_id = await world.open_account()
+        order = await made(world, payments, account_id)
+        await told(world, order, payments.paid(order.order_id))
+        running = await world.accounts.ask(account_id, new_task(key_id, hold_micro=7 * CREDIT))
+        refunded = await told(world, order, payments.refunded(order.order_id, 4 * CREDIT))
+        below = await totals(world.database, account_id)
+        refused = await world.accounts.ask(account_id, new_task(key_id, hold_micro=0))
+        disputed = await told(world, order, payments.disputed(order.order_id, "needs_response"))
+        lowest = await totals(world.database, account_id)
+        won = await told(world, order, payments.disputed(order.order_id, "won"))
+        await world.accounts.ask(account_id, Recharge(5 * CREDIT))
+        accepted = await world.accounts.ask(account_id, new_task(key_id, hold_micro=CREDIT))
+    assert isinstance(running, TaskAccepted)
+    assert below == (6 * CREDIT, 7 * CREDIT, 3)
+    assert (refused.code, refused.available_micro) == ("insufficient_credit", -CREDIT)
+    assert (refunded.statuses.reversal_status, disputed.statuses.reversal_status) == (
+        "partially_refunded",
+        "disputed",
+    )
+    assert lowest[:2] == (0, 7 * CREDIT)
+    assert won.net_micro == 6 * CREDIT
+    assert isinstance(accepted, TaskAccepted)
+    assert_audit_clean(world.database)
+
+
+async def test_a_refund_told_before_its_payment_is_credited_and_taken_back_in_one_commit(
+    world: Any, payments: Any
+) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        after = await told(
+            world, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
+        )
+    assert [move.kind for move in after.state.moves] == ["credit", "reversal"]
+    assert await totals(world.database, account_id) == (6 * CREDIT, 0, 2)
+    assert_audit_clean(world.database)
+
+
+async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        after = await told(world, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
+    assert (after.status, after.statuses.risk_status, after.statuses.reconcile_status) == ("held",) + (
+        "mismatch",
+    ) * 2
+    assert await totals(world.database, account_id) == (0, 0, 0)
+    assert_audit_clean(world.database)
+
+
+async def test_a_payment_that_stands_for_another_order_is_refused_and_kept(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        other_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        other = await made(world, payments, other_id)
+        await told(world, order, payments.paid(order.order_id))
+        event = payments.paid(order.order_id)
+        refused = await world.accounts.ask(other_id, heard(event, other.order_id))
+    assert refused.code == "provider_event_mismatch"
+    assert (event.event_id, "refused", True) in await events_kept(world.database)
+    assert await totals(world.database, other_id) == (0, 0, 0)
+    assert_audit_clean(world.database)
+
+
+# ----------------------------------------------------------------------------------------------- time and looking
+
+
+async def test_an_unpaid_order_expires_by_time_alone_and_a_late_callback_is_refused_and_kept(
+    world: Any, payments: Any
+) -> None:
+    past = utc_now() - timedelta(seconds=1)
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        fresh = await made(world, payments, account_id, "sandbox")
+        old = await made(world, payments, account_id, "sandbox", expires_at=past)
+        too_early = await world.accounts.ask(account_id, ExpireOrder(fresh.order_id))
+        late = await world.accounts.ask(account_id, sandbox_payment(old))
+        expired = await world.accounts.ask(account_id, ExpireOrder(old.order_id))
+        again = await world.accounts.ask(account_id, ExpireOrder(old.order_id))
+    assert (too_early.verdict, too_early.order.status) == ("ignored", "pending")
+    assert late.code == "payment_order_expired"
+    assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
+    assert await events_kept(world.database) == [(old.request.sandbox_event_id, "refused", True)]
+    assert_audit_clean(world.database)
+
+
+async def test_a_card_order_expired_or_refused_is_credited_when_its_money_comes_all_the_same(
+    world: Any, payments: Any
+) -> None:
+    past = utc_now() - timedelta(seconds=1)
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        late = await made(world, payments, account_id, expires_at=past)
+        refused = await made(world, payments, account_id)
+        expired = await world.accounts.ask(account_id, ExpireOrder(late.order_id))
+        failed = await world.accounts.ask(account_id, NoteIntentRefused(refused.order_id, "amount_too_small"))
+        credited = [await told(world, order, payments.paid(order.order_id)) for order in (late, refused)]
+    assert (expired.order.status, failed.order.status) == ("expired", "failed")
+    assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
+    assert await totals(world.database, account_id) == (20 * CREDIT, 0, 2)
+
+
+async def test_a_look_at_the_provider_alone_brings_an_order_to_its_end_and_a_later_event_changes_nothing(
+    world: Any, payments: Any
+) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1", synthetic=True)
+        snapshot = ProviderSnapshot(events=(seen,), settled=True)
+        looked = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, snapshot))
+        away = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, fault="no answer"))
+        after = await told(world, order, payments.paid(order.order_id))
+        row = await stored(world.database, order.order_id)
+    assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
+    assert away.order.statuses.reconcile_status == "error"
+    assert after.net_micro == 10 * CREDIT
+    assert row.wake_at is not None
+    assert ("syn_1", "applied", True) in await events_kept(world.database)
+    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
+    assert_audit_clean(world.database)
+
+
+async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(world: Any, payments: Any) -> None:
+    past = utc_now() - timedelta(seconds=1)
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id, expires_at=past)
+        await told(world, order, payments.attempt("processing"))
+        ignored = await world.accounts.ask(account_id, ExpireOrder(order.order_id))
+        row = await stored(world.database, order.order_id)
+    assert (ignored.verdict, row.status) == ("ignored", "pending")
+    assert row.wake_at is not None
+    assert row.wake_at > utc_now() + timedelta(seconds=30)
+
+
+async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(world: Any, payments: Any) -> None:
+    with trio.fail_after(30):
+        account_id, _ = await world.open_account()
+        order = await made(world, payments, account_id)
+        row = await stored(world.database, order.order_id)
+    assert row.wake_at is not None
+    assert utc_now() < row.wake_at < utc_now() + timedelta(minutes=5)
+
+
+# ------------------------------------------------------------------------------------------------------ any history
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_any_mixture_of_events_through_two_processes_leaves_clean_books(
+    seed: int, database: Database, payments: Any, start_world: StartWorld
+) -> None:
+    chance = random.Random(seed)
+    with trio.fail_after(60):
+        worlds = [await start_world(limits=HARDY), await start_world(limits=HARDY)]
+        account_id, _ = await worlds[0].open_account()
+        orders = [await made(worlds[0], payments, account_id) for _ in range(3)]
+        commands: list[Any] = []
+        for order in orders:
+            order_id = order.order_id
+            pool: list[PaymentEvent] = [
+                payments.paid(order_id),
+                payments.paid(order_id, amount_micro=chance.choice([9, 10]) * CREDIT),
+                payments.refunded(order_id, 3 * CREDIT),
+                payments.refunded(order_id, 5 * CREDIT, name="re2"),
+                payments.disputed(order_id, chance.choice(["needs_response", "lost", "won"])),
+                payments.attempt(chance.choice(["failed", "canceled", "processing"])),
+            ]
+            events = [chance.choice(pool) for _ in range(8)]
+            commands += [heard(event, order_id) for event in events]
+            commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
+            commands.append(ReconcileOrder(order_id, fault="no answer"))
+        chance.shuffle(commands)
+        calls = [partial(chance.choice(worlds).accounts.ask, account_id, command) for command in commands]
+        replies = await in_parallel(calls)
+        rows = [await stored(database, order.order_id) for order in orders]
+    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert all(0 <= row.net_micro <= row.request.amount_micro for row in rows)
+    assert (await totals(database, account_id))[0] == sum(row.net_micro for row in rows)
+    assert_audit_clean(database)
+
+
+def test_a_stored_reply_comes_back_whole(payments: Any) -> None:
+    reply = OrderHeard(create_order(payments.request(new_id("acct"), "sandbox")), "applied")
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=OrderHeard) == reply

@@ -1,0 +1,483 @@
+"""Payment orders without webhooks: the workers alone bring each to its end, against the in-tree card provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import trio
+from sqlalchemy import text
+
+from holdfast import metrics
+from holdfast.actors.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.messages import OrderHeard
+from holdfast.actors.order_messages import AttachIntent, CreateOrder, ExpireOrder, HearPayment
+from holdfast.actors.payment_inbox import PaymentInbox
+from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
+from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.orders import Order
+from holdfast.ledger.payment_facts import Attempt, Paid
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.database import Database, connected
+from holdfast.persistence.order_loading import load_order
+from holdfast.persistence.units import NotWritten, Unit, Unknown, Verdict
+from holdfast.providers.card.base import CardProvider
+from holdfast.providers.card.emulator.service import serve_card_emulator
+from holdfast.providers.card.stripe_adapter import StripeProvider
+
+CREDIT = 1_000_000
+KEY = "sk_test_0123456789"
+
+
+@dataclass
+class Bank:
+    """The stand-in for a card provider, whose webhooks go nowhere."""
+
+    http: httpx.AsyncClient
+    provider: StripeProvider
+
+    async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
+        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=said)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    async def outage(self, mode: str, **more: Any) -> None:
+        answer = await self.http.post("/control/outages", json={"mode": mode, **more})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture
+async def bank(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Bank]:
+    serve = partial(
+        serve_card_emulator,
+        api_key=KEY,
+        webhook_secret="whsec_nobody_listens",
+        webhook_url=lambda: "",
+        files_dir=tmp_path / "card",
+        settle_delay_s=0.0,
+    )
+    port = await nursery.start(serve)
+    url = f"http://127.0.0.1:{port}"
+    provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=5.0)
+    async with httpx.AsyncClient(base_url=url) as http:
+        yield Bank(http, provider)
+    await provider.close()
+
+
+@dataclass
+class Office:
+    """An account with its orders, the bank, and workers that are made to look around by hand."""
+
+    world: Any
+    payments: Any
+    bank: Bank
+    account_id: str
+
+    @property
+    def database(self) -> Database:
+        database: Database = self.world.database
+        return database
+
+    def errands(self, card: CardProvider | None) -> OrderErrands:
+        return OrderErrands(
+            database=self.database, accounts=self.world.accounts, card=card, env="development", now=utc_now
+        )
+
+    def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
+        errands = self.errands(self.bank.provider if card else None)
+        return kind(WorkerPost("orders"), database=self.database, errands=errands)
+
+    async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
+        """An order; a card order has its intent unless told otherwise."""
+        create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
+        made = await self.world.accounts.ask(self.account_id, create)
+        assert isinstance(made, OrderHeard)
+        request = made.order.request
+        if intent and provider == "cardprovider":
+            asked = await self.bank.provider.create_intent(
+                request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
+            )
+            attach = AttachIntent(request.order_id, asked.provider_payment_id)
+            made = await self.world.accounts.ask(self.account_id, attach)
+        order: Order = made.order
+        return order
+
+    async def run(self, kind: type[OrderWorker], *, card: bool = True) -> int:
+        """Let a worker look around now, as if everything were due."""
+        await self.change("update orders set wake_at = now() - interval '1 second' where wake_at is not null")
+        return await self.worker(kind, card=card).look_around()
+
+    async def change(self, sql: str) -> None:
+        await self.database.work(lambda connection: connection.execute(text(sql)))
+
+    async def read(self, order: Order) -> Order:
+        found = await self.database.read(lambda connection: load_order(connection, order.order_id))
+        assert found is not None
+        return found
+
+    async def balance(self) -> int:
+        sql = text("select balance_micro from accounts where id = :id")
+        return await self.database.read(lambda c: int(c.execute(sql, {"id": self.account_id}).scalar_one()))
+
+    async def pay(self, order: Order, **said: Any) -> str:
+        assert order.state.payment_id is not None
+        return await self.bank.press("payment_intents", order.state.payment_id, "pay", **said)
+
+    def assert_audit_clean(self) -> None:
+        with connected(self.database.url) as connection:
+            broken = [check for check in run_audit(connection) if not check.ok]
+        assert not broken
+
+
+@pytest.fixture
+async def office(world: Any, payments: Any, bank: Bank) -> Office:
+    account_id, _ = await world.open_account()
+    return Office(world, payments, bank, account_id)
+
+
+async def test_a_paid_order_is_credited_by_looking_and_reconciled_once_its_booking_is_there(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        await office.pay(order)
+        first = await office.run(Reconciler)
+        credited = await office.read(order)
+        await office.run(Reconciler)
+        after = await office.read(order)
+    assert first == 1
+    assert (credited.status, after.statuses.reconcile_status) == ("credited", "reconciled")
+    assert after.state.reconciled_at is not None
+    assert len(after.balance_transaction_ids) == 1
+    assert after.state.real_event_id is None
+    assert await office.balance() == 10 * CREDIT
+    office.assert_audit_clean()
+
+
+Story = Callable[[Office, Order], Awaitable[None]]
+
+
+async def partly_refunded(office: Office, order: Order) -> None:
+    charge = await office.pay(order)
+    await office.bank.press("charges", charge, "refund", amount=300)
+    await office.bank.press("charges", charge, "refund", amount=200)
+
+
+async def refund_failed(office: Office, order: Order) -> None:
+    charge = await office.pay(order)
+    refund = await office.bank.press("charges", charge, "refund", amount=300)
+    await office.bank.press("refunds", refund, "fail")
+
+
+async def dispute_lost(office: Office, order: Order) -> None:
+    charge = await office.pay(order)
+    dispute = await office.bank.press("charges", charge, "dispute")
+    await office.bank.press("disputes", dispute, "lose")
+
+
+async def dispute_won(office: Office, order: Order) -> None:
+    charge = await office.pay(order)
+    dispute = await office.bank.press("charges", charge, "dispute")
+    await office.bank.press("disputes", dispute, "win")
+
+
+async def inquiry_only(office: Office, order: Order) -> None:
+    charge = await office.pay(order)
+    dispute = await office.bank.press("charges", charge, "dispute", inquiry=True)
+    await office.bank.press("disputes", dispute, "close")
+
+
+async def wrong_amount(office: Office, order: Order) -> None:
+    await office.pay(order, amount_received=900)
+
+
+async def declined(office: Office, order: Order) -> None:
+    assert order.state.payment_id is not None
+    await office.bank.press("payment_intents", order.state.payment_id, "decline")
+
+
+@pytest.mark.parametrize(
+    ("story", "left", "ends"),
+    [
+        (partly_refunded, 5, ("credited", "partially_refunded", "reconciled")),
+        (refund_failed, 10, ("credited", "none", "reconciled")),
+        (dispute_lost, 0, ("credited", "chargeback", "reconciled")),
+        (dispute_won, 10, ("credited", "reinstated", "reconciled")),
+        (inquiry_only, 10, ("credited", "none", "reconciled")),
+        (wrong_amount, 0, ("held", "none", "mismatch")),
+        (declined, 0, ("failed", "none", "pending")),
+    ],
+)
+async def test_without_any_webhook_looking_brings_every_story_to_its_end(
+    office: Office, story: Story, left: int, ends: tuple[str, str, str]
+) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        await story(office, order)
+        for _ in range(3):
+            await office.run(Reconciler)
+        after = await office.read(order)
+    statuses = after.statuses
+    assert (statuses.status, statuses.reversal_status, statuses.reconcile_status) == ends
+    assert await office.balance() == left * CREDIT
+    office.assert_audit_clean()
+
+
+async def test_a_webhook_behind_the_look_changes_no_money(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        await office.pay(order)
+        await office.run(Reconciler)
+        looked = await office.read(order)
+        told = msgspec.structs.replace(office.payments.paid(order.order_id), facts=_paid_facts(looked))
+        await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, told, b"{}"))
+        after = await office.read(order)
+    assert after.state.moves == looked.state.moves
+    assert after.state.real_event_id == told.event_id
+    assert await office.balance() == 10 * CREDIT
+    office.assert_audit_clean()
+
+
+def _paid_facts(order: Order) -> tuple[Any, ...]:
+    """What a webhook would tell of the payment that a look has found."""
+    ((payment_id, paid),) = order.state.facts.payments.items()
+    claim = paid.claims[0]
+    return (
+        Paid(
+            payment_id=payment_id,
+            charge_id=paid.charge_ids[0],
+            amount_micro=claim.amount_micro,
+            currency=claim.currency,
+            livemode=claim.livemode,
+            at=paid.at - 1,
+        ),
+    )
+
+
+async def test_an_intent_whose_create_call_was_lost_is_found_again_and_not_made_twice(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order(intent=False)
+        asked = await office.bank.provider.create_intent(
+            order.order_id, order.account_id, 1000, "USD", env="development"
+        )
+        await office.run(Reconciler)
+        after = await office.read(order)
+    assert after.state.intent_id == asked.provider_payment_id
+    assert after.status == "pending"
+
+
+async def test_an_intent_that_is_refused_fails_the_order(office: Office) -> None:
+    with trio.fail_after(30):
+        # Below what the provider takes.
+        order = await office.order(intent=False, amount_micro=100_000)
+        await office.run(Reconciler)
+        after = await office.read(order)
+    assert after.status == "failed"
+    assert "create_refused" in after.state.history[-1].reason
+
+
+async def test_a_provider_that_is_away_is_an_error_that_passes(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        await office.pay(order)
+        await office.bank.outage("error", call="payment_intents.retrieve", times=1)
+        await office.run(Reconciler)
+        away = await office.read(order)
+        for _ in range(2):
+            await office.run(Reconciler)
+        after = await office.read(order)
+    assert (away.status, away.statuses.reconcile_status) == ("pending", "error")
+    assert (after.status, after.statuses.reconcile_status) == ("credited", "reconciled")
+
+
+# --------------------------------------------------------------------------------------------------------- expiry
+
+
+PAST = timedelta(minutes=1)
+
+
+async def test_an_unpaid_card_order_is_ended_with_its_intent(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order(expires_at=utc_now() - PAST)
+        assert await office.run(Reconciler) == 0
+        assert await office.run(OrderSweeper) == 1
+        after = await office.read(order)
+        assert order.state.payment_id is not None
+        seen = await office.bank.provider.retrieve(order.state.payment_id)
+    assert (after.status, after.statuses.processing_status) == ("expired", "canceled")
+    assert seen.status == "canceled"
+    office.assert_audit_clean()
+
+
+async def test_a_webhook_of_the_cancelling_that_comes_first_leaves_the_order_expired_all_the_same(
+    office: Office,
+) -> None:
+    with trio.fail_after(30):
+        orders = [await office.order(expires_at=utc_now() - PAST) for _ in range(2)]
+        canceled, after = [], []
+        for order, late_s in zip(orders, (1, -10), strict=True):
+            at = int(order.request.expires_at.timestamp()) + late_s
+            fact = Attempt(status="canceled", at=at, reason="abandoned")
+            told = HearPayment(order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}")
+            canceled.append(await office.world.accounts.ask(office.account_id, told))
+            after.append(await office.world.accounts.ask(office.account_id, ExpireOrder(order.order_id)))
+    assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
+    # The second one was cancelled while it could still be paid: that was somebody's will, not time.
+    assert [(heard.verdict, heard.order.status) for heard in after] == [
+        ("applied", "expired"),
+        ("ignored", "canceled"),
+    ]
+
+
+async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order(expires_at=utc_now() - PAST)
+        await office.pay(order)
+        await office.run(OrderSweeper)
+        after = await office.read(order)
+    assert after.status == "credited"
+    assert after.state.moves[0].reason == "late_payment"
+    assert await office.balance() == 10 * CREDIT
+
+
+async def test_an_order_whose_payment_is_under_way_is_not_ended(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order(expires_at=utc_now() - PAST)
+        assert order.state.payment_id is not None
+        await office.bank.press("payment_intents", order.state.payment_id, "process")
+        await office.run(OrderSweeper)
+        waiting = await office.read(order)
+        again_at_once = await office.worker(OrderSweeper).look_around()
+        await office.pay(order)
+        await office.run(OrderSweeper)
+        after = await office.read(order)
+    assert (waiting.status, waiting.statuses.processing_status) == ("pending", "processing")
+    assert again_at_once == 0
+    assert after.status == "credited"
+
+
+async def test_sandbox_orders_and_card_orders_without_an_intent_end_by_time_alone(office: Office) -> None:
+    with trio.fail_after(30):
+        sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
+        card = await office.order(intent=False, expires_at=utc_now() - PAST)
+        fresh = await office.order("sandbox")
+        assert await office.run(OrderSweeper) == 2
+        ended = [(await office.read(order)).status for order in (sandbox, card, fresh)]
+        kept_due = (await office.read(sandbox)).wake_at
+    assert ended == ["expired", "expired", "pending"]
+    assert kept_due is None
+    office.assert_audit_clean()
+
+
+async def test_without_a_card_provider_card_orders_are_left_alone(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order(expires_at=utc_now() - PAST)
+        await office.run(OrderSweeper, card=False)
+        assert (await office.read(order)).status == "pending"
+
+
+# ------------------------------------------------------------------------------------------------------- together
+
+
+async def test_two_processes_share_the_work_and_none_is_done_twice(office: Office) -> None:
+    with trio.fail_after(60):
+        orders = [await office.order("sandbox", expires_at=utc_now() - PAST) for _ in range(12)]
+        await office.change("update orders set wake_at = now() - interval '1 second'")
+        counts: list[int] = []
+
+        async def work() -> None:
+            worker = office.worker(OrderSweeper)
+            while found := await worker.look_around():
+                counts.append(found)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            nursery.start_soon(work)
+        rows = [await office.read(order) for order in orders]
+    assert sum(counts) == 12
+    assert {(row.status, row.version) for row in rows} == {("expired", 2)}
+
+
+async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
+    office: Office, nursery: trio.Nursery
+) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        await office.pay(order, amount_received=900)
+        await office.run(Reconciler)
+        sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
+        await office.change("update orders set wake_at = now() where provider = 'sandbox'")
+        metrics.ORDERS_HELD.set(0)
+
+        async def settled() -> bool:
+            return (await office.read(sandbox)).status != "pending"
+
+        workers = [office.worker(Reconciler), office.worker(OrderSweeper)]
+        for worker in workers:
+            await nursery.start(lambda *, task_status, worker=worker: worker.run(task_status=task_status))
+        while not metrics.ORDERS_HELD._value.get() or not await settled():  # noqa: ASYNC110 - rows have no event
+            await trio.sleep(0.02)
+        for worker in workers:
+            await worker.stop()
+    assert metrics.ORDERS_HELD._value.get() == 1
+    assert metrics.ORDERS_MISMATCHED._value.get() == 1
+
+
+# --------------------------------------------------------------------------------------------- events of no order
+
+
+async def test_events_of_no_order_are_kept_once_and_swept_after_ninety_days(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"first")
+        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
+        await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
+        event = office.payments.paid(order.order_id)
+        await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"{}"))
+        rows = text("select event_id, body from payment_events order by event_id")
+        kept = await office.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
+        await office.change(
+            "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
+        )
+        swept = await Sweeper(WorkerPost("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
+        left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
+    assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
+    assert swept["payment_events"] == 1
+    assert left == {"evt_new", event.event_id}
+
+
+async def test_an_event_that_was_of_no_order_is_taken_in_when_it_is_told_again(office: Office) -> None:
+    with trio.fail_after(30):
+        order = await office.order()
+        event = office.payments.paid(order.order_id)
+        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        await inbox.keep(event.event_id, event.type, "unmatched", b"early")
+        heard = await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"late"))
+    assert heard.verdict == "applied"
+    assert await office.balance() == 10 * CREDIT
+    office.assert_audit_clean()
+
+
+async def test_an_event_that_cannot_be_kept_is_not_taken_for_kept() -> None:
+    class Refusing:
+        verdict: Verdict = NotWritten("away")
+
+        async def write(self, _unit: Unit) -> Verdict:
+            return self.verdict
+
+    journal = Refusing()
+    inbox = PaymentInbox("cardprovider", journal, utc_now)  # type: ignore[arg-type]  # only writes
+    with trio.fail_after(30), pytest.raises(Unavailable):
+        await inbox.keep("evt_1", "t", "unmatched", b"")
+    journal.verdict = Unknown("lost")
+    with trio.fail_after(30), pytest.raises(OutcomeUnknown):
+        await inbox.keep("evt_1", "t", "unmatched", b"")

@@ -1,0 +1,127 @@
+"""Stand-ins for what payment orders need: the account that owns them, a card provider, a shelf for events."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.actors.messages import Command, OrderHeard, Replayed
+from holdfast.actors.order_messages import (
+    AttachIntent,
+    CreateOrder,
+    HearPayment,
+    NoteIntentRefused,
+    PaySandboxOrder,
+)
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.order_steps import (
+    attach_intent,
+    create_order,
+    on_create_refused,
+    on_event,
+    on_sandbox_callback,
+)
+from holdfast.ledger.orders import Order, OrderRequest, identity_fx
+from holdfast.ledger.refusals import Refusal
+from holdfast.providers.card.base import CancelResult, CardFault, CardSnapshot, IntentCreated
+
+
+@dataclass
+class FakeCard:
+    """A card provider that makes one intent for each order, or fails as told; nothing else may be asked of it."""
+
+    fault: CardFault | None = None
+    asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
+
+    async def create_intent(
+        self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
+    ) -> IntentCreated:
+        self.asked.append((order_id, account_id, amount_minor, currency, env))
+        if self.fault is not None:
+            raise self.fault
+        return IntentCreated(f"pi_{order_id}", f"pi_{order_id}_secret", "requires_payment_method")
+
+    async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
+        raise AssertionError("the front end never reads at the provider")
+
+    async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
+        raise AssertionError("the front end never cancels at the provider")
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class FakeShelf:
+    """Keeps events in memory."""
+
+    kept: list[tuple[str, str, str, bytes]] = field(default_factory=list)
+
+    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+        self.kept.append((event_id, kind, verdict, body))
+
+
+@dataclass
+class OrderBook:
+    """An account's actor as far as orders go: the real rules, in memory, and rows where there is a database."""
+
+    now: datetime
+    orders: dict[str, Order] = field(default_factory=dict)
+    keys: dict[str, OrderHeard] = field(default_factory=dict)
+    write: Callable[[Order], Awaitable[None]] | None = None
+
+    async def __call__(self, account_id: str, command: Command[Any]) -> object:
+        if isinstance(command, CreateOrder):
+            key = "" if command.idempotency is None else command.idempotency.key
+            if key in self.keys:
+                return Replayed(self.keys[key])
+            heard = OrderHeard(create_order(command.request), "applied")
+            if key:
+                self.keys[key] = heard
+            return await self._keep(heard)
+        assert isinstance(command, AttachIntent | NoteIntentRefused | HearPayment | PaySandboxOrder)
+        order = self.orders[command.order_id]
+        assert order.account_id == account_id
+        match command:
+            case AttachIntent():
+                step = attach_intent(order, command.payment_id, self.now)
+            case NoteIntentRefused():
+                step = on_create_refused(order, command.reason, self.now)
+            case HearPayment():
+                step = on_event(order, command.event, self.now, new_operation_id=lambda: new_id("op"))
+            case PaySandboxOrder():
+                told = on_sandbox_callback(order, command.values, self.now)
+                if isinstance(told, Refusal):
+                    return told
+                step = told
+        return await self._keep(OrderHeard(step.order, step.verdict))
+
+    async def _keep(self, heard: OrderHeard) -> OrderHeard:
+        self.orders[heard.order.order_id] = heard.order
+        if self.write is not None:
+            await self.write(heard.order)
+        return heard
+
+
+def make_order(order_id: str, account_id: str, at: datetime, **fields: Any) -> Order:
+    """An order of 10.00 as it is first written; ``fields`` replace the request's own."""
+    request = OrderRequest(
+        order_id=order_id,
+        account_id=account_id,
+        provider="cardprovider",
+        amount_micro=10_000_000,
+        currency="USD",
+        operation_id="op_" + order_id[4:],
+        brand_id="holdfast",
+        legal_entity_id="holdfast",
+        merchant_of_record="Holdfast",
+        provider_account_id="holdfast",
+        created_at=at,
+        expires_at=at + timedelta(hours=24),
+        fx=identity_fx("USD", at),
+    )
+    return create_order(msgspec.structs.replace(request, **fields))

@@ -1,0 +1,372 @@
+"""Card orders and the card provider's webhook over HTTP: each answer's fields, and every way it can be refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from quart import Response
+
+from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment, NoteIntentRefused
+from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
+from holdfast.providers.signatures import sign
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+    from tests.http.order_stand_ins import FakeCard, FakeShelf, OrderBook
+
+CREATE, WEBHOOK = "/v2/control/payments/cardprovider", "/v2/control/payments/cardprovider/webhook"
+HEADER = "Cardprovider-Signature"
+SECRET = "card-webhook-secret"
+
+PART = {
+    "order_id", "provider", "status", "processing_status", "reversal_status", "risk_status", "reconcile_status",
+    "amount", "currency", "operation_id", "brand_id", "legal_entity_id", "merchant_of_record",
+    "provider_account_id", "amount_breakdown", "fx_snapshot", "provider_payment_id", "provider_charge_id",
+    "provider_event_id", "provider_event_ids", "ledger_operation_refs", "reversal_operation_ids", "reversal_refs",
+    "provider_balance_transaction_ids", "provider_balance_transaction_refs", "state_history", "reconcile_cursor",
+}  # fmt: skip
+TIMES = {"credited_at", "failed_at", "refunded_at", "disputed_at", "chargeback_at", "reconciled_at", "expires_at"}
+
+
+@pytest.fixture
+def book(world: World) -> OrderBook:
+    return world.open_book()
+
+
+@pytest.fixture
+def desk(world: World) -> tuple[FakeCard, FakeShelf]:
+    return world.open_desk()
+
+
+async def create(world: World, amount: str = "10.00", key: str | None = None) -> Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return await world.as_session("POST", CREATE, json={"amount": amount}, headers=headers)
+
+
+def paid_event(order: dict[str, Any], event_id: str = "evt_1", **intent: Any) -> dict[str, Any]:
+    """What the provider tells of a paid intent."""
+    amount = intent.get("amount_received", 1000)
+    found = {
+        "id": f"pi_{order['order_id']}",
+        "object": "payment_intent",
+        "status": "succeeded",
+        "amount": 1000,
+        "amount_received": amount,
+        "currency": "usd",
+        "livemode": False,
+        "latest_charge": "ch_1",
+        "metadata": {"order_id": order["order_id"], "account_id": "x", "env": "development"},
+        **intent,
+    }
+    return event("payment_intent.succeeded", found, event_id)
+
+
+def event(kind: str, found: dict[str, Any], event_id: str = "evt_1") -> dict[str, Any]:
+    return {"id": event_id, "object": "event", "type": kind, "created": 1795608000, "data": {"object": found}}
+
+
+async def tell(world: World, told: Any, *, secret: str = SECRET, at_s: int = 0, header: str = HEADER) -> Response:
+    body = told if isinstance(told, bytes) else json.dumps(told).encode()
+    signature = sign(secret, body, at=int(world.now.timestamp()) + at_s)
+    return await world.call("POST", WEBHOOK, data=body, headers={header: signature})
+
+
+async def test_an_order_is_written_before_the_provider_is_asked_and_then_knows_its_intent(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    card, _ = desk
+    response = await create(world, "12.34")
+    body = await response.get_json()
+    assert response.status_code == 200
+    assert set(body) == PART | {"client_secret", "publishable_key", "expires_at"}
+    order_id = body["order_id"]
+    assert [type(command) for _, command in world.accounts.asked] == [CreateOrder, AttachIntent]
+    assert card.asked == [(order_id, world.account_id, 1234, "USD", "development")]
+    assert (body["provider"], body["status"], body["amount"], body["currency"]) == (
+        "cardprovider", "pending", "12.34", "USD"
+    )  # fmt: skip
+    assert (body["provider_payment_id"], body["provider_charge_id"]) == (f"pi_{order_id}", None)
+    assert (body["client_secret"], body["publishable_key"]) == (f"pi_{order_id}_secret", "pk_test")
+    assert body["expires_at"] == "2026-11-21T12:00:00.000Z"
+    assert body["reconcile_cursor"]["provider_object_type"] == "payment_intent"
+    assert body["reconcile_cursor"]["provider_object_id"] == f"pi_{order_id}"
+    assert [each["reason"] for each in body["state_history"]] == ["order_created"]
+    assert book.orders[order_id].state.payment_id == f"pi_{order_id}"
+
+
+async def test_the_client_secret_is_kept_nowhere(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    body = await (await create(world, key="one")).get_json()
+    assert body["client_secret"] not in repr(world.accounts.asked)
+    assert body["client_secret"] not in repr(book)
+    read = await world.as_session("GET", f"/v2/control/payments/{body['order_id']}")
+    assert "secret" not in await read.get_data(as_text=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (CardUnavailable("connection refused"), 502, "provider_unavailable"),
+        (CardTimeout("too slow"), 504, "provider_timeout"),
+        (CardRateLimited(17), 503, "provider_rate_limited"),
+    ],
+)
+async def test_a_provider_in_trouble_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], fault: Any, status: int, code: str
+) -> None:
+    card, _ = desk
+    card.fault = fault
+    response = await create(world, key="one")
+    error = await world.refused(response, status, code)
+    assert error["type"] == "provider_error"
+    assert "connection refused" not in error["message"]
+    if code == "provider_rate_limited":
+        assert response.headers["Retry-After"] == "17"
+    [order] = book.orders.values()
+    assert order.status == "pending"
+    card.fault = None
+    again = await create(world, key="one")
+    body = await again.get_json()
+    assert (again.status_code, body["order_id"]) == (200, order.order_id)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert [asked[0] for asked in card.asked] == [order.order_id] * 2
+    assert book.orders[order.order_id].state.intent_id == body["provider_payment_id"]
+
+
+async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    first = await (await create(world, key="one")).get_json()
+    await tell(world, paid_event(first))
+    assert await (await create(world, key="one")).get_json() == first
+
+
+async def test_a_provider_that_refuses_fails_the_order_and_shows_its_code_only(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    card, _ = desk
+    card.fault = CardRejected("amount_too_odd")
+    response = await create(world)
+    error = await world.refused(response, 502, "provider_rejected")
+    assert error["provider_code"] == "amount_too_odd"
+    assert response.headers["X-Should-Retry"] == "false"
+    assert isinstance(world.accounts.asked[-1][1], NoteIntentRefused)
+    [order] = book.orders.values()
+    assert (order.status, order.state.history[-1].reason) == ("failed", "create_refused: amount_too_odd")
+
+
+@pytest.mark.parametrize(
+    ("amount", "code"),
+    [("0.49", "amount_too_small"), ("1.001", "invalid_amount"), ("0", "invalid_amount"), (5, "invalid_amount"),
+     ("10000.01", "invalid_amount")],
+)  # fmt: skip
+async def test_amounts_no_card_pays(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], amount: Any, code: str
+) -> None:
+    error = await world.refused(await create(world, amount), 400, code)
+    assert (error["param"], world.accounts.asked) == ("amount", [])
+
+
+async def test_an_amount_above_what_card_providers_take(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    world.configure(order_max_micro=10**13)
+    await world.refused(await create(world, "1000000.00"), 400, "amount_too_large")
+    assert (await create(world, "999999.99")).status_code == 200
+
+
+async def test_without_a_provider_there_are_no_card_orders_and_no_webhook(world: World, book: OrderBook) -> None:
+    await world.refused(await create(world), 503, "provider_not_configured")
+    await world.refused(await create(world, "x"), 400, "invalid_amount")
+    await world.refused(await tell(world, {}), 503, "provider_not_configured")
+    assert book.orders == {}
+
+
+@pytest.mark.parametrize("secrets", [(), ("",), (" ", "")])
+async def test_an_empty_webhook_secret_shuts_the_webhook(world: World, secrets: tuple[str, ...]) -> None:
+    world.open_desk(webhook_secrets=secrets)
+    await world.refused(await tell(world, {}), 503, "provider_not_configured")
+
+
+async def test_the_webhook_credits_and_answers_everything_but_the_secret(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    told = paid_event(order)
+    response = await tell(world, told)
+    body = await response.get_json()
+    assert response.status_code == 200, body
+    assert set(body) == PART | TIMES
+    assert (body["status"], body["processing_status"], body["credited_at"]) == (
+        "credited", "succeeded", "2026-11-20T12:00:00.000Z"
+    )  # fmt: skip
+    assert (body["provider_charge_id"], body["provider_event_ids"]) == ("ch_1", ["evt_1"])
+    assert body["ledger_operation_refs"] == [order["operation_id"]]
+    (_, command) = world.accounts.asked[-1]
+    assert isinstance(command, HearPayment)
+    assert command.body == json.dumps(told).encode()
+    again = await tell(world, told)
+    assert (again.status_code, await again.get_json()) == (200, body)
+
+
+async def test_the_kept_event_has_lost_its_client_secret_and_nothing_else(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    told = paid_event(order, client_secret='pi_1_secret_"\\x')
+    assert (await tell(world, told)).status_code == 200
+    (_, command) = world.accounts.asked[-1]
+    assert isinstance(command, HearPayment)
+    assert json.loads(command.body) == paid_event(order, client_secret=None)
+    unmatched = paid_event({"order_id": "ord_" + "9" * 32}, client_secret="pi_2_secret")
+    await tell(world, unmatched)
+    assert b"pi_2_secret" not in desk[1].kept[0][3]
+
+
+async def test_the_providers_own_name_of_the_header_is_understood(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    assert (await tell(world, paid_event(order), header="Stripe-Signature")).status_code == 200
+
+
+async def test_money_that_went_back_is_matched_by_the_payment_or_the_charge(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    await tell(world, paid_event(order))
+    refund = {
+        "id": "re_1", "object": "refund", "amount": 400, "currency": "usd", "status": "succeeded",
+        "payment_intent": order["provider_payment_id"], "charge": "ch_1",
+    }  # fmt: skip
+    body = await (await tell(world, event("refund.created", refund, "evt_2"))).get_json()
+    assert (body["reversal_status"], body["reversal_refs"]) == ("partially_refunded", ["re_1"])
+    assert body["refunded_at"] == "2026-11-20T12:00:00.000Z"
+    by_charge = {**refund, "id": "re_2", "payment_intent": None}
+    body = await (await tell(world, event("refund.created", by_charge, "evt_3"))).get_json()
+    assert body["reversal_refs"] == ["re_1", "re_2"]
+    assert len(body["reversal_operation_ids"]) == 2
+    assert body["ledger_operation_refs"] == [order["operation_id"], *body["reversal_operation_ids"]]
+
+
+async def test_a_payment_that_does_not_fit_is_answered_200_and_held(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    order = await (await create(world)).get_json()
+    response = await tell(world, paid_event(order, amount_received=900))
+    body = await response.get_json()
+    assert (response.status_code, body["status"], body["risk_status"], body["reconcile_status"]) == (
+        200, "held", "mismatch", "mismatch"
+    )  # fmt: skip
+    assert body["ledger_operation_refs"] == []
+
+
+async def test_an_event_of_an_order_we_do_not_know_comes_again_and_is_kept(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    told = paid_event({"order_id": "ord_" + "9" * 32})
+    await world.refused(await tell(world, told), 404, "payment_order_not_found")
+    assert desk[1].kept == [("evt_1", "payment_intent.succeeded", "unmatched", json.dumps(told).encode())]
+
+
+async def test_an_event_that_names_a_sandbox_order_pays_nothing(
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    created = await (
+        await world.as_session("POST", "/v2/control/payments/sandbox", json={"amount": "10"})
+    ).get_json()
+    await world.refused(await tell(world, paid_event(created)), 404, "payment_order_not_found")
+    assert book.orders[created["order_id"]].status == "pending"
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        (event("customer.created", {"id": "cus_1", "object": "customer"}), "ignored"),
+        (event("charge.succeeded", {"id": "ch_9", "object": "charge", "paid": True, "captured": True, "amount": 5,
+                                    "amount_captured": 5, "currency": "usd", "payment_intent": "pi_theirs"}),
+         "unmatched"),
+    ],
+)  # fmt: skip
+async def test_events_that_are_not_ours_are_received_ignored_and_kept(
+    world: World, desk: tuple[FakeCard, FakeShelf], told: dict[str, Any], verdict: str
+) -> None:
+    response = await tell(world, told)
+    assert response.status_code == 200
+    assert await response.get_json() == {"received": True, "ignored": True, "event_id": "evt_1"}
+    assert [(kept[0], kept[2]) for kept in desk[1].kept] == [("evt_1", verdict)]
+    assert world.accounts.asked == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"{", b"[" * 5000, b'{"id": "evt_1"}',
+        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1}',
+        b'{"id": 5, "type": "payment_intent.succeeded", "created": 1, "data": {"object": {}}}',
+        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": "x", "data": {"object": {"id": "pi_1"}}}',
+        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1, "data": {"object": {"id": "pi_1"}}}',
+        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1, "data": {"object": []}}',
+        json.dumps(paid_event({"order_id": "ord_1"}, amount_received=-5)).encode(),
+        json.dumps(paid_event({"order_id": "ord_1"}, amount_received=10**30)).encode(),
+        json.dumps(paid_event({"order_id": "ord_1"}, currency="\x00\x00\x00")).encode(),
+        json.dumps({**paid_event({"order_id": "ord_1"}), "id": "evt_\x00"}).encode(),
+    ],
+)  # fmt: skip
+async def test_signed_rubbish_is_a_400_and_kept(
+    world: World, desk: tuple[FakeCard, FakeShelf], body: bytes
+) -> None:
+    await world.refused(await tell(world, body), 400, "invalid_event")
+    assert [(verdict, kept) for _, _, verdict, kept in desk[1].kept] == [("invalid_event", body)]
+    assert world.accounts.asked == []
+
+
+async def test_a_body_of_ten_megabytes_is_too_large_however_it_comes(
+    world: World, desk: tuple[FakeCard, FakeShelf]
+) -> None:
+    body = b'{"id": "' + b"x" * 10_000_000 + b'"}'
+    signature = sign(SECRET, body, at=int(world.now.timestamp()))
+    for headers in ({}, {"Content-Length": str(len(body))}):
+        response = await world.call("POST", WEBHOOK, data=body, headers={HEADER: signature, **headers})
+        await world.refused(response, 413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x", "t=1", "t=,v1=", "t=1,v1=zz", "v1=" + "0" * 64, "=,=,=", "t=1,t=2,v1=" + "0" * 64, "t=" + "9" * 400,
+     "v1=é", "k=\xff"],
+)  # fmt: skip
+async def test_a_header_of_rubbish_is_a_wrong_signature(
+    world: World, desk: tuple[FakeCard, FakeShelf], header: str
+) -> None:
+    response = await world.call("POST", WEBHOOK, data=b"{}", headers={HEADER: header})
+    await world.refused(response, 401, "invalid_signature")
+
+
+async def test_signatures_missing_wrong_old_and_early(world: World, desk: tuple[FakeCard, FakeShelf]) -> None:
+    told = paid_event({"order_id": "ord_1"})
+    for headers in ({}, {HEADER: ""}, {HEADER: "  "}):
+        await world.refused(
+            await world.call("POST", WEBHOOK, data=b"{}", headers=headers), 401, "missing_signature"
+        )
+    await world.refused(await tell(world, told, secret="another"), 401, "invalid_signature")
+    await world.refused(await tell(world, told, at_s=-301), 401, "signature_expired")
+    await world.refused(await tell(world, told, at_s=301), 401, "signature_expired")
+    assert desk[1].kept == []
+
+
+async def test_one_of_several_secrets_is_enough_while_they_are_rolled(world: World, book: OrderBook) -> None:
+    world.open_desk(webhook_secrets=("new", SECRET))
+    order = await (await create(world)).get_json()
+    assert (await tell(world, paid_event(order))).status_code == 200
+    assert (await tell(world, paid_event(order), secret="new")).status_code == 200
+
+
+async def test_a_live_order_is_not_paid_by_a_test_payment(world: World, book: OrderBook) -> None:
+    world.open_desk(livemode=True)
+    order = await (await create(world)).get_json()
+    body = await (await tell(world, paid_event(order))).get_json()
+    assert (body["status"], body["risk_status"]) == ("held", "mismatch")

@@ -1,0 +1,232 @@
+"""The read side of money: payment orders, their list, and the account's statement."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.ledger.account import (
+    AccountState,
+    Operation,
+    decide_capture,
+    decide_credit,
+    decide_hold,
+    decide_release,
+    decide_reversal,
+)
+from holdfast.persistence import tables
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+
+PAYMENTS, LEDGER = "/v2/control/payments", "/v2/control/ledger"
+
+
+def order_id(number: int) -> str:
+    return f"ord_{number:032d}"
+
+
+async def read(world: World, path: str) -> dict[str, Any]:
+    response = await world.as_session("GET", path)
+    assert response.status_code == 200, await response.get_data()
+    body: dict[str, Any] = await response.get_json()
+    return body
+
+
+async def pages(world: World, path: str) -> list[list[dict[str, Any]]]:
+    found, cursor = [], ""
+    while True:
+        page = await read(world, f"{path}{cursor}")
+        found.append(page["data"])
+        if page["next_cursor"] is None:
+            return found
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+async def add_orders(world: World, count: int) -> None:
+    for number in range(count):
+        await world.add_order(world.order(order_id(number), at=world.now + timedelta(minutes=number // 2)))
+
+
+async def test_one_order_with_everything_known_of_it_in_one_read(world: World) -> None:
+    await world.add_order(world.order(order_id(1)))
+    world.rows.reads = 0
+    body = await read(world, f"{PAYMENTS}/{order_id(1)}")
+    assert (body["order_id"], body["status"], body["provider"]) == (order_id(1), "pending", "cardprovider")
+    assert body["expires_at"] == "2026-11-21T12:00:00.000Z"
+    assert body["refunded_at"] is None
+    assert world.rows.reads == 1
+
+
+async def test_orders_of_others_and_of_nobody_are_alike(world: World) -> None:
+    await world.add_order(world.order(order_id(1), account_id=world.other_account_id))
+    for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "%00", "%F0%9F%92%B3"):
+        await world.refused(await world.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
+
+
+@pytest.mark.parametrize("path", ["/sandbox", "/cardprovider", "/sandbox/callback", "/cardprovider/webhook"])
+async def test_a_route_that_is_posted_to_is_no_order(world: World, path: str) -> None:
+    response = await world.as_session("GET", f"{PAYMENTS}{path}")
+    await world.refused(response, 405, "method_not_allowed")
+    assert "POST" in response.headers["Allow"]
+
+
+async def test_the_list_runs_newest_first_over_pages_without_gap_or_repetition(world: World) -> None:
+    await add_orders(world, 7)
+    await world.add_order(world.order(order_id(99), account_id=world.other_account_id))
+    found = await pages(world, f"{PAYMENTS}?limit=3")
+    assert [len(page) for page in found] == [3, 3, 1]
+    assert [each["order_id"] for page in found for each in page] == [order_id(n) for n in reversed(range(7))]
+
+
+async def test_the_list_filters_by_status_provider_and_time(world: World) -> None:
+    await add_orders(world, 4)
+    sandbox = world.order(order_id(50), provider="sandbox", sandbox_event_id="evt_1", signed_at=0)
+    await world.add_order(sandbox)
+    await world.write(
+        tables.orders.update().where(tables.orders.c.order_id == order_id(0)).values(status="credited")
+    )
+    for query, wanted in (
+        ("status=credited", [0]),
+        ("provider=sandbox", [50]),
+        ("provider=cardprovider&status=pending", [3, 2, 1]),
+        ("from=2026-11-20T12:01:00Z", [3, 2]),
+        ("to=2026-11-20T12:01:00Z&provider=cardprovider", [1, 0]),
+    ):
+        body = await read(world, f"{PAYMENTS}?{query}")
+        assert [each["order_id"] for each in body["data"]] == [order_id(number) for number in wanted], query
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        (f"{PAYMENTS}?status=paid", "status"), (f"{PAYMENTS}?provider=stripe", "provider"),
+        (f"{PAYMENTS}?limit=0", "limit"), (f"{PAYMENTS}?from=yesterday", "from"), (f"{LEDGER}?kind=gift", "kind"),
+        (f"{LEDGER}?limit=101", "limit"),
+    ],
+)  # fmt: skip
+async def test_filters_that_are_none(world: World, path: str, param: str) -> None:
+    error = await world.refused(await world.as_session("GET", path), 400, "invalid_parameter")
+    assert error["param"] == param
+
+
+async def test_a_cursor_belongs_to_its_filters(world: World) -> None:
+    await add_orders(world, 3)
+    cursor = (await read(world, f"{PAYMENTS}?limit=1"))["next_cursor"]
+    for path in (f"{PAYMENTS}?provider=cardprovider&cursor={cursor}", f"{PAYMENTS}?cursor=x{cursor}"):
+        await world.refused(await world.as_session("GET", path), 400, "invalid_cursor")
+    # The statement counts operations: an order is no place in it.
+    await world.refused(await world.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
+
+
+async def add_operations(world: World) -> AccountState:
+    """A credit, a hold that is charged in part, one that is released, and a charge-back below zero."""
+    state = AccountState(world.account_id)
+    at = world.now
+
+    async def add(operation: Any) -> None:
+        nonlocal at
+        assert isinstance(operation, Operation)
+        state.apply(operation)
+        columns = {name: getattr(operation, name) for name in operation.__struct_fields__ if name != "postings"}
+        await world.write(tables.operations.insert().values(**columns))
+        for line, posting in enumerate(operation.postings):
+            await world.write(
+                tables.postings.insert().values(
+                    account_id=world.account_id, number=operation.number, line=line, **posting._asdict()
+                )
+            )
+        at += timedelta(minutes=1)
+
+    await add(decide_credit(
+        state, operation_id="op_1", amount_micro=10_000_000, source="cardprovider", reference="ord_1",
+        reason="payment_succeeded", at=at,
+    ))  # fmt: skip
+    for number, hold_id in ((2, "hold_1"), (3, "hold_2")):
+        await add(decide_hold(
+            state, operation_id=f"op_{number}", hold_id=hold_id, amount_micro=240_000, reference="task_1", at=at
+        ))  # fmt: skip
+    await add(decide_capture(
+        state, operation_id="op_4", hold_id="hold_1", charge_micro=200_000, reference="task_1",
+        reason="task succeeded", at=at,
+    ))  # fmt: skip
+    await add(decide_release(
+        state, operation_id="op_5", hold_id="hold_2", reference="task_1", reason="task canceled", at=at
+    ))  # fmt: skip
+    await add(decide_reversal(
+        state, operation_id="op_6", amount_micro=10_000_000, source="cardprovider", reference="ord_1",
+        reason="dispute_lost", at=at,
+    ))  # fmt: skip
+    return state
+
+
+async def test_the_statement_tells_every_operation_and_the_totals_behind_it(world: World) -> None:
+    await add_operations(world)
+    world.rows.reads = 0
+    data = (await read(world, LEDGER))["data"]
+    assert world.rows.reads == 1
+    assert [
+        (each["kind"], each["amount"], each["balance_change"], each["balance"], each["held_total"],
+         each["available_balance"])
+        for each in reversed(data)
+    ] == [
+        ("credit", "10.00", "10.00", "10.00", "0.00", "10.00"),
+        ("hold", "0.24", "0.00", "10.00", "0.24", "9.76"),
+        ("hold", "0.24", "0.00", "10.00", "0.48", "9.52"),
+        ("capture", "0.20", "-0.20", "9.80", "0.24", "9.56"),
+        ("release", "0.24", "0.00", "9.80", "0.00", "9.80"),
+        ("reversal", "10.00", "-10.00", "-0.20", "0.00", "-0.20"),
+    ]  # fmt: skip
+    assert data[0] == {
+        "operation_id": "op_6",
+        "number": 6,
+        "kind": "reversal",
+        "amount": "10.00",
+        "balance_change": "-10.00",
+        "balance": "-0.20",
+        "held_total": "0.00",
+        "available_balance": "-0.20",
+        "reference": "ord_1",
+        "reason": "dispute_lost",
+        "at": "2026-11-20T12:05:00.000Z",
+        "postings": [
+            {"ledger_account": "available", "amount": "-10.00"},
+            {"ledger_account": "cash:cardprovider", "amount": "10.00"},
+        ],
+    }
+
+
+async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(world: World) -> None:
+    await add_operations(world)
+    found = await pages(world, f"{LEDGER}?limit=4")
+    assert [[each["number"] for each in page] for page in found] == [[6, 5, 4, 3], [2, 1]]
+    for query, wanted in (
+        ("kind=hold", [3, 2]),
+        ("from=2026-11-20T12:04:00Z", [6, 5]),
+        ("to=2026-11-20T12:01:00Z", [1]),
+    ):
+        body = await read(world, f"{LEDGER}?{query}")
+        assert [each["number"] for each in body["data"]] == wanted
+
+
+async def test_nobody_reads_anothers_statement(world: World) -> None:
+    await add_operations(world)
+    token = "hst_" + "B" * 43
+    await world.add_session(world.other_account_id, "ses_2", token)
+    response = await world.call("GET", LEDGER, headers={"Authorization": f"Bearer {token}"})
+    assert await response.get_json() == {"data": [], "next_cursor": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", PAYMENTS), ("GET", f"{PAYMENTS}/ord_1"), ("GET", LEDGER), ("POST", f"{PAYMENTS}/sandbox"),
+     ("POST", f"{PAYMENTS}/cardprovider")],
+)  # fmt: skip
+async def test_every_payment_route_of_a_customer_wants_a_live_session(world: World, method: str, path: str) -> None:
+    await world.refused(await world.call(method, path), 401, "missing_credentials")
+    headers = {"Authorization": f"Bearer {world.key.secret}"}
+    await world.refused(await world.call(method, path, headers=headers), 401, "wrong_credential_type")
+    headers = {"Authorization": "Bearer hst_" + "C" * 43}
+    await world.refused(await world.call(method, path, headers=headers), 401, "invalid_session")

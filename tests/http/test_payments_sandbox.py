@@ -1,0 +1,317 @@
+"""Sandbox orders over HTTP: the descriptor, the callback with all its rules, and the exact fields of answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from quart import Response
+
+from holdfast.actors.order_messages import CreateOrder, PaySandboxOrder
+from holdfast.ledger.sandbox_signature import SandboxValues, sign, verify
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+    from tests.http.order_stand_ins import OrderBook
+
+CREATE, CALLBACK = "/v2/control/payments/sandbox", "/v2/control/payments/sandbox/callback"
+HEADER = "X-Sandbox-Payment-Signature"
+SECRET = "sandbox-secret"
+
+PART = {
+    "order_id", "provider", "status", "processing_status", "reversal_status", "risk_status", "reconcile_status",
+    "amount", "currency", "operation_id", "brand_id", "legal_entity_id", "merchant_of_record",
+    "provider_account_id", "amount_breakdown", "fx_snapshot", "provider_event_id", "provider_event_ids",
+    "ledger_operation_refs", "reversal_operation_ids", "reversal_refs", "provider_balance_transaction_ids",
+    "provider_balance_transaction_refs", "state_history", "reconcile_cursor",
+}  # fmt: skip
+
+
+@pytest.fixture
+def book(world: World) -> OrderBook:
+    return world.open_book()
+
+
+async def create(world: World, amount: str = "10.00", **more: Any) -> dict[str, Any]:
+    headers = more.pop("headers", None)
+    response = await world.as_session("POST", CREATE, json={"amount": amount, **more}, headers=headers)
+    assert response.status_code == 200, await response.get_data()
+    body: dict[str, Any] = await response.get_json()
+    return body
+
+
+async def pay(world: World, created: dict[str, Any], **changed: Any) -> Response:
+    """Send the callback as it was given; ``changed`` values of None leave the field out."""
+    callback = created["callback"]
+    signature = changed.pop("signature", callback["signature"])
+    payload = {name: value for name, value in {**callback["payload"], **changed}.items() if value is not None}
+    headers = {} if signature is None else {callback["signature_header"]: signature}
+    return await world.call("POST", CALLBACK, json=payload, headers=headers)
+
+
+async def test_an_order_is_answered_with_the_callback_that_pays_it(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    [(account_id, command)] = world.accounts.asked
+    assert isinstance(command, CreateOrder)
+    request = command.request
+    assert account_id == request.account_id == world.account_id
+    assert created == {
+        "order_id": request.order_id,
+        "provider": "sandbox",
+        "status": "pending",
+        "amount": "10.00",
+        "currency": "USD",
+        "operation_id": request.operation_id,
+        "expires_at": "2026-11-20T12:30:00.000Z",
+        "callback": {
+            "url": f"https://holdfast.example{CALLBACK}",
+            "signature_header": HEADER,
+            "payload": {
+                "order_id": request.order_id,
+                "account_id": world.account_id,
+                "amount": "10.00",
+                "currency": "USD",
+                "status": "paid",
+                "provider_event_id": request.sandbox_event_id,
+            },
+            "signature": created["callback"]["signature"],
+        },
+    }
+    values = msgspec.convert(created["callback"]["payload"], SandboxValues)
+    signature = created["callback"]["signature"]
+    assert verify(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
+
+
+async def test_the_callback_credits_and_answers_its_own_part_of_the_order(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    response = await pay(world, created)
+    body = await response.get_json()
+    assert response.status_code == 200
+    assert set(body) == PART | {"credited_at", "failed_at"}
+    assert (body["status"], body["processing_status"], body["reconcile_status"]) == (
+        "credited", "succeeded", "unreconciled"
+    )  # fmt: skip
+    assert (body["credited_at"], body["failed_at"]) == ("2026-11-20T12:00:00.000Z", None)
+    event_id = created["callback"]["payload"]["provider_event_id"]
+    assert (body["provider_event_id"], body["provider_event_ids"]) == (event_id, [event_id])
+    assert body["ledger_operation_refs"] == [body["operation_id"]] == [created["operation_id"]]
+    assert body["amount_breakdown"] == {
+        "gross": "10.00", "fee": "0.00", "tax": "0.00", "net": "10.00", "currency": "USD"
+    }  # fmt: skip
+    assert body["fx_snapshot"] == {
+        "base": "USD",
+        "quote": "USD",
+        "rate": "1",
+        "credits_per_unit": "1",
+        "source": "identity",
+        "captured_at": "2026-11-20T12:00:00.000Z",
+    }
+    assert [(each["source"], each["reason"]) for each in body["state_history"]] == [
+        ("api", "order_created"), ("sandbox_callback", "payment_succeeded")
+    ]  # fmt: skip
+    last = body["state_history"][-1]
+    assert (last["event_id"], last["operation_id"], last["status"]) == (event_id, body["operation_id"], "credited")
+    assert body["reconcile_cursor"] == {
+        "provider": "sandbox",
+        "brand_id": "holdfast",
+        "provider_account_id": "holdfast",
+        "provider_object_type": None,
+        "provider_object_id": None,
+        "event_id": event_id,
+        "event_type": "sandbox_payment.paid",
+        "synthetic_event_id": None,
+        "scan_strategy": "order_retrieve",
+        "reconciled_at": None,
+    }
+    for name in ("reversal_operation_ids", "reversal_refs", "provider_balance_transaction_refs"):
+        assert body[name] == []
+
+
+async def test_a_replay_posts_nothing_also_after_the_order_has_expired(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    first = await (await pay(world, created)).get_json()
+    book.now = world.now + timedelta(hours=1)
+    response = await pay(world, created)
+    assert (response.status_code, await response.get_json()) == (200, first)
+    assert len(book.orders[created["order_id"]].state.moves) == 1
+
+
+async def test_the_event_id_may_be_left_out(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    response = await pay(world, created, provider_event_id=None)
+    assert (await response.get_json())["status"] == "credited"
+
+
+@pytest.mark.parametrize("amount", ["10", "10.0", "10.00", "10.000000"])
+async def test_the_amount_is_compared_as_a_number(world: World, book: OrderBook, amount: str) -> None:
+    created = await create(world)
+    assert (await pay(world, created, amount=amount)).status_code == 200
+
+
+async def test_values_may_come_in_any_order_and_writing_and_with_others(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    payload = dict(reversed(list(created["callback"]["payload"].items()))) | {"note": ["unsigned", 1, None]}
+    text = msgspec.json.format(msgspec.json.encode(payload), indent=3).decode().replace("paid", "p\\u0061id")
+    response = await world.call(
+        "POST",
+        CALLBACK,
+        data=text,
+        headers={HEADER: f" {created['callback']['signature'].upper().replace('T=', 't=').replace('V1=', 'v1=')} "}
+        | {"Content-Type": "application/json"},
+    )
+    assert response.status_code == 200, await response.get_data()
+    [*_, (_, command)] = world.accounts.asked
+    assert isinstance(command, PaySandboxOrder)
+    assert command.body == text.encode()
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"amount": "10.01"}, {"amount": "1e1"}, {"amount": "-10.00"}, {"currency": "EUR"}, {"status": "failed"},
+        {"status": "PAID"}, {"account_id": "acct_" + "2" * 32}, {"order_id": "ord_" + "9" * 32},
+        {"order_id": "ord';drop"}, {"order_id": "ORD"},
+    ],
+)  # fmt: skip
+async def test_altered_values_and_unknown_orders_are_one_refusal(
+    world: World, book: OrderBook, altered: dict[str, str]
+) -> None:
+    created = await create(world)
+    await create(world)
+    response = await pay(world, created, **altered)
+    error = await world.refused(response, 401, "invalid_signature")
+    assert error["message"] == "The signature does not belong to this payment order."
+    assert "WWW-Authenticate" not in response.headers
+    assert book.orders[created["order_id"]].status == "pending"
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["x", "t=1", "v1=00", "t=1,v1=zz", "t=1,t=2,v1=" + "0" * 64, ",,,", "=" * 3000, "t=" + "9" * 500, "\xff\xfe"],
+)
+async def test_a_header_of_rubbish_is_a_wrong_signature(world: World, book: OrderBook, signature: str) -> None:
+    created = await create(world)
+    await world.refused(await pay(world, created, signature=signature), 401, "invalid_signature")
+
+
+async def test_no_signature_and_one_by_another_secret(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    await world.refused(await pay(world, created, signature=None), 401, "missing_signature")
+    await world.refused(await pay(world, created, signature=" "), 401, "missing_signature")
+    values = msgspec.convert(created["callback"]["payload"], SandboxValues)
+    event_id = str(values.provider_event_id)
+    forged = sign("another secret", values, event_id=event_id, at=int(world.now.timestamp()))
+    await world.refused(await pay(world, created, signature=forged), 401, "invalid_signature")
+
+
+async def test_an_older_secret_still_verifies(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    world.change(sandbox_secrets=("a newer secret", SECRET))
+    assert (await pay(world, created)).status_code == 200
+
+
+@pytest.mark.parametrize("value", [10, 10.0, None, ["10.00"], {"a": 1}, "", "1" * 129, "1 0", "é"])
+async def test_a_value_must_be_a_short_plain_string(world: World, book: OrderBook, value: object) -> None:
+    created = await create(world)
+    payload = {**created["callback"]["payload"], "amount": value}
+    headers = {HEADER: created["callback"]["signature"]}
+    response = await world.call("POST", CALLBACK, json=payload, headers=headers)
+    error = await world.refused(response, 400, "invalid_parameter")
+    assert error["param"] == "amount"
+
+
+async def test_a_missing_value_is_named(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    error = await world.refused(await pay(world, created, status=None), 400, "missing_parameter")
+    assert error["param"] == "status"
+
+
+async def test_another_event_id_than_the_orders_is_refused(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    response = await pay(world, created, provider_event_id="evt_other")
+    assert (await world.refused(response, 400, "provider_event_mismatch"))["param"] == "provider_event_id"
+
+
+async def test_an_expired_order_is_a_final_conflict(world: World, book: OrderBook) -> None:
+    created = await create(world)
+    book.now = world.now + timedelta(minutes=30)
+    response = await pay(world, created)
+    await world.refused(response, 409, "payment_order_expired")
+    assert response.headers["X-Should-Retry"] == "false"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "canceled"])
+async def test_other_outcomes_fail_the_order_and_leave_it_unpayable(
+    world: World, book: OrderBook, outcome: str
+) -> None:
+    created = await create(world, outcome=outcome)
+    assert created["callback"]["payload"]["status"] == outcome
+    body = await (await pay(world, created)).get_json()
+    assert (body["status"], body["processing_status"], body["credited_at"]) == (outcome, outcome, None)
+    assert body["failed_at"] == "2026-11-20T12:00:00.000Z"
+    assert body["ledger_operation_refs"] == []
+    again = await pay(world, created)
+    assert (again.status_code, await again.get_json()) == (200, body)
+    values = msgspec.convert({**created["callback"]["payload"], "status": "paid"}, SandboxValues)
+    event_id = str(values.provider_event_id)
+    paid = sign(SECRET, values, event_id=event_id, at=int(world.now.timestamp()))
+    await world.refused(await pay(world, created, status="paid", signature=paid), 409, "payment_order_not_payable")
+
+
+@pytest.mark.parametrize(
+    "amount", ["0", "0.00", "-1", "+1", "1e3", "1.001", "01", "1.", ".5", " 1", "1,00", "10000.01", "NaN", 10, None]
+)
+async def test_an_amount_that_is_none_orders_nothing(world: World, book: OrderBook, amount: object) -> None:
+    response = await world.as_session("POST", CREATE, json={"amount": amount})
+    error = await world.refused(response, 400, "invalid_amount")
+    assert (error["param"], world.accounts.asked) == ("amount", [])
+
+
+async def test_the_largest_order_is_a_setting(world: World, book: OrderBook) -> None:
+    world.configure(order_max_micro=5_000_000, sandbox_order_ttl_s=60)
+    await world.refused(await world.as_session("POST", CREATE, json={"amount": "5.01"}), 400, "invalid_amount")
+    created = await create(world, "5")
+    assert (created["amount"], created["expires_at"]) == ("5.00", "2026-11-20T12:01:00.000Z")
+
+
+async def test_a_sandbox_that_is_switched_off_refuses_orders_and_callbacks(world: World, book: OrderBook) -> None:
+    created = await create(world, headers={"Idempotency-Key": "one"})
+    world.configure(sandbox_enabled=False)
+    await world.refused(await world.as_session("POST", CREATE, json={"amount": "1"}), 403, "sandbox_disabled")
+    await world.refused(await pay(world, created), 403, "sandbox_disabled")
+
+
+async def test_a_repeated_key_brings_the_same_order_and_signature(world: World, book: OrderBook) -> None:
+    headers = {"Idempotency-Key": "one"}
+    first = await create(world, headers=headers)
+    book.now = world.now + timedelta(minutes=1)
+    response = await world.as_session("POST", CREATE, json={"amount": "10.00"}, headers=headers)
+    assert response.headers["Idempotent-Replayed"] == "true"
+    assert await response.get_json() == first
+    assert len(book.orders) == 1
+
+
+async def test_the_brand_is_frozen_on_the_order(world: World, book: OrderBook) -> None:
+    world.configure(brand_id="acme", legal_entity_id="acme-ltd", merchant_of_record="Acme Ltd")
+    created = await create(world)
+    world.configure(brand_id="other")
+    body = await (await pay(world, created)).get_json()
+    assert (body["brand_id"], body["legal_entity_id"], body["merchant_of_record"]) == (
+        "acme", "acme-ltd", "Acme Ltd"
+    )  # fmt: skip
+
+
+async def test_a_callback_that_is_no_json_is_a_4xx(world: World, book: OrderBook) -> None:
+    for body, status, code in (
+        (b"", 400, "invalid_json"),
+        (b"\xff\xfe", 400, "invalid_json"),
+        (b"[1]", 400, "invalid_json"),
+        (b'{"order_id": "a", "order_id": "b"}', 400, "invalid_json"),
+        (b'{"order_id": "\\u0000"}', 400, "invalid_json"),
+        (b'{"a":' * 5000, 400, "invalid_json"),
+        (b"{" + b" " * 10_000_000 + b"}", 413, "request_too_large"),
+    ):
+        headers = {"Content-Type": "application/json", HEADER: "t=1,v1=" + "0" * 64}
+        await world.refused(await world.call("POST", CALLBACK, data=body, headers=headers), status, code)

@@ -1,0 +1,224 @@
+"""A card provider outside the service: the in-tree emulator on its own thread, with its buttons at hand."""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+
+from holdfast.providers.card.emulator.service import serve_card_emulator
+from holdfast.providers.signatures import sign
+
+from .house import Customer, Service, ok, until
+
+API_KEY = "sk_test_journeys"
+WEBHOOK_SECRET = "whsec_journeys_0123456789abcdef0123456789"
+PUBLISHABLE_KEY = "pk_test_journeys"
+WEBHOOK = "/v2/control/payments/cardprovider/webhook"
+SIGNATURE_HEADER = "Cardprovider-Signature"
+SETTLE_S = 0.02
+RETRY_DELAYS_S = (0.0, 0.2, 0.5, *[1.0] * 60)
+
+
+@dataclass
+class CardBank:
+    """Where the emulator listens, and where its webhooks go (nowhere while ``webhook_url`` is empty)."""
+
+    url: str
+    webhook_url: str = ""
+
+    def settings(self, **more: str) -> dict[str, str]:
+        """What a service must be told to take cards here."""
+        return {
+            "CARD_API_KEY": API_KEY,
+            "CARD_API_BASE": self.url,
+            "CARD_WEBHOOK_SECRET": WEBHOOK_SECRET,
+            "CARD_PUBLISHABLE_KEY": PUBLISHABLE_KEY,
+            **more,
+        }
+
+    def serve(self, service: Service) -> None:
+        """Send webhooks to this service from now on."""
+        self.webhook_url = service.url + WEBHOOK
+
+    async def press(self, kind: str, thing_id: str, action: str, **said: object) -> str:
+        """Press a button; the id of what came of it."""
+        return str((await self._control("POST", f"{kind}/{thing_id}/{action}", said))["id"])
+
+    async def webhooks(self, **faults: object) -> None:
+        """Have webhooks go astray, or (without a word) not any more."""
+        await self._control("PUT", "webhooks", faults)
+
+    async def release(self, order: str = "as_is", seed: int = 0) -> None:
+        """Let the webhooks go that were held back."""
+        await self._control("POST", "webhooks/release", {"order": order, "seed": seed})
+
+    async def fail(self, call: str, mode: str, **how: object) -> None:
+        """Have calls go wrong."""
+        await self._control("POST", "outages", {"call": call, "mode": mode, **how})
+
+    async def recover(self) -> None:
+        """Have all calls go right again."""
+        await self._control("DELETE", "outages", None)
+
+    async def intent_of(self, order_id: str) -> dict[str, Any] | None:
+        """The intent of an order, as soon as there is one."""
+        found = await self._read("payment_intents")
+        return next((each for each in found if each["metadata"]["order_id"] == order_id), None)
+
+    async def charge_of(self, intent_id: str) -> str:
+        """The charge that paid an intent."""
+        return str((await self._read(f"payment_intents/{intent_id}"))["latest_charge"])
+
+    async def refunds_of(self, intent_id: str) -> list[dict[str, Any]]:
+        """The refunds of an intent, newest first."""
+        return list(await self._read(f"refunds?payment_intent={intent_id}"))
+
+    async def events_of(self, intent_id: str) -> list[dict[str, Any]]:
+        """Every event about an intent and what hangs on it, oldest first."""
+        found = await self._read("events")
+        about = [
+            e for e in found if intent_id in (e["data"]["object"]["id"], e["data"]["object"].get("payment_intent"))
+        ]
+        return list(reversed(about))
+
+    async def quiet(self, intent_id: str) -> None:
+        """Wait until every event about an intent has been heard, or was dropped."""
+        wanted = {event["id"] for event in await self.events_of(intent_id)}
+
+        async def heard() -> bool:
+            state = await self._control("GET", "state", None)
+            states = {each["id"]: (each["delivery"] or {}).get("state") for each in state["events"]}
+            return all(states.get(event_id, "heard") in ("heard", "dropped") for event_id in wanted)
+
+        await until(heard)
+
+    async def _read(self, path: str) -> Any:
+        divider = "&" if "?" in path else "?"
+        url = f"{self.url}/v1/{path}" + ("" if "/" in path else f"{divider}limit=100")
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {API_KEY}"}) as http:
+            body = ok(await http.get(url))
+            while body.get("object") == "list" and body["has_more"]:
+                more = ok(await http.get(f"{url}&starting_after={body['data'][-1]['id']}"))
+                body = {**more, "data": [*body["data"], *more["data"]]}
+        return body["data"] if body.get("object") == "list" else body
+
+    async def _control(self, method: str, path: str, body: object) -> Any:
+        async with httpx.AsyncClient() as http:
+            answer = await http.request(method, f"{self.url}/control/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@contextmanager
+def card_bank() -> Iterator[CardBank]:
+    """Run one on loopback."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bank-"))
+    found: queue.SimpleQueue[tuple[int, trio.CancelScope, trio.lowlevel.TrioToken]] = queue.SimpleQueue()
+    bank = CardBank("")
+
+    async def run() -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                serve = partial(
+                    serve_card_emulator,
+                    api_key=API_KEY,
+                    webhook_secret=WEBHOOK_SECRET,
+                    webhook_url=lambda: bank.webhook_url,
+                    files_dir=folder,
+                    settle_delay_s=SETTLE_S,
+                    retry_delays_s=RETRY_DELAYS_S,
+                )
+                port = await nursery.start(serve)
+                found.put((port, scope, trio.lowlevel.current_trio_token()))
+
+    thread = threading.Thread(target=trio.run, args=(run,), daemon=True)
+    thread.start()
+    port, scope, token = found.get(timeout=30)
+    bank.url = f"http://127.0.0.1:{port}"
+    try:
+        yield bank
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def signed(body: bytes, *, secret: str = WEBHOOK_SECRET, shift_s: int = 0) -> dict[str, str]:
+    """The headers that make a body the provider's word."""
+    header = sign(secret, body, at=int(time.time()) + shift_s)
+    return {SIGNATURE_HEADER: header, "Content-Type": "application/json"}
+
+
+def written(event: dict[str, Any]) -> bytes:
+    """An event as it is sent."""
+    return json.dumps(event).encode()
+
+
+@dataclass
+class Payer:
+    """A customer who pays by card."""
+
+    customer: Customer
+    bank: CardBank
+
+    async def order(self, amount: str = "10.00", *, key: str | None = None) -> dict[str, Any]:
+        """Order credit by card."""
+        return ok(await self.try_order(amount, key=key))
+
+    async def try_order(self, amount: str = "10.00", *, key: str | None = None) -> httpx.Response:
+        """Ask for a card order, whatever is answered."""
+        path = "/v2/control/payments/cardprovider"
+        return await self.customer.call("POST", path, {"amount": amount}, key=key, as_session=True)
+
+    async def paid_order(self, amount: str = "10.00") -> dict[str, Any]:
+        """An order that was paid and credited."""
+        order = await self.order(amount)
+        await self.bank.press("payment_intents", order["provider_payment_id"], "pay")
+        return await self.becomes(order["order_id"], status="credited")
+
+    async def read(self, order_id: str) -> dict[str, Any]:
+        """An order as it stands."""
+        return ok(await self.customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))
+
+    async def becomes(self, order_id: str, *, within_s: float = 30.0, **fields: object) -> dict[str, Any]:
+        """The order, once it has these values."""
+        seen: dict[str, Any] = {}
+
+        async def is_so() -> dict[str, Any] | None:
+            seen.update(await self.read(order_id))
+            return seen if all(seen[name] == value for name, value in fields.items()) else None
+
+        try:
+            return await until(is_so, within_s=within_s)
+        except trio.TooSlowError:
+            now = {name: seen.get(name) for name in fields}
+            raise AssertionError(f"{order_id} is {now}, not {fields}: {seen.get('state_history')}") from None
+
+    async def statement(self) -> list[dict[str, Any]]:
+        """Every operation of the account, oldest first."""
+        found: list[dict[str, Any]] = []
+        query = "?limit=100"
+        while query:
+            page = ok(await self.customer.call("GET", f"/v2/control/ledger{query}", as_session=True))
+            found += page["data"]
+            query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+        return found[::-1]
+
+
+def unique(prefix: str) -> str:
+    """An id that nobody has used."""
+    return f"{prefix}_{secrets.token_hex(8)}"

@@ -1,0 +1,105 @@
+"""Development's own card provider: wired to the service's webhook, found after a restart, looked at by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import trio
+
+from .conftest import NewCustomer, NewService
+from .house import Customer, Service, ok, until
+
+ORDERS = "/v2/control/payments/cardprovider"
+
+
+async def bank(service: Service, method: str, path: str, **said: object) -> Any:
+    """Use a control of the service's own stand-in for a card provider."""
+    port = (service.data_dir / "card.port").read_text().strip()
+    async with httpx.AsyncClient() as http:
+        answer = await http.request(method, f"http://127.0.0.1:{port}/control/{path}", json=said)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def order(customer: Customer) -> dict[str, Any]:
+    return ok(await customer.call("POST", ORDERS, {"amount": "10.00"}, as_session=True))
+
+
+async def status_of(customer: Customer, order_id: str) -> str:
+    return str(ok(await customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))["status"])
+
+
+def by_hand(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", "reconcile", *words]
+    return subprocess.run(command, env=service.environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_an_order_paid_at_the_stand_in_is_credited_by_its_webhook_also_after_a_restart(
+    new_service: NewService, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(120):
+        service = new_service()
+        await trio.to_thread.run_sync(service.start)
+        customer = await new_customer(service)
+        before, after = await order(customer), await order(customer)
+        await bank(service, "POST", f"payment_intents/{before['provider_payment_id']}/pay")
+
+        async def credited() -> bool:
+            return await status_of(customer, before["order_id"]) == "credited"
+
+        await until(credited)
+        await trio.to_thread.run_sync(service.kill)
+        await trio.to_thread.run_sync(service.start)
+        await bank(service, "POST", f"payment_intents/{after['provider_payment_id']}/pay")
+
+        async def both() -> bool:
+            return (await customer.totals()).balance == Decimal(20)
+
+        await until(both)
+        assert await trio.to_thread.run_sync(service.stop) == 0
+        assert service.faults() == []
+
+
+async def test_by_hand_orders_whose_webhooks_were_lost_are_found_paid_beside_the_running_service(
+    new_service: NewService, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(120):
+        service = new_service()
+        await trio.to_thread.run_sync(service.start)
+        customer = await new_customer(service)
+        orders = [await order(customer) for _ in range(3)]
+        await bank(service, "PUT", "webhooks", drop=True)
+        for each in orders[:2]:
+            await bank(service, "POST", f"payment_intents/{each['provider_payment_id']}/pay")
+        # The booking follows a moment after the money.
+        await trio.sleep(1.5)
+        looked = await trio.to_thread.run_sync(by_hand, service)
+        found = [await status_of(customer, each["order_id"]) for each in orders]
+        balance = (await customer.totals()).balance
+        every = await trio.to_thread.run_sync(by_hand, service, "--all")
+        assert service.audit() == []
+    assert (looked.returncode, looked.stderr) == (0, "")
+    assert looked.stdout.splitlines()[-1] == "card orders looked at: 1 pending, 2 reconciled"
+    assert "3/3" in looked.stdout
+    assert found == ["credited", "credited", "pending"]
+    assert balance == Decimal(20)
+    assert every.returncode == 0
+    assert "1 pending, 2 reconciled" in every.stdout
+
+
+async def test_by_hand_a_provider_that_is_away_is_told_and_fails(
+    new_service: NewService, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(120):
+        service = new_service()
+        await trio.to_thread.run_sync(service.start)
+        await order(await new_customer(service))
+        await bank(service, "POST", "outages", mode="error", call="payment_intents.retrieve", times=10)
+        looked = await trio.to_thread.run_sync(by_hand, service)
+    assert looked.returncode == 1
+    assert "1 error" in looked.stdout
+    assert "could not be compared" in looked.stderr
