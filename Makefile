@@ -38,8 +38,7 @@ format: $(TESTABLE)  ## Put the code in form
 	$(BIN)/python -m ruff check --fix .
 
 bench: $(TESTABLE)  ## Measure speed and memory beside their baselines
-	$(BIN)/python -m benchmarks.holds
-	$(BIN)/python -m benchmarks.create
+	$(BIN)/python -m benchmarks
 
 audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit

@@ -35,7 +35,6 @@ log = structlog.get_logger(__name__)
 CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
 FINISH_REQUESTS_S = 5.0
 BACKLOG = 1024
-SWITCH_INTERVAL_S = 0.001
 
 
 def serve(settings: Settings) -> int:
@@ -74,9 +73,6 @@ def tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    # The journal's thread waits for the interpreter a few times a batch; five milliseconds each would be its
-    # largest cost.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 async def _run(assembly: Assembly, listener: socket.socket) -> int:

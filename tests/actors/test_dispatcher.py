@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy
 import trio
+import trio.testing
 
 from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
 from holdfast.actors.workers.dispatcher import Dispatcher, Tick
+from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence import tables
@@ -126,3 +128,14 @@ async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) 
 
     woken = await desk.tasks.count(2)
     assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
+
+
+async def test_a_busy_loop_is_known_by_how_little_it_sleeps(mock_clock: trio.testing.MockClock) -> None:
+    load = LoopLoad()
+    trio.lowlevel.add_instrument(load)
+    try:
+        mock_clock.jump(1.0)
+        await trio.lowlevel.checkpoint()
+        assert load.share() == 1.0
+    finally:
+        trio.lowlevel.remove_instrument(load)

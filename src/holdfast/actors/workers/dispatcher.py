@@ -5,7 +5,7 @@ go first when places come free. Everything else that falls due (polls, deadlines
 process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
 several processes share the work, and a claim whose process dies lapses by itself.
 
-While the event loop lags, callers are waiting: then each provider is given new tasks one at a time and at most a
+While the event loop is busy, callers are waiting: then each provider is given new tasks one at a time and at most a
 few a second, so that starting tasks does not hold up the taking in of new ones. Its places stay its own: slow
 jobs keep them all busy.
 """
@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 from holdfast.actors.mailbox import Envelope, MailboxFull
 from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
 from holdfast.actors.turns import Teller
+from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now
 from holdfast.persistence.database import Database, DatabaseAway
@@ -37,11 +38,10 @@ AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
 LEASE_S = 10
 HELD_UNSEEN_S = 30.0
-LAG_SAMPLE_S = 0.05
-LAG_BUSY_S = 0.02
-LAG_MEMORY = 0.8
+LOAD_SAMPLE_S = 0.25
+BUSY_SHARE = 0.8
 BUSY_PAUSE_S = 0.25
-"""While the loop lags, the time between two new tasks of one provider."""
+"""While the loop is busy, the time between two new tasks of one provider."""
 
 _CLAIM_WAITING = text(
     "with due as (select account_id, request_id from tasks where wake_at <= now() and not dispatched "
@@ -87,21 +87,23 @@ class Dispatcher(Worker):
         # Providers for whose places rows may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
         self._ticks = 0
-        self._lag_s = 0.0
+        self._is_busy = False
         self._placed_at: dict[str, float] = {}
         self._recover_before: datetime | None = None
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
         """Look around now and then, and keep an eye on how busy the loop is."""
-        return (self._keep_time, self._measure_lag)
+        return (self._keep_time, self._watch_loop)
 
-    async def _measure_lag(self) -> None:
-        """A running mean of how late the loop comes round to a sleeper."""
-        while True:
-            due = trio.current_time() + LAG_SAMPLE_S
-            await trio.sleep_until(due)
-            late_s = trio.current_time() - due
-            self._lag_s = LAG_MEMORY * self._lag_s + (1 - LAG_MEMORY) * late_s
+    async def _watch_loop(self) -> None:
+        load = LoopLoad()
+        trio.lowlevel.add_instrument(load)
+        try:
+            while True:
+                await trio.sleep(LOAD_SAMPLE_S)
+                self._is_busy = load.share() > BUSY_SHARE
+        finally:
+            trio.lowlevel.remove_instrument(load)
 
     async def _keep_time(self) -> None:
         while True:
@@ -184,7 +186,7 @@ class Dispatcher(Worker):
 
     def _free(self, provider: str) -> int:
         free = max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))
-        if free and self._lag_s > LAG_BUSY_S:
+        if free and self._is_busy:
             rested = trio.current_time() - self._placed_at.get(provider, 0.0) >= BUSY_PAUSE_S
             return 1 if rested else 0
         return free
