@@ -107,6 +107,7 @@ async def _run(assembly: Assembly, listener: socket.socket) -> int:
                 docs=f"{url}/docs",
                 env=assembly.settings.env,
                 database=assembly.database.url if not assembly.settings.is_production else "configured",
+                card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
             )
             await serve_http(app, config, shutdown_trigger=stop.wait)
             log.info("no longer accepting requests")
