@@ -68,7 +68,7 @@ def card_line_beside(settings: Settings) -> CardLine | None:
 
 def _configured(settings: Settings, api_key: str) -> CardLine:
     return CardLine(
-        provider=StripeProvider(api_key, api_base=settings.card_api_base),
+        provider=_adapter(settings, api_key, settings.card_api_base),
         webhook_secrets=settings.card_webhook_secrets,
         publishable_key=settings.card_publishable_key,
         livemode=_livemode(api_key),
@@ -78,12 +78,23 @@ def _configured(settings: Settings, api_key: str) -> CardLine:
 def _stand_in(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardLine:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardLine(
-        provider=StripeProvider(_emulator_key(settings), api_base=url),
+        provider=_adapter(settings, _emulator_key(settings), url),
         webhook_secrets=(_emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
         emulator=emulator,
         emulator_url=url,
+    )
+
+
+def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripeProvider:
+    return StripeProvider(
+        api_key,
+        api_base=api_base,
+        timeout_s=settings.card_timeout_s,
+        connect_timeout_s=min(5.0, settings.card_timeout_s),
+        retries_count=settings.card_retries,
+        automatic_payment_methods=settings.card_automatic_payment_methods,
     )
 
 

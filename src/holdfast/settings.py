@@ -99,6 +99,9 @@ class Settings:
     shutdown_s: float
     studio_port: int
     card_emulator_port: int
+    card_timeout_s: float
+    card_retries: int
+    card_automatic_payment_methods: bool
     idempotency_ttl_s: int
     warnings: tuple[str, ...] = ()
 
@@ -180,6 +183,9 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
         studio_port=reader.whole("STUDIO_PORT", 0, least=0, most=65535),
         card_emulator_port=reader.whole("CARD_EMULATOR_PORT", 0, least=0, most=65535),
+        card_timeout_s=reader.seconds("CARD_TIMEOUT_S", 10.0),
+        card_retries=reader.whole("CARD_RETRIES", 2, least=0, most=5),
+        card_automatic_payment_methods=reader.truth("CARD_AUTOMATIC_PAYMENT_METHODS", default=True),
         idempotency_ttl_s=reader.whole("IDEMPOTENCY_TTL_S", 86_400, least=60),
         operator_token="",
         callback_secret="",
