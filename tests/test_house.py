@@ -26,7 +26,7 @@ NEVER_WRITTEN = re.compile(
             "/ro" + "ot/",
             "/ho" + r"me/\w",
             "(?:pypi|npm)" + r"[.-]?(?:proxy|mirror|internal)",
-            "pythonhosted" + r"\.org",
+            "python" + r"hosted\.org",
             "(?-i:TO" + "DO|FIX" + "ME|X" + r"XX)\b",
             r"\b(?:clau" + "de|anthro" + "pic|chat" + r"gpt)\b",
         )
