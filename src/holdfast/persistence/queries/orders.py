@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select
 
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
+from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.tables import orders
 
 _REQUEST = msgspec.json.Decoder(OrderRequest)
@@ -61,17 +62,11 @@ def orders_of_account(
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
     """
-    query = _ORDER.where(orders.c.account_id == account_id)
-    if since is not None:
-        query = query.where(orders.c.created_at >= since)
-    if until is not None:
-        query = query.where(orders.c.created_at < until)
-    if after is not None:
-        query = query.where(tuple_(orders.c.created_at, orders.c.order_id) < tuple_(*after))
-    for name, value in (filters or {}).items():
-        query = query.where(orders.c[name] == value)
-    newest_first = query.order_by(orders.c.created_at.desc(), orders.c.order_id.desc()).limit(limit)
-    return [_order(row) for row in rows.execute(newest_first)]
+    order = (orders.c.created_at, orders.c.order_id)
+    page = page_of_account(
+        rows, _ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+    )
+    return [_order(row) for row in page]
 
 
 def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Text, bindparam, cast, select, tuple_
+from sqlalchemy import Connection, Row, Text, bindparam, cast, select
 
 from holdfast.ledger.tasks import Task, TaskRequest, TaskState
+from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.tables import tasks
 
 _REQUEST = msgspec.json.Decoder(TaskRequest)
@@ -62,17 +63,11 @@ def tasks_of_account(
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
     """
-    query = _TASK.where(tasks.c.account_id == account_id)
-    if since is not None:
-        query = query.where(tasks.c.created_at >= since)
-    if until is not None:
-        query = query.where(tasks.c.created_at < until)
-    if after is not None:
-        query = query.where(tuple_(tasks.c.created_at, tasks.c.request_id) < tuple_(*after))
-    for name, value in (filters or {}).items():
-        query = query.where(tasks.c[name] == value)
-    newest_first = query.order_by(tasks.c.created_at.desc(), tasks.c.request_id.desc()).limit(limit)
-    return [_task(row) for row in rows.execute(newest_first)]
+    order = (tasks.c.created_at, tasks.c.request_id)
+    page = page_of_account(
+        rows, _TASK, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+    )
+    return [_task(row) for row in page]
 
 
 def _task(row: Row[*tuple[Any, ...]]) -> Task:

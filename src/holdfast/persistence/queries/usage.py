@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Text, cast, select, tuple_
+from sqlalchemy import Connection, Row, Text, cast, select
 
 from holdfast.ledger.tasks import StatusEntry, UsageEntry
+from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.tables import usage_entries as usage
 
 _HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
@@ -34,17 +35,11 @@ def usage_of_account(
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
     """
-    query = _ENTRY.where(usage.c.account_id == account_id)
-    if since is not None:
-        query = query.where(usage.c.ts >= since)
-    if until is not None:
-        query = query.where(usage.c.ts < until)
-    if after is not None:
-        query = query.where(tuple_(usage.c.ts, usage.c.request_id) < tuple_(*after))
-    for name, value in (filters or {}).items():
-        query = query.where(usage.c[name] == value)
-    newest_first = query.order_by(usage.c.ts.desc(), usage.c.request_id.desc()).limit(limit)
-    return [_entry(row) for row in rows.execute(newest_first)]
+    order = (usage.c.ts, usage.c.request_id)
+    page = page_of_account(
+        rows, _ENTRY, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+    )
+    return [_entry(row) for row in page]
 
 
 def _entry(row: Row[*tuple[Any, ...]]) -> UsageEntry:
