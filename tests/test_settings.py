@@ -254,3 +254,29 @@ def test_commands_beside_the_service_need_no_secrets(production: dict[str, str],
     assert "dbpass" not in repr(place)
     with pytest.raises(SettingsFault, match="HOLDFAST_CATALOG"):
         load_place({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})
+
+
+def test_a_bucket_needs_a_name_and_keys(development: dict[str, str]) -> None:
+    assert load_settings(development).s3 is None
+    assert faults({**development, "HOLDFAST_ASSET_STORE": "s3", "HOLDFAST_S3_BUCKET": "results"}) == (
+        "HOLDFAST_S3_ACCESS_KEY_ID is missing; HOLDFAST_ASSET_STORE=s3 needs it",
+        "HOLDFAST_S3_SECRET_ACCESS_KEY is missing; HOLDFAST_ASSET_STORE=s3 needs it",
+    )
+
+
+def test_a_bucket_is_read_whole_and_its_key_kept_quiet(development: dict[str, str]) -> None:
+    settings = load_settings(
+        {
+            **development,
+            "HOLDFAST_ASSET_STORE": "s3",
+            "HOLDFAST_S3_BUCKET": "results",
+            "HOLDFAST_S3_ENDPOINT": "https://s3.example.org/",
+            "HOLDFAST_S3_ACCESS_KEY_ID": "somebody",
+            "HOLDFAST_S3_SECRET_ACCESS_KEY": "quietly-kept",
+        }
+    )
+    assert settings.s3 is not None
+    assert (settings.s3.bucket, settings.s3.region) == ("results", "us-east-1")
+    assert settings.s3.endpoint == "https://s3.example.org"
+    assert "quietly-kept" not in repr(settings)
+    assert "quietly-kept" in settings.secret_values()

@@ -7,38 +7,30 @@ production they must be given, and weak ones are refused.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import hmac
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 from urllib.parse import urlsplit
 
 from holdfast.kept_secrets import kept_secret
-from holdfast.ledger.money import parse_amount
+from holdfast.settings_reader import PREFIX, Reader, SettingsFault
 
-S = TypeVar("S", bound=str)
-T = TypeVar("T")
-
-PREFIX = "HOLDFAST_"
-SECRET_CHARS_MIN = 32
-SECRET_DISTINCT_MIN = 6
-"""Fewer different characters than this is a keyboard held down, not a secret."""
-
-_EMAIL = re.compile(r"[^@\s,]+@[^@\s,]+", re.ASCII)
-_SECRET = re.compile(r"[!-~]+", re.ASCII)
+__all__ = ["Place", "Settings", "SettingsFault", "environment", "load_place", "load_settings"]
 
 
-class SettingsFault(Exception):
-    """The environment cannot be served from. ``lines`` has one clear line for each fault."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Place:
+    """A bucket for stored results. ``endpoint`` None: Amazon's own for the region."""
 
-    def __init__(self, lines: tuple[str, ...]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
+    bucket: str
+    region: str
+    endpoint: str | None
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +38,9 @@ class Settings:
     """What this process was told. Seconds, bytes, milliseconds and micro-credits are in the names.
 
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
-    purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``warnings`` are
-    lines worth showing at start. Secrets are left out of the repr.
+    purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``s3`` None: results are
+    stored in ``data_dir``. ``webhook_local_allowed``: events may go to http and to private addresses.
+    ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
     """
 
     env: Literal["development", "production"]
@@ -97,6 +90,10 @@ class Settings:
     tasks_in_flight_max: int
     pool_size: int
     shutdown_s: float
+    s3: S3Place | None
+    webhook_timeout_s: float
+    webhook_give_up_s: int
+    webhook_local_allowed: bool
     studio_port: int
     card_emulator_port: int
     card_timeout_s: float
@@ -117,8 +114,9 @@ class Settings:
     def secret_values(self) -> tuple[str, ...]:
         """Every secret in clear, for the scrubber that keeps them out of logs and reports."""
         several = (self.operator_token, self.callback_secret, self.sandbox_secret, *self.card_webhook_secrets)
+        bucket_key = None if self.s3 is None else self.s3.secret_access_key
         passwords = (urlsplit(url).password for url in (self.database_url, self.smtp_url) if url)
-        return tuple(value for value in (*several, self.card_api_key, *passwords) if value)
+        return tuple(value for value in (*several, self.card_api_key, bucket_key, *passwords) if value)
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -126,7 +124,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
     Raises :class:`SettingsFault`. Nothing is written unless everything else is in order.
     """
-    reader = _Reader(environ)
+    reader = Reader(environ)
     env: Literal["development", "production"] = reader.choice(
         "ENV", ("development", "production"), default="development"
     )
@@ -181,6 +179,10 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         tasks_in_flight_max=reader.whole("TASKS_IN_FLIGHT_MAX", 1000),
         pool_size=reader.whole("POOL_SIZE", 8, most=100),
         shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
+        s3=_s3_place(reader),
+        webhook_timeout_s=reader.seconds("WEBHOOK_TIMEOUT_S", 15.0),
+        webhook_give_up_s=reader.whole("WEBHOOK_GIVE_UP_S", 259_200),
+        webhook_local_allowed=reader.truth("WEBHOOK_LOCAL_ALLOWED", default=not production),
         studio_port=reader.whole("STUDIO_PORT", 0, least=0, most=65535),
         card_emulator_port=reader.whole("CARD_EMULATOR_PORT", 0, least=0, most=65535),
         card_timeout_s=reader.seconds("CARD_TIMEOUT_S", 10.0),
@@ -216,7 +218,7 @@ class Place:
 
 def load_place(environ: Mapping[str, str]) -> Place:
     """Read where things lie, and nothing else. Raises :class:`SettingsFault`; writes nothing."""
-    reader = _Reader(environ)
+    reader = Reader(environ)
     place = Place(reader.data_dir(), reader.database_url(), reader.file("CATALOG"))
     reader.raise_faults()
     return place
@@ -227,130 +229,23 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-class _Reader:
-    """Takes typed values out of the environment, gathering a line for each that does not fit."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._given = {
-            name.removeprefix(PREFIX): value.strip()
-            for name, value in environ.items()
-            if name.startswith(PREFIX) and value.strip()
-        }
-        self._known: set[str] = set()
-        self._lines: list[str] = []
-
-    def fault(self, name: str, trouble: str) -> None:
-        self._lines.append(f"{PREFIX}{name} {trouble}")
-
-    def raise_faults(self) -> None:
-        if self._lines:
-            raise SettingsFault(tuple(self._lines))
-
-    def refuse_unknown(self) -> None:
-        for name in sorted(set(self._given) - self._known):
-            near = difflib.get_close_matches(name, self._known, n=1)
-            self.fault(name, "is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
-
-    def text(self, name: str) -> str | None:
-        self._known.add(name)
-        return self._given.get(name)
-
-    def _read(self, name: str, default: T, convert: Callable[[str], T | None], expected: str) -> T:
-        text = self.text(name)
-        if text is None:
-            return default
-        value = convert(text)
-        if value is None:
-            self.fault(name, f"must be {expected}")
-            return default
-        return value
-
-    def data_dir(self) -> Path:
-        return Path(self.text("DATA_DIR") or "./var").expanduser().absolute()
-
-    def database_url(self) -> str | None:
-        return self.url("DATABASE_URL", ("postgresql", "postgres"), host_needed=False)
-
-    def choice(self, name: str, among: tuple[S, ...], *, default: S) -> S:
-        by_text = {str(each): each for each in among}
-        return self._read(name, default, by_text.get, " or ".join(among))
-
-    def truth(self, name: str, *, default: bool) -> bool:
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        return self._read(name, default, lambda text: words.get(text.lower()), "true or false")
-
-    def whole(self, name: str, default: int, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        def convert(text: str) -> int | None:
-            fits = re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) is not None and least <= int(text) <= most
-            return int(text) if fits else None
-
-        return self._read(name, default, convert, f"a whole number from {least} to {most}")
-
-    def seconds(self, name: str, default: float) -> float:
-        def convert(text: str) -> float | None:
-            plain = re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,3})?", text, re.ASCII)
-            return float(text) if plain and float(text) > 0 else None
-
-        return self._read(name, default, convert, "a number of seconds above zero")
-
-    def credits(self, name: str, default: str) -> int:
-        default_micro = parse_amount(default, decimals_max=6)
-        assert default_micro is not None
-        return self._read(
-            name,
-            default_micro,
-            lambda text: parse_amount(text, decimals_max=6),
-            'an amount of credits above zero, such as "10000.00"',
-        )
-
-    def several(self, name: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in (self.text(name) or "").split(",") if part.strip())
-
-    def emails(self, name: str) -> tuple[str, ...]:
-        found = tuple(email.lower() for email in self.several(name))
-        if not all(_EMAIL.fullmatch(email) for email in found):
-            self.fault(name, "must be e-mail addresses separated by commas")
-        return found
-
-    def file(self, name: str) -> Path | None:
-        def convert(text: str) -> Path | None:
-            path = Path(text).expanduser().absolute()
-            return path if path.is_file() else None
-
-        return self._read(name, None, convert, "the name of a file that exists")
-
-    def url(self, name: str, schemes: tuple[str, ...], *, host_needed: bool = True) -> str | None:
-        def convert(text: str) -> str | None:
-            try:
-                parts = urlsplit(text)
-                # libpq's URLs may name several hosts, or none; elsewhere asking for a bad port raises.
-                named = (parts.hostname and parts.port != 0) if host_needed else parts.netloc + parts.path
-            except ValueError:
-                return None
-            return text if parts.scheme in schemes and named else None
-
-        expected = "a URL beginning " + " or ".join(f"{scheme}://" for scheme in schemes)
-        return self._read(name, None, convert, expected)
-
-    def base_url(self, name: str) -> str | None:
-        url = self.url(name, ("https", "http"))
-        if url is not None and (urlsplit(url).query or urlsplit(url).fragment):
-            self.fault(name, "must be a base address, without a query")
-        return None if url is None else url.rstrip("/")
-
-    def secret(self, name: str, *, required: bool, strong: bool | None = None) -> str | None:
-        """A secret, or None; ``strong`` (by default ``required``) refuses a weak one. Never shows the value."""
-        value = self.text(name)
-        if value is None:
-            if required:
-                self.fault(name, "is missing; production needs it")
-        elif not _SECRET.fullmatch(value):
-            self.fault(name, "must be printable ASCII without blanks")
-        elif (required if strong is None else strong) and (
-            len(value) < SECRET_CHARS_MIN or len(set(value)) < SECRET_DISTINCT_MIN
-        ):
-            self.fault(name, f"is too weak; give at least {SECRET_CHARS_MIN} random characters")
-        return value
+def _s3_place(reader: Reader) -> S3Place | None:
+    """The bucket, where ``ASSET_STORE`` is ``s3``; then what it cannot do without must be given."""
+    wanted = reader.choice("ASSET_STORE", ("local", "s3"), default="local") == "s3"
+    needed = {name: reader.text(name) or "" for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY")}
+    region, endpoint = reader.text("S3_REGION") or "us-east-1", reader.base_url("S3_ENDPOINT")
+    if not wanted:
+        return None
+    for name, value in needed.items():
+        if not value:
+            reader.fault(name, f"is missing; {PREFIX}ASSET_STORE=s3 needs it")
+    return S3Place(
+        bucket=needed["S3_BUCKET"],
+        region=region,
+        endpoint=endpoint,
+        access_key_id=needed["S3_ACCESS_KEY_ID"],
+        secret_access_key=needed["S3_SECRET_ACCESS_KEY"],
+    )
 
 
 def _production_secrets(given: Mapping[str, str | None]) -> dict[str, str]:
