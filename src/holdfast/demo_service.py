@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast.settings import PREFIX, environment
+from holdfast.settings import environment
+from holdfast.settings_reader import PREFIX
 
 START_S: Final = 60.0
 STOP_S: Final = 40.0
