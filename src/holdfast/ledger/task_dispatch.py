@@ -18,8 +18,6 @@ SUBMIT_LEASE_S = 15
 """How long a submit may stay unanswered before it counts as lost."""
 SUBMIT_BACKOFF_S = 1
 SUBMIT_BACKOFF_MAX_S = 15
-SILENCE_S = 30
-"""How long a running job may be silent before it is polled, and the pause between polls."""
 PROVIDER_REF_MAX_CHARS = 255
 ATTEMPTS_MAX_COUNT = 3
 """How many jobs one task may be given in all, where a provider keeps losing them."""
@@ -72,7 +70,7 @@ def acknowledged(task: Task, provider_ref: str | None, now: datetime) -> dict[st
             "dispatch": "acked",
             "maybe_sent": True,
             "run_deadline_at": now + timedelta(seconds=task.request.terms.deadlines.run_s),
-            "due_at": after(now, SILENCE_S),
+            "due_at": after(now, task.request.terms.deadlines.silence_s),
         }
     return changes
 

@@ -17,7 +17,6 @@ from holdfast.ledger.task_charge import UNITS_MAX
 from holdfast.ledger.task_dispatch import (
     ATTEMPTS_MAX_COUNT,
     PROVIDER_REF_MAX_CHARS,
-    SILENCE_S,
     acknowledged,
     fail,
     submit,
@@ -126,9 +125,8 @@ def poll(task: Task, provider_ref: str, now: datetime, *, jitter: float = 0.0, l
     """Ask the provider how the job stands, and again after a while should no answer come."""
     state = task.state
     ask = PollJob(task.request_id, state.attempt, provider_ref, last=last)
-    return changed(
-        task, now, ask, poll_count=state.poll_count + 1, due_at=after(now, SILENCE_S, jitter), final_poll=last
-    )
+    due_at = after(now, task.request.terms.deadlines.silence_s, jitter)
+    return changed(task, now, ask, poll_count=state.poll_count + 1, due_at=due_at, final_poll=last)
 
 
 def _is_decided(task: Task | None) -> bool:
@@ -191,7 +189,7 @@ def _hear_running(task: Task, news: ProviderNews, source_ref: str, now: datetime
         "last_sequence": _later(state.last_sequence, news.sequence),
     }
     if not state.final_poll:
-        changes["due_at"] = after(now, SILENCE_S)
+        changes["due_at"] = after(now, task.request.terms.deadlines.silence_s)
     if news.status == "processing" and task.status == "queued":
         return transition(task, "provider_running", now, note=note, **changes)
     return changed(task, now, note=note, **changes)

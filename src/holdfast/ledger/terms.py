@@ -24,10 +24,14 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long each part of a task's life may take."""
+    """How long each part of a task's life may take.
+
+    ``silence_s`` is how long a running job may be silent before it is polled, and the pause between polls.
+    """
 
     dispatch_s: int = 60
     run_s: int = 900
+    silence_s: int = 30
     hosting_s: int = 300
     review_s: int = 24 * 3600
     overall_s: int = 24 * 3600
