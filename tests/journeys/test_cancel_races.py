@@ -1,0 +1,110 @@
+"""A cancel and the provider's success at the same instant: one of two whole outcomes, and the credit agrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import trio
+
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, code_of, ok, until
+from .quiet_provider import MODEL, QuietProvider, signed
+
+PAIRS = 200
+PAIRS_AT_ONCE = 20
+
+
+async def make_running(customer: Customer, count: int) -> list[str]:
+    """Tasks that their provider has taken."""
+    made: list[str] = []
+
+    async def create() -> None:
+        made.append(ok(await customer.create(MODEL))["request_id"])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(create)
+
+    async def taken() -> bool:
+        tasks = await customer.tasks()
+        known = [{line["status"] for line in task["provider_progress"]} for task in tasks.values()]
+        return len(known) == count and all("submitted" in told for told in known)
+
+    await until(taken, within_s=60)
+    return made
+
+
+async def statement(customer: Customer) -> list[dict[str, Any]]:
+    """Every operation of the account."""
+    found: list[dict[str, Any]] = []
+    query = "?limit=100"
+    while query:
+        page = ok(await customer.call("GET", f"/v2/control/ledger{query}", as_session=True))
+        found += page["data"]
+        query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+    return found
+
+
+async def test_a_cancel_and_a_success_at_the_same_instant_end_in_one_whole_outcome(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(180):
+        ada = await new_customer(quiet_house, credit=str(PAIRS))
+        made = await make_running(ada, PAIRS)
+        canceled: dict[str, httpx.Response] = {}
+        told: dict[str, httpx.Response] = {}
+
+        async def race(request_id: str) -> None:
+            body = provider.success(request_id, event_id="evt_1", sequence=1)
+            headers = signed(body)
+
+            async def cancel() -> None:
+                canceled[request_id] = await ada.call("POST", f"/v2/task/{request_id}/cancel")
+
+            async def tell() -> None:
+                told[request_id] = await ada.http.post("/v2/callback", content=body, headers=headers)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel)
+                nursery.start_soon(tell)
+
+        async def lane(request_ids: list[str]) -> None:
+            for request_id in request_ids:
+                await race(request_id)
+
+        async with trio.open_nursery() as nursery:
+            for first in range(PAIRS_AT_ONCE):
+                nursery.start_soon(lane, made[first::PAIRS_AT_ONCE])
+
+        tasks = await ada.all_ended()
+        operations = await statement(ada)
+        settled: dict[str, list[tuple[str, str]]] = {request_id: [] for request_id in made}
+        for operation in operations:
+            if operation["kind"] in {"capture", "release"}:
+                settled[operation["reference"]].append((operation["kind"], operation["balance_change"]))
+        for request_id, task in tasks.items():
+            assert ok(told[request_id])["request_id"] == request_id
+            if task["status"] == "succeeded":
+                assert code_of(canceled[request_id]) == "task_already_terminal"
+                assert settled[request_id] == [("capture", "-1.00")]
+                assert (task["usage"]["cost_credits"], len(task["output"])) == ("1.00", 1)
+                assert task["hosting"]["final_url_ready"]
+                picture = await ada.http.get(task["output"][0]["url"])
+                assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
+            else:
+                assert task["status"] == "canceled"
+                assert ok(canceled[request_id])["status"] == "canceled"
+                assert settled[request_id] == [("release", "0.00")]
+                assert (task["usage"]["cost_credits"], task["output"]) == ("0.00", [])
+        ends = Counter(task["status"] for task in tasks.values())
+        # Neither wins always: these were races.
+        assert min(ends["succeeded"], ends["canceled"]) > 0
+        captured = sum(Decimal(o["amount"]) for o in operations if o["kind"] == "capture")
+        charged = sum((Decimal(task["usage"]["cost_credits"]) for task in tasks.values()), start=Decimal(0))
+        assert captured == charged == ends["succeeded"]
+        assert await ada.totals() == Totals(PAIRS - charged, Decimal(0), PAIRS - charged)
+    assert quiet_house.audit() == []
+    assert quiet_house.faults() == []
