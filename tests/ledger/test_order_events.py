@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from holdfast.ledger.order_steps import attach_intent, on_create_refused, on_expiry, resolve_held
+from holdfast.ledger.order_steps import OrderStep, attach_intent, on_create_refused, on_expiry, resolve_held
 from holdfast.ledger.orders import LedgerMove, Order, breakdown_of, cursor_of, fx_of
 from holdfast.ledger.refusals import Refusal
 
@@ -360,6 +360,28 @@ def test_an_operator_may_give_no_credit(teller: Teller) -> None:
     teller.check(held, step)
     assert four(step.order) == ("canceled", "succeeded", "none", "none")
     assert step.postings == ()
+
+
+def test_an_operators_word_counts_once(teller: Teller) -> None:
+    held = teller.tell(teller.order(), teller.paid(amount_received=900))
+
+    def resolve(order: Order, decision: Literal["credit", "cancel"], amount_micro: int | None = None) -> object:
+        return resolve_held(
+            order,
+            decision,
+            teller.noon,
+            reason="ok",
+            amount_micro=amount_micro,
+            new_operation_id=teller.new_operation_id,
+        )
+
+    step = resolve(held, "credit")
+    assert isinstance(step, OrderStep)
+    for amount_micro in (None, 9_000_000):
+        assert resolve(step.order, "credit", amount_micro) == OrderStep(order=step.order, verdict="duplicate")
+    for refused in (resolve(step.order, "cancel"), resolve(step.order, "credit", 8_000_000)):
+        assert isinstance(refused, Refusal)
+        assert refused.code == "payment_order_not_payable"
 
 
 def test_an_operator_must_name_the_credit_for_another_currency(teller: Teller) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.ledger.news import Moderation, Output, ProviderNews, ReportedUsage
@@ -294,6 +295,74 @@ def test_a_rejected_review_fails_and_releases(flagged: MakeTask) -> None:
     assert ended.state.review is not None
     assert ended.state.review.decision == "release_approved"
     assert isinstance(on_review(ended, True, at(task, 101), operation_id="op_r"), Refusal)
+
+
+def test_the_same_decision_again_is_known_also_after_the_end(flagged: MakeTask) -> None:
+    task = flagged()
+    approved = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
+    done = moved(host(approved, *(stored(n) for n in range(4)), seconds=102))
+    rejected = moved(on_review(task, False, at(task, 100), operation_id="op_r"))
+    again = Step(task=None, verdict="duplicate")
+    for ended, decision in ((done, True), (rejected, False)):
+        assert on_review(ended, decision, at(task, 200), operation_id="op_s") == again
+        refusal = on_review(ended, not decision, at(task, 200), operation_id="op_s")
+        assert isinstance(refusal, Refusal)
+        assert (refusal.code, refusal.final) == ("review_not_open", True)
+    canceled = moved(on_cancel(approved, at(task, 101), operation_id="op_c"))
+    assert isinstance(on_review(canceled, True, at(task, 200), operation_id="op_s"), Refusal)
+
+
+def test_an_approval_can_be_taken_back_while_outputs_are_stored(flagged: MakeTask) -> None:
+    approved = moved(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
+    step = on_review(approved, False, at(approved, 101), operation_id="op_s")
+    assert (moved(step).status, moved(step).state.output) == ("failed", ())
+    assert isinstance(step, Step)
+    assert step.settle is not None
+    assert step.settle.kind == "release"
+    assert host(moved(step), stored(0), seconds=102) == Step(task=None, verdict="late")
+
+
+@pytest.mark.parametrize(("approve", "word"), [(True, "approved"), (False, "rejected")])
+def test_an_operators_note_is_told_without_what_might_open_something(
+    flagged: MakeTask, approve: bool, word: str
+) -> None:
+    task = flagged()
+    note = "looked at it, see https://desk.test/7?token=abc"
+    line = moved(on_review(task, approve, at(task, 100), operation_id="op_r", note=note)).state.progress[-1]
+    assert (line.source_ref, line.stage) == ("system:review", "review")
+    assert line.message == f"{word}: looked at it, see [url]"
+
+
+def test_an_approval_whose_storing_fails_after_the_deadline_lapses_at_once(
+    flagged: MakeTask, traits: ProviderTraits
+) -> None:
+    task = flagged()
+    assert task.state.review is not None
+    deadline = task.state.review.deadline_at
+    late_s = (deadline - task.created_at).total_seconds()
+    approved = moved(on_review(task, True, at(task, late_s - 1), operation_id="op_r"))
+    # Past its deadline the review does not lapse while outputs are being stored.
+    assert on_wake(approved, at(task, late_s + 1), traits=traits, operation_id="op_w").settle is None
+    blocked = moved(host(approved, *(lost(n) for n in range(4)), seconds=late_s + 2))
+    assert (blocked.status, blocked.wake_at) == ("review", deadline)
+    step = on_wake(blocked, at(task, late_s + 3), traits=traits, operation_id="op_w")
+    assert (moved(step).status, moved(step).wake_at) == ("failed", None)
+    assert moved(step).state.review == msgspec.structs.replace(task.state.review, decision="released_by_timeout")
+    assert step.settle is not None
+    assert step.settle.kind == "release"
+
+
+def test_an_approval_that_nobody_answers_comes_to_an_end(flagged: MakeTask, traits: ProviderTraits) -> None:
+    task = moved(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
+    wakes = 0
+    while not task.is_terminal:
+        assert task.wake_at is not None
+        wakes += 1
+        assert wakes < 500
+        task = on_wake(task, task.wake_at, traits=traits, operation_id="op_w").task or task
+    assert task.status == "failed"
+    assert task.state.review is not None
+    assert task.state.review.decision == "released_by_timeout"
 
 
 def test_a_review_whose_storing_fails_again_is_blocked_again(make_hosting: MakeTask) -> None:

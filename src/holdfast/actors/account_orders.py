@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import structlog
 
@@ -28,6 +28,7 @@ from holdfast.actors.order_messages import (
     NoteIntentRefused,
     PaySandboxOrder,
     ReconcileOrder,
+    ResolveOrder,
 )
 from holdfast.actors.order_rows import changed_order_row, new_order_row, synthetic_event_rows
 from holdfast.ledger.account import AccountState, Operation, decide_credit, decide_reversal
@@ -44,10 +45,12 @@ from holdfast.ledger.order_steps import (
     on_expiry,
     on_reconciled,
     on_sandbox_callback,
+    resolve_held,
 )
 from holdfast.ledger.orders import LedgerMove, Order
 from holdfast.ledger.payment_snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.task_progress import clean_message
 from holdfast.persistence.database import DatabaseAway
 from holdfast.persistence.rows import PaymentEventKeptRow, PaymentEventRow, Row
 from holdfast.persistence.units import Unit
@@ -185,6 +188,18 @@ class AccountOrders:
             order, step, state, more=synthetic_event_rows(order, step.order, snapshot.events, now)
         )
 
+    async def _resolve(self, command: ResolveOrder, order: Order, state: AccountState) -> OrderTurn:
+        decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
+        step = resolve_held(
+            order,
+            decision,
+            self._now(),
+            reason=clean_message(command.note) or f"operator_{decision}",
+            new_operation_id=_operation_id,
+            amount_micro=command.amount_micro,
+        )
+        return await self._take(order, step, state)
+
     # ------------------------------------------------------------------------------------------------- the effects
 
     async def _take(
@@ -269,6 +284,7 @@ _DECIDERS: dict[type[Any], _Decider] = {
     PaySandboxOrder: AccountOrders._pay_sandbox,
     ExpireOrder: AccountOrders._expire,
     ReconcileOrder: AccountOrders._reconcile,
+    ResolveOrder: AccountOrders._resolve,
 }
 
 ORDER_COMMANDS: tuple[type[Any], ...] = (CreateOrder, *_DECIDERS)
@@ -276,7 +292,7 @@ ORDER_COMMANDS: tuple[type[Any], ...] = (CreateOrder, *_DECIDERS)
 
 def _speaks_of(command: Any, order: Order) -> bool:
     """Whether the order is of the kind that the command is about."""
-    if isinstance(command, ExpireOrder):
+    if isinstance(command, ExpireOrder | ResolveOrder):
         return True
     return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
 

@@ -251,6 +251,17 @@ class CancelTask(Command["TaskRef"]):
 
 
 @dataclass(frozen=True, slots=True)
+class DecideReview(Command["TaskRef"]):
+    """An operator's word on a task in review. Reply: :class:`TaskRef`, or a Refusal ``review_not_open``.
+
+    ``approve`` False: the task fails and its hold is released. ``note`` is told in the task's progress.
+    """
+
+    approve: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HearNews(Command["TaskRef"]):
     """A provider's verified news of a task; ``body`` is kept as received. Reply: :class:`TaskRef`."""
 

@@ -78,3 +78,17 @@ class ReconcileOrder(Command[OrderHeard]):
     order_id: str
     snapshot: ProviderSnapshot | None = None
     fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOrder(Command[OrderHeard]):
+    """An operator's word on a held order: credit for it, or none. ``note`` is told in the order's history.
+
+    Without ``amount_micro`` what was received is credited, at most what was ordered. Refused as
+    :func:`holdfast.ledger.order_steps.resolve_held` says.
+    """
+
+    order_id: str
+    credit: bool
+    amount_micro: int | None = None
+    note: str | None = None

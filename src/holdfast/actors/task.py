@@ -19,6 +19,7 @@ from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import (
     CancelJob,
     CancelTask,
+    DecideReview,
     HearCancel,
     HearHosting,
     HearNews,
@@ -42,7 +43,7 @@ from holdfast.ledger.task_dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.task_hosting import on_hosted
 from holdfast.ledger.task_moves import HostedOutput, ProviderTraits, Step
 from holdfast.ledger.task_news import on_news, on_poll
-from holdfast.ledger.task_steps import on_cancel, on_cancel_told, on_wake
+from holdfast.ledger.task_steps import on_cancel, on_cancel_told, on_review, on_wake
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.rows import AssetRow, Row, TaskEventRow
@@ -192,6 +193,17 @@ class TaskActor(JournaledActor):
         step = on_cancel(self._task, self._world.now(), operation_id=new_id("op"))
         return step if isinstance(step, Refusal) else await self._take(step)
 
+    async def _decide_review(self, command: DecideReview) -> Any:
+        step = on_review(
+            self._task, command.approve, self._world.now(), operation_id=new_id("op"), note=command.note
+        )
+        if isinstance(step, Step) and step.task is not None:
+            return await self._take(step)
+        # Another process may have moved the task on; what changes nothing is said of the newest version only.
+        fence = Fence("task", self._request_id, self._task.version)
+        reply = step if isinstance(step, Refusal) else self._ref()
+        return Commit(Unit(fences=(fence,), moves=False), reply)
+
     # ------------------------------------------------------------------------------------------------------ steps
 
     async def _take(self, step: Step, *rows: Row) -> Any:
@@ -272,8 +284,9 @@ class TaskActor(JournaledActor):
 
 
 def _occupies(task: Task) -> bool:
-    """Whether a task's job may be running at its provider."""
-    return not task.is_terminal and task.state.dispatch != "none" and task.state.hosting.status == "pending"
+    """Whether a task's job may be running at its provider; before a review it has ended there."""
+    is_open = not task.is_terminal and task.status != "review"
+    return is_open and task.state.dispatch != "none" and task.state.hosting.status == "pending"
 
 
 _HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
@@ -284,4 +297,5 @@ _HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
     HearCancel: TaskActor._hear_cancel,
     HearHosting: TaskActor._hear_hosting,
     CancelTask: TaskActor._cancel,
+    DecideReview: TaskActor._decide_review,
 }

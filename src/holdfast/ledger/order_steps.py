@@ -257,10 +257,14 @@ def resolve_held(
     """An operator's word on a payment that does not fit its order: give credit for it, or give none.
 
     Without ``amount_micro`` the credit is what was received in the order's currency, at most what was ordered.
+    The same word again is a ``duplicate``.
 
     Refuses: 1. ``payment_order_not_payable`` (the order is not held); 2. ``invalid_amount`` (above the order's,
     not above zero, or not given where another currency was received).
     """
+    known = order.state.facts.resolution
+    if known is not None and known.decision == decision and amount_micro in (None, known.amount_micro):
+        return unchanged(order, "duplicate")
     if order.status != "held":
         return Refusal(code="payment_order_not_payable", message="Only a held payment order can be resolved.")
     given = 0

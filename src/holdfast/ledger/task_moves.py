@@ -275,6 +275,11 @@ def review_case_of(request_id: str) -> str:
     return "rev_" + request_id.partition("_")[2]
 
 
+def task_of_review_case(case_id: str) -> str:
+    """The task that a review's id is about; the reverse of :func:`review_case_of`."""
+    return "task_" + case_id.partition("_")[2]
+
+
 def dispatch_deadline(task: Task) -> datetime | None:
     """When an unanswered dispatch is given up; None while none has begun or once it is acknowledged."""
     state = task.state

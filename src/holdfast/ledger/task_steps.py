@@ -11,6 +11,7 @@ a commit and its effects costs time, not truth.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -38,7 +39,7 @@ from holdfast.ledger.task_moves import (
 )
 from holdfast.ledger.task_news import on_news, on_poll, passed_through, poll
 from holdfast.ledger.task_progress import system_note
-from holdfast.ledger.tasks import Task, accept_task, usage_of
+from holdfast.ledger.tasks import ReviewDecision, Task, TaskStatus, accept_task, usage_of
 
 __all__ = [
     "TRANSITIONS", "CancelJob", "Effect", "HostOutputs", "HostedOutput", "HostingFailure", "PollJob",
@@ -46,6 +47,12 @@ __all__ = [
     "on_assets_expired", "on_cancel", "on_cancel_told", "on_hosted", "on_news", "on_poll", "on_review",
     "on_submit_failed", "on_submitted", "on_wake", "usage_of",
 ]  # fmt: skip
+
+_BY_DECISION: Mapping[ReviewDecision, tuple[TaskStatus, ...]] = {
+    "capture_approved": ("review", "succeeded"),
+    "release_approved": ("failed",),
+}
+"""Where a task stands whose review was decided so; elsewhere something else came in between."""
 
 CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
 
@@ -114,42 +121,50 @@ def on_cancel_told(task: Task, attempt: int, outcome: CancelOutcome, now: dateti
     return changed(task, now, note=note)
 
 
-def on_review(task: Task, approve: bool, now: datetime, *, operation_id: str) -> Step | Refusal:
+def on_review(
+    task: Task, approve: bool, now: datetime, *, operation_id: str, note: str | None = None
+) -> Step | Refusal:
     """Decide a review: approve (store what is not stored yet, then capture) or reject (fail and release).
 
-    Approving twice is a ``duplicate``. Refuses: ``review_not_open`` (the task is not in review).
+    ``note`` is the operator's word on it, kept as progress. The same decision again is a ``duplicate``, also once
+    the task has ended by it. An approval may be taken back for as long as outputs are still being stored.
+    Refuses: ``review_not_open`` (the task is not in review, or was decided otherwise).
     """
     state, review = task.state, task.state.review
+    decision: ReviewDecision = "capture_approved" if approve else "release_approved"
+    if review is not None and review.decision == decision and task.status in _BY_DECISION[decision]:
+        return unchanged("duplicate")
     if task.status != "review" or review is None:
-        return Refusal(code="review_not_open", message="The task is not in review.", final=task.is_terminal)
+        return Refusal(
+            code="review_not_open",
+            message=f"The task is not in review; it is {task.status}.",
+            final=task.is_terminal,
+        )
+    decided = msgspec.structs.replace(review, decision=decision)
     if not approve:
-        rejected = msgspec.structs.replace(review, decision="release_approved")
-        note = system_note("failed", "review", now, stage="review", message="rejected")
         return transition(
             task,
             "review_rejected",
             now,
             operation_id=operation_id,
             error=state.error,
-            note=note,
-            review=rejected,
+            note=system_note("failed", "review", now, stage="review", message=_said("rejected", note)),
+            review=decided,
         )
-    if review.decision == "capture_approved":
-        return unchanged("duplicate")
-    approved = msgspec.structs.replace(review, decision="capture_approved")
+    said = _said("approved", note)
     if not state.output and can_pass_through(task, state.hosting.wanted):
         return deliver(
-            msgspec.structs.replace(task, state=msgspec.structs.replace(state, review=approved)),
+            msgspec.structs.replace(task, state=msgspec.structs.replace(state, review=decided)),
             msgspec.structs.replace(state.hosting, mode="passthrough"),
             passed_through(state.hosting.wanted),
             now,
             operation_id=operation_id,
             usage=state.usage,
-            note=system_note("succeeded", "review", now, stage="review", message="approved"),
+            note=system_note("succeeded", "review", now, stage="review", message=said),
         )
     changes, effect = begin_round(task, msgspec.structs.replace(state.hosting, tries=0), now)
-    note = system_note("processing", "review", now, stage="review", message="approved")
-    return changed(task, now, effect, note=note, **(changes | {"review": approved}))
+    storing = system_note("processing", "review", now, stage="review", message=said)
+    return changed(task, now, effect, note=storing, **(changes | {"review": decided}))
 
 
 def on_assets_announced(task: Task, delivered: bool, now: datetime) -> Step:
@@ -167,6 +182,10 @@ def on_assets_expired(task: Task, now: datetime) -> Step:
     if task.status != "succeeded" or hosting.status != "ready":
         return unchanged("ignored")
     return changed(task, now, hosting=msgspec.structs.replace(hosting, status="expired", final_url_ready=False))
+
+
+def _said(decision: str, note: str | None) -> str:
+    return decision if note is None else f"{decision}: {note}"
 
 
 def _wake_review(task: Task, now: datetime, operation_id: str) -> Step:

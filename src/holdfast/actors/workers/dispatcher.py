@@ -57,7 +57,8 @@ _CLAIM_FOLLOW_UPS = text(
 )
 _ALL_DUE = text("update tasks set wake_at = now() where wake_at > now() and dispatched")
 _STILL_OCCUPYING = text(
-    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched"
+    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
+    "and status <> 'review'"
 )
 
 
