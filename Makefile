@@ -24,8 +24,8 @@ run: $(INSTALLED)  ## Run the service on http://127.0.0.1:8000 until Ctrl-C
 demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check every number
 	$(BIN)/python -m holdfast demo
 
-test: $(TESTABLE)  ## Run the tests (ARGS="-k name" narrows them)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
+	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports
 	$(BIN)/python -m ruff format --check .

@@ -1,7 +1,13 @@
-"""What every room's tests may use: a real PostgreSQL for the session and a fresh database for each test."""
+"""What every room's tests may use: a real PostgreSQL for the session and a fresh database for each test.
+
+Where tests run in several workers, each has a session of its own. Tests that share a running service then go to
+one worker, all tests of a module to one, and each journey with services of its own wherever there is room; what
+takes long goes first.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
@@ -17,6 +23,33 @@ from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.migrate import migrate
 
 TEMPLATE = "holdfast_template"
+WORKERS_PER_CORE = 2
+"""Most journeys wait more than they compute."""
+WORKERS_MAX = 8
+SHARED_SERVICES = ("paid_house", "quiet_house", "house")
+"""Session fixtures that cost seconds to start."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many workers ``-n auto`` means here; none where a single test was asked for."""
+    if any("::" in word for word in config.args):
+        return 0
+    return min(WORKERS_MAX, WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: say which tests must stay together, and put first what takes long."""
+    if not hasattr(config, "workerinput"):
+        return
+    ranks: dict[pytest.Item, int] = {}
+    for item in items:
+        shared = [name for name in SHARED_SERVICES if name in getattr(item, "fixturenames", ())]
+        is_journey = item.path.parent.name == "journeys"
+        ranks[item] = 0 if shared else 1 if is_journey else 2
+        if shared or not is_journey:
+            item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
+    items.sort(key=ranks.__getitem__)
 
 
 def on_database(url: str, name: str) -> str:
