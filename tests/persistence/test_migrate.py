@@ -1,17 +1,32 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import JSON, Column, text
 
 from holdfast.persistence import migrate as migrate_module
 from holdfast.persistence.database import DatabaseAway, connected
 from holdfast.persistence.migrate import MigrationRefused, MigrationReport, migrate, pending
 from holdfast.persistence.tables import metadata
+
+REVISIONS = ("0001", "0002")
+
+
+def example_of(column: Column[Any]) -> Any:
+    """A value that the column may have."""
+    if getattr(column.type, "item_type", None) is not None:
+        return ["one", "other"]
+    if isinstance(column.type, JSON):
+        return {"a": 1}
+    examples = {str: "a word", int: 7, bool: True, bytes: b"bytes"}
+    return examples.get(column.type.python_type, datetime(2026, 11, 20, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -60,10 +75,34 @@ def test_partial_indexes_keep_their_conditions(database_url: str) -> None:
 
 
 def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
-    assert pending(empty_url) == ("0001",)
-    assert migrate(empty_url) == MigrationReport(before=None, after="0001", applied=("0001",))
+    assert pending(empty_url) == REVISIONS
+    assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
     assert pending(empty_url) == ()
-    assert migrate(empty_url) == MigrationReport(before="0001", after="0001", applied=())
+    assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
+
+
+def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: str) -> None:
+    with connected(empty_url) as connection:
+        config = migrate_module._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        connection.commit()
+        kept = {}
+        for name, table in metadata.tables.items():
+            if connection.execute(text("select to_regclass(:name)"), {"name": name}).scalar_one() is None:
+                continue
+            connection.execute(table.insert().values({c.name: example_of(c) for c in table.columns}))
+            kept[name] = connection.execute(table.select()).all()
+        connection.commit()
+    assert "outbox" not in kept
+    assert len(kept) > 10
+
+    assert migrate(empty_url) == MigrationReport(before="0001", after=REVISIONS[-1], applied=REVISIONS[1:])
+
+    with connected(empty_url) as connection:
+        for name, rows in kept.items():
+            assert connection.execute(metadata.tables[name].select()).all() == rows
+        assert connection.execute(metadata.tables["outbox"].select()).all() == []
 
 
 def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
@@ -79,7 +118,7 @@ def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(len(report.applied) for report in reports) == [0, 0, 1]
+    assert sorted(len(report.applied) for report in reports) == [0, 0, len(REVISIONS)]
 
 
 def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +127,7 @@ def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: p
         other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
         with pytest.raises(MigrationRefused, match="Another process"):
             migrate(empty_url)
-    assert pending(empty_url) == ("0001",)
+    assert pending(empty_url) == REVISIONS
 
 
 def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.ledger.news import Output, ReportedUsage
 from holdfast.ledger.task_charge import UNITS_MAX, charge_micro_of
+from holdfast.ledger.task_events import ASSETS_READY, listens_to
 from holdfast.ledger.task_moves import (
     HostedOutput,
     HostingFailure,
@@ -181,6 +182,7 @@ def deliver(
     lost_count = total - len(stored)
     units, charge_micro = charge_micro_of(task.request.terms, task.request.hold_micro, usage, stored, lost_count)
     passthrough = hosting.mode == "passthrough"
+    announced = not passthrough and listens_to(task.request, ASSETS_READY)
     cause: Literal["passed_through", "review_approved", "outputs_partly_stored", "outputs_stored"]
     if task.status == "review":
         cause = "review_approved"
@@ -200,7 +202,7 @@ def deliver(
             hosting,
             status="skipped" if passthrough else "ready",
             final_url_ready=not passthrough,
-            assets_ready_event="skipped" if passthrough or task.request.webhook_url is None else "pending",
+            assets_ready_event="pending" if announced else "skipped",
             error=hosting.error if lost_count else None,
             wanted=(),
             lost=(),

@@ -168,9 +168,13 @@ def on_review(
 
 
 def on_assets_announced(task: Task, delivered: bool, now: datetime) -> Step:
-    """Keep whether the word that the assets are ready reached its listener, or was given up."""
+    """Keep whether the word that the assets are ready reached its listener, or was given up.
+
+    Sent again after it was given up, it may still arrive; once it has arrived, nothing undoes that.
+    """
     hosting = task.state.hosting
-    if task.status != "succeeded" or hosting.assets_ready_event != "pending":
+    undecided = ("pending", "failed") if delivered else ("pending",)
+    if task.status != "succeeded" or hosting.assets_ready_event not in undecided:
         return unchanged("ignored")
     told = msgspec.structs.replace(hosting, assets_ready_event="sent" if delivered else "failed")
     return changed(task, now, hosting=told)

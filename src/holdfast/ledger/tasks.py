@@ -29,6 +29,9 @@ ErrorCode = Literal[
 ]  # fmt: skip
 ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "manual"]
 ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
+EventKind = Literal[
+    "task.processing", "task.review", "task.succeeded", "task.failed", "task.canceled", "task.assets_ready"
+]  # fmt: skip
 
 TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
 """The states no task ever leaves; reaching one settles the hold."""
@@ -37,7 +40,8 @@ TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for and on which terms, fixed when the task was accepted.
 
-    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written.
+    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written. ``webhook_events``
+    are the kinds of events sent to ``webhook_url``; None stands for the usual ones.
     """
 
     input: dict[str, object]
@@ -48,6 +52,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hold_micro: int
     metadata: dict[str, str] = {}
     webhook_url: str | None = None
+    webhook_events: tuple[EventKind, ...] | None = None
     retry_of: str | None = None
 
 
@@ -229,6 +234,7 @@ def accept_task(
     now: datetime,
     metadata: Iterable[tuple[str, str]] = (),
     webhook_url: str | None = None,
+    webhook_events: tuple[EventKind, ...] | None = None,
     retry_of: str | None = None,
 ) -> Task:
     """The task as it is first written, beside the hold that pays for it: queued and due for dispatch at once.
@@ -255,6 +261,7 @@ def accept_task(
             hold_micro=terms.hold_micro,
             metadata=dict(metadata),
             webhook_url=webhook_url,
+            webhook_events=webhook_events,
             retry_of=retry_of,
         ),
         state=TaskState(

@@ -8,6 +8,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
+from holdfast.persistence.outbox_rows import (
+    OutboxAgainRow,
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxRow,
+    WebhookSecretRow,
+)
+
 
 class AccountRow(NamedTuple):
     """A new account, empty."""
@@ -331,5 +339,10 @@ Row: TypeAlias = (
     | SessionRevokedRow
     | SignInRow
     | IdempotencyRow
+    | OutboxRow
+    | OutboxOutcomeRow
+    | OutboxAgainRow
+    | OutboxAttemptRow
+    | WebhookSecretRow
     | BatchRow
 )

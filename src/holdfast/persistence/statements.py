@@ -16,6 +16,13 @@ from sqlalchemy import BigInteger, Boolean, Integer, LargeBinary, SmallInteger, 
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
 from holdfast.persistence import tables
+from holdfast.persistence.outbox_rows import (
+    OutboxAgainRow,
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxRow,
+    WebhookSecretRow,
+)
 from holdfast.persistence.rows import (
     AccountHead,
     AccountRow,
@@ -204,6 +211,13 @@ STATEMENTS: dict[type[Any], Statement] = {
         on_conflict="on conflict (account_id, route, key) do update set fingerprint = excluded.fingerprint, "
         "reply = excluded.reply, created_at = excluded.created_at",
     ),
+    OutboxRow: _insert(tables.outbox, OutboxRow),
+    OutboxOutcomeRow: _update(
+        tables.outbox, OutboxOutcomeRow, keyed=["account_id", "event_id", "attempts", "round_at"]
+    ),
+    OutboxAgainRow: _update(tables.outbox, OutboxAgainRow, keyed=["account_id", "event_id"]),
+    OutboxAttemptRow: _insert(tables.outbox_attempts, OutboxAttemptRow, on_conflict="on conflict do nothing"),
+    WebhookSecretRow: _insert(tables.webhook_secrets, WebhookSecretRow, on_conflict="on conflict do nothing"),
     BatchRow: _insert(tables.journal_batches, BatchRow),
 }
 """The write path's whole vocabulary, in the order a batch's statements run."""

@@ -302,6 +302,57 @@ payment_events = Table(
     Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
 )
 
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+    # When the next delivery may begin; beginning one moves this on by as much as a failure would, so that a
+    # delivery lost with its process is a failed one. Null once nothing more is tried.
+    Column("due_at", Time),
+    Column("status", Text, nullable=False),
+    # Counted as deliveries begin: an outcome counts only if no other delivery has begun since.
+    Column("attempts", Integer, nullable=False),
+    Column("round_at", Time, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("done_at", Time),
+    Column("reason", Text),
+    # The task as it stood: what the event's body is written from.
+    Column("snapshot", JSON, nullable=False),
+    PrimaryKeyConstraint("account_id", "event_id"),
+    Index("ix_outbox_task", "account_id", "request_id"),
+    Index("ix_outbox_due", "due_at", postgresql_where=text("due_at is not null")),
+    Index("ix_outbox_done", "done_at", postgresql_where=text("done_at is not null")),
+    postgresql_with={"fillfactor": "80"},
+)
+
+outbox_attempts = Table(
+    "outbox_attempts",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("status_code", Integer),
+    Column("error", Text),
+    Column("duration_ms", Integer, nullable=False),
+    PrimaryKeyConstraint("account_id", "event_id", "number"),
+)
+
+webhook_secrets = Table(
+    "webhook_secrets",
+    metadata,
+    # No secrets in here: which generation of an account's secret took over when. No row: still the first one, 0.
+    Column("account_id", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("rotated_at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "generation"),
+)
+
 journal_batches = Table(
     "journal_batches",
     metadata,
