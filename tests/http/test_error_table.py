@@ -66,6 +66,8 @@ EXPECTED = {
     "task_not_found": (404, "not_found_error"),
     "task_not_terminal": (409, "conflict_error"),
     "task_already_terminal": (409, "conflict_error"),
+    "review_not_found": (404, "not_found_error"),
+    "review_not_open": (409, "conflict_error"),
     "concurrency_limit_exceeded": (429, "rate_limit_error"),
     "invalid_cursor": (400, "invalid_request_error"),
     "asset_expired": (410, "not_found_error"),

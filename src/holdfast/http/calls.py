@@ -41,6 +41,7 @@ from holdfast.http.credentials import (
     KnownKey,
     lacking_scope,
     read_bearer,
+    refuse_operator,
 )
 from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
 from holdfast.http.front import Front
@@ -109,7 +110,8 @@ class Call:
 
     def _read_body(self, raw: bytes) -> Refusal | None:
         shape = self.route.body
-        if shape is None and not raw.strip():
+        if not raw.strip() and (shape is None or self.route.body_optional):
+            self._body = None if shape is None else shape()
             return None
         refusal = bodies.check_media_type(self.request.headers.get("Content-Type"))
         if refusal is not None:
@@ -128,6 +130,9 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
+        if self.route.auth is Auth.OPERATOR:
+            token = self.front.settings.operator_token
+            return refuse_operator(self.request.headers.getlist("Authorization"), token)
         if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
             return None
         found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))

@@ -1,4 +1,4 @@
-"""Bearer credentials: session tokens and API keys, how they look, and how they are read from a request.
+"""Bearer credentials: session tokens, API keys and the operators' token, and how they are read from a request.
 
 A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live_`` or ``hk_test_``, 32 base62
 characters and six more that are the CRC32 of all before them: a typo or an invented key is dropped without a
@@ -8,6 +8,7 @@ look at the rows. The rows know only SHA-256 of either; with this much entropy a
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import secrets
 import string
@@ -34,6 +35,7 @@ _SECRET_CHARS: Final = 32
 _CHECKSUM_CHARS: Final = 6
 
 _AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
+_OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
 _SESSION_TOKEN = re.compile(r"hst_[A-Za-z0-9_-]{43}", re.ASCII)
 _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
@@ -81,10 +83,10 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     wrong).
     """
     if not authorization:
-        return Refusal(code="missing_credentials", message="Send a credential: Authorization: Bearer <token>.")
+        return MISSING_CREDENTIALS
     match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
     if match is None:
-        return Refusal(code="invalid_credentials", message="Send one Authorization header: Bearer <token>.")
+        return NOT_ONE_BEARER
     token = match.group(1)
     kind = _kind_of(token) or wanted
     if wanted is not None and kind != wanted:
@@ -97,6 +99,32 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
+def refuse_operator(authorization: Sequence[str], operator_token: str) -> Refusal | None:
+    """Refuse whoever does not send the operators' token, in a time that tells nothing of it.
+
+    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, another
+    token); 3. ``wrong_credential_type`` (a session token or an API key).
+    """
+    if not authorization:
+        return MISSING_CREDENTIALS
+    match = _OPERATOR_AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
+    if match is None:
+        return NOT_ONE_BEARER
+    token = match.group(1)
+    assert operator_token, "the settings always have a token"
+    if hmac.compare_digest(token.encode("ascii"), operator_token.encode()):
+        return None
+    if _kind_of(token) is not None:
+        return Refusal(code="wrong_credential_type", message="This call needs the operators' token.")
+    return Refusal(code="invalid_credentials", message="This is not the operators' token.")
+
+
+MISSING_CREDENTIALS: Final = Refusal(
+    code="missing_credentials", message="Send a credential: Authorization: Bearer <token>."
+)
+NOT_ONE_BEARER: Final = Refusal(
+    code="invalid_credentials", message="Send one Authorization header: Bearer <token>."
+)
 INVALID_SESSION: Final = Refusal(code="invalid_session", message="This session is unknown or was signed out.")
 SESSION_EXPIRED: Final = Refusal(code="session_expired", message="This session has expired; sign in again.")
 INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="This API key is unknown or was revoked.")

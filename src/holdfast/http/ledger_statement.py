@@ -39,13 +39,9 @@ _KIND: Final = Parameter(
 )
 async def read_statement(call: Call) -> Outcome:
     """One read: the session and a page. Operations are numbered without gaps, and pages go by their numbers."""
-    window = read_window(call.query(), filters=("kind",))
+    window = read_window(call.query(), kind="statement", filters=(_KIND,))
     if isinstance(window, Refusal):
         return window
-    kind = window.filters.get("kind")
-    if kind is not None and kind not in set(OperationKind):
-        known = ", ".join(sorted(OperationKind))
-        return Refusal(code="invalid_parameter", message=f"Choose kind among {known}.", param="kind")
 
     def read(rows: Connection, session: SessionRecord) -> tuple[str, list[StatementEntry]] | Refusal:
         position = read_cursor(session.account_id, window)
@@ -60,7 +56,7 @@ async def read_statement(call: Call) -> Outcome:
             since=window.since,
             until=window.until,
             before_number=None if position is None else int(position.id),
-            kind=kind,
+            kind=window.filters.get("kind"),
         )
 
     found = await call.read_as_session(read)

@@ -1,8 +1,8 @@
 """The query strings of lists: limit, from, to, and cursors.
 
-A cursor is base64url of ``[version, created_at in microseconds, id, hash of account and filters]``. It is
-opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of other filters, or
-of another account, an error instead of a wrong page.
+A cursor is base64url of ``[version, created_at in microseconds, id, hash of list, owner and filters]``. It is
+opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of another list, of other
+filters, or of another account, an error instead of a wrong page.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from holdfast.http.routes import Parameter
 from holdfast.ledger.refusals import Refusal
 
 LIMIT_MAX: Final = 100
@@ -47,22 +48,31 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a list call asked for. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches."""
+    """What a list call asked for. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
 
+    ``kind`` names the list. ``limit`` is the default where none was ``limit_given``.
+    """
+
+    kind: str
     limit: int
+    limit_given: bool
     since: datetime | None
     until: datetime | None
     filters: Mapping[str, str]
     cursor: str | None
 
 
-def read_window(query: Mapping[str, Sequence[str]], *, filters: Sequence[str]) -> Window | Refusal:
+def read_window(
+    query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
+) -> Window | Refusal:
     """Read a list's query string; keys it does not know are ignored, keys sent twice are refused.
 
-    Refuses with ``invalid_parameter`` naming the key, or ``invalid_cursor``.
+    ``filters`` whose schema has an ``enum`` take its values only. Refuses with ``invalid_parameter`` naming the
+    key.
     """
     values: dict[str, str] = {}
-    for name in ("limit", "from", "to", "cursor", *filters):
+    names = [each.name for each in filters]
+    for name in ("limit", "from", "to", "cursor", *names):
         sent = query.get(name, ())
         if len(sent) > 1:
             return _invalid(name, "was sent more than once")
@@ -78,16 +88,23 @@ def read_window(query: Mapping[str, Sequence[str]], *, filters: Sequence[str]) -
             if at is None:
                 return _invalid(name, "must be an RFC 3339 time with an offset, or a date")
             times[name] = at
-    if "from" in times and "to" in times and times["from"] > times["to"]:
-        return _invalid("from", "must not be later than to")
-    for name in filters:
-        if len(values.get(name, "")) > FILTER_MAX_CHARS or "\0" in values.get(name, ""):
-            return _invalid(name, "is not a value this list can filter by")
+    if "from" in times and "to" in times and times["from"] >= times["to"]:
+        return _invalid("from", "must be earlier than to")
+    for each in filters:
+        value, known = values.get(each.name), dict(each.schema).get("enum")
+        if value is None:
+            continue
+        if isinstance(known, list) and value not in known:
+            return _invalid(each.name, "is one of " + ", ".join(known))
+        if len(value) > FILTER_MAX_CHARS or "\0" in value:
+            return _invalid(each.name, "is not a value this list can filter by")
     return Window(
+        kind=kind,
         limit=int(limit_text),
+        limit_given="limit" in values,
         since=times.get("from"),
         until=times.get("to"),
-        filters={name: values[name] for name in filters if name in values},
+        filters={name: values[name] for name in names if name in values},
         cursor=values.get("cursor"),
     )
 
@@ -105,14 +122,14 @@ def read_time(text: str) -> datetime | None:
     return None
 
 
-def write_cursor(position: Position, account_id: str, window: Window) -> str:
-    """The cursor of the page behind ``position``."""
+def write_cursor(position: Position, owner: str, window: Window) -> str:
+    """The cursor of the page behind ``position`` in the list of ``owner``, an account's id as a rule."""
     at_us = (position.created_at - _EPOCH) // timedelta(microseconds=1)
-    raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(account_id, window)])
+    raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(owner, window)])
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
-def read_cursor(account_id: str, window: Window) -> Position | Refusal | None:
+def read_cursor(owner: str, window: Window) -> Position | Refusal | None:
     """Where the window's cursor points, None without one. Refuses with ``invalid_cursor``."""
     if window.cursor is None:
         return None
@@ -124,7 +141,7 @@ def read_cursor(account_id: str, window: Window) -> Position | Refusal | None:
         version, at_us, last_id, binding = msgspec.json.decode(raw, type=tuple[int, int, str, str])
     except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
         return INVALID_CURSOR
-    if version != _VERSION or binding != _binding(account_id, window):
+    if version != _VERSION or binding != _binding(owner, window):
         return INVALID_CURSOR
     if not _ID.fullmatch(last_id) or not _EARLIEST_US <= at_us <= _LATEST_US:
         return INVALID_CURSOR
@@ -136,10 +153,11 @@ INVALID_CURSOR: Final = Refusal(
 )
 
 
-def _binding(account_id: str, window: Window) -> str:
+def _binding(owner: str, window: Window) -> str:
     """A hash of all that decides which entries the list has; the page size is free to change."""
     facts = [
-        account_id,
+        window.kind,
+        owner,
         window.since and window.since.isoformat(),
         window.until and window.until.isoformat(),
         sorted(window.filters.items()),

@@ -22,6 +22,7 @@ _BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_cre
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
     Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired"),
     Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "insufficient_scope"),
+    Auth.OPERATOR: _BEARER_CODES,
 }
 _BODY_CODES: Final = ("invalid_json", "unsupported_media_type", "request_too_large", "request_timeout")
 _IDEMPOTENCY_CODES: Final = ("invalid_idempotency_key", "idempotency_key_reused", "idempotency_key_in_use")
@@ -36,6 +37,7 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
     Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
     Auth.CARD_SIGNATURE: [{"card_signature": []}],
+    Auth.OPERATOR: [{"operator": []}],
 }
 
 _DESCRIPTION: Final = """\
@@ -50,7 +52,8 @@ are null, never left out; new fields may appear. Success is 200. Every answer ca
 `Idempotent-Replayed: true`. A 503 to a call that changes something may mean that it happened: repeat it with
 the same key.
 
-**Lists** run newest first. Hand `next_cursor` back as `cursor`, with the same filters; it is null on the last page.
+**Lists** run newest first, those of operators oldest first. Hand `next_cursor` back as `cursor`, with the same
+filters; it is null on the last page.
 
 **Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
 seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back as it is: it
@@ -90,6 +93,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
             "securitySchemes": {
                 "session": {"type": "http", "scheme": "bearer", "description": "A session token, `hst_…`."},
                 "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `hk_…`."},
+                "operator": {"type": "http", "scheme": "bearer", "description": "The operators' token."},
                 "callback_signature": {"type": "apiKey", "in": "header", "name": "X-Callback-Signature"},
                 "sandbox_signature": {"type": "apiKey", "in": "header", "name": "X-Sandbox-Payment-Signature"},
                 "card_signature": {"type": "apiKey", "in": "header", "name": "Cardprovider-Signature"},
@@ -122,7 +126,10 @@ def _operation(route: Route) -> JsonSchema:
         "responses": _responses(route),
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(_reference(route.body))}
+        operation["requestBody"] = {
+            "required": not route.body_optional,
+            "content": _json(_reference(route.body)),
+        }
     elif route.raw_body_bytes_max is not None:
         operation["requestBody"] = {"required": True, "content": _json({"type": "object"})}
     return operation

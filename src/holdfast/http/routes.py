@@ -55,6 +55,7 @@ class Auth(Enum):
     CALLBACK_SIGNATURE = "callback_signature"
     SANDBOX_SIGNATURE = "sandbox_signature"
     CARD_SIGNATURE = "card_signature"
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Media:
 class Route:
     """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply.
 
-    ``other_reply`` is a second shape that a success may have.
+    ``other_reply`` is a second shape that a success may have. Where ``body_optional``, a body whose fields may all
+    be left out may be left out itself.
     """
 
     method: Method
@@ -93,6 +95,7 @@ class Route:
     auth: Auth
     scope: str | None
     body: type[msgspec.Struct] | None
+    body_optional: bool
     raw_body_bytes_max: int | None
     reply: type[msgspec.Struct] | None
     other_reply: type[msgspec.Struct] | None
@@ -157,6 +160,7 @@ class RouteTable:
         auth: Auth = Auth.NONE,
         scope: str | None = None,
         body: type[msgspec.Struct] | None = None,
+        body_optional: bool = False,
         raw_body_bytes_max: int | None = None,
         reply: type[msgspec.Struct] | None = None,
         other_reply: type[msgspec.Struct] | None = None,
@@ -178,6 +182,7 @@ class RouteTable:
                     auth=auth,
                     scope=scope,
                     body=body,
+                    body_optional=body_optional,
                     raw_body_bytes_max=raw_body_bytes_max,
                     reply=reply,
                     other_reply=other_reply,

@@ -28,7 +28,7 @@ route = RouteTable("Usage")
 )
 async def list_usage(call: Call) -> Outcome:
     """One read: the session and a page, with one row more than asked to know whether another page follows."""
-    window = read_window(call.query(), filters=("status", "model"))
+    window = read_window(call.query(), kind="usage", filters=(STATUS, MODEL))
     if isinstance(window, Refusal):
         return window
 

@@ -1,4 +1,4 @@
-"""A page of an account's rows, newest first: one keyset query for every list."""
+"""A page of rows by time and id: one keyset query for every list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, Connection, Row, Select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, tuple_
 
 
 def page_of_account(
@@ -25,15 +25,32 @@ def page_of_account(
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
     """
+    columns = order[0].table.c
+    matches = [columns[name] == value for name, value in (filters or {}).items()]
+    mine = entries.where(columns.account_id == account_id, *matches)
+    return page(rows, mine, order, limit=limit, since=since, until=until, after=after)
+
+
+def page(
+    rows: Connection,
+    entries: Select[*tuple[Any, ...]],
+    order: tuple[Column[Any], Column[Any]],
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+    oldest_first: bool = False,
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Up to ``limit`` rows of ``entries`` in the order of (time, id), behind the position ``after``."""
     time, row_id = order
-    columns = time.table.c
-    query = entries.where(columns.account_id == account_id)
+    query = entries
     if since is not None:
         query = query.where(time >= since)
     if until is not None:
         query = query.where(time < until)
     if after is not None:
-        query = query.where(tuple_(time, row_id) < tuple_(*after))
-    for name, value in (filters or {}).items():
-        query = query.where(columns[name] == value)
-    return rows.execute(query.order_by(time.desc(), row_id.desc()).limit(limit)).all()
+        here, there = tuple_(time, row_id), tuple_(*after)
+        query = query.where(here > there if oldest_first else here < there)
+    ordered: tuple[ColumnElement[Any], ...] = (time, row_id) if oldest_first else (time.desc(), row_id.desc())
+    return rows.execute(query.order_by(*ordered).limit(limit)).all()
