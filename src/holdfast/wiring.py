@@ -52,7 +52,7 @@ from holdfast.supervision.tree import House, RunningChild, build_tree
 log = structlog.get_logger(__name__)
 
 STUDIO_HOST = "127.0.0.1"
-WORKERS = ("dispatcher", "desk", "hosting", "reconciler", "order-sweeper", "sweeper")
+WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "sweeper")
 
 
 @dataclass(kw_only=True)
@@ -114,6 +114,7 @@ def assemble(
         dispatcher=posts["dispatcher"],
         desk=posts["desk"],
         hosting=posts["hosting"],
+        outbox=posts["outbox"],
         traits=shelf.traits,
         callback_url=lambda provider: _callback_url(shelf, provider, public_url, local_url),
         now=utc_now,

@@ -196,6 +196,7 @@ class AccountActor(JournaledActor):
             now=at,
             metadata=command.metadata,
             webhook_url=command.webhook_url,
+            webhook_events=command.webhook_events,
             retry_of=command.retry_of,
         )
         reply = TaskAccepted(

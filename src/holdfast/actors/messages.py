@@ -17,6 +17,7 @@ from holdfast.ledger.order_moves import Verdict
 from holdfast.ledger.orders import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure
+from holdfast.ledger.tasks import EventKind
 from holdfast.ledger.terms import Hosting, Terms
 from holdfast.persistence.rows import Row
 from holdfast.providers.media.base import CancelOutcome, Job, Submission
@@ -91,6 +92,7 @@ class CreateTask(Command["TaskAccepted"]):
     claim: KeyClaim
     metadata: tuple[tuple[str, str], ...] = ()
     webhook_url: str | None = None
+    webhook_events: tuple[EventKind, ...] | None = None
     retry_of: str | None = None
     idempotency: IdempotencyKey | None = None
 

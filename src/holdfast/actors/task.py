@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.actors.actor import JournaledActor, Reload
 from holdfast.actors.directory import Directory
+from holdfast.actors.event_messages import EventsDue, HearAnnouncement
 from holdfast.actors.faults import StaleFence
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import (
@@ -33,7 +34,7 @@ from holdfast.actors.messages import (
     TaskRef,
     Wake,
 )
-from holdfast.actors.task_rows import changed_task_row, changed_usage_row
+from holdfast.actors.task_rows import changed_task_row, changed_usage_row, new_event_rows
 from holdfast.actors.turns import Commit, Tell, Teller
 from holdfast.ledger import task_moves
 from holdfast.ledger.clock import Now
@@ -43,7 +44,7 @@ from holdfast.ledger.task_dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.task_hosting import on_hosted
 from holdfast.ledger.task_moves import HostedOutput, ProviderTraits, Step
 from holdfast.ledger.task_news import on_news, on_poll
-from holdfast.ledger.task_steps import on_cancel, on_cancel_told, on_review, on_wake
+from holdfast.ledger.task_steps import on_assets_announced, on_cancel, on_cancel_told, on_review, on_wake
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.rows import AssetRow, Row, TaskEventRow
@@ -61,6 +62,7 @@ class TaskWorld:
     dispatcher: Teller
     desk: Teller
     hosting: Teller
+    outbox: Teller
     traits: Callable[[str], ProviderTraits]
     callback_url: Callable[[str], str]
     now: Now
@@ -189,6 +191,12 @@ class TaskActor(JournaledActor):
         ]
         return await self._take(step, *rows)
 
+    async def _hear_announcement(self, command: HearAnnouncement) -> Any:
+        step = on_assets_announced(self._task, command.delivered, self._world.now())
+        if step.task is None:
+            return self._confirm(self._ref(), *command.rows)
+        return await self._take(step, *command.rows)
+
     async def _cancel(self, _: CancelTask) -> Any:
         step = on_cancel(self._task, self._world.now(), operation_id=new_id("op"))
         return step if isinstance(step, Refusal) else await self._take(step)
@@ -199,10 +207,7 @@ class TaskActor(JournaledActor):
         )
         if isinstance(step, Step) and step.task is not None:
             return await self._take(step)
-        # Another process may have moved the task on; what changes nothing is said of the newest version only.
-        fence = Fence("task", self._request_id, self._task.version)
-        reply = step if isinstance(step, Refusal) else self._ref()
-        return Commit(Unit(fences=(fence,), moves=False), reply)
+        return self._confirm(step if isinstance(step, Refusal) else self._ref())
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -214,7 +219,10 @@ class TaskActor(JournaledActor):
             if not rows and not tells:
                 return self._ref()
             return Commit(Unit(rows=tuple(rows)), self._ref(), tuple(tells))
-        rows = (changed_task_row(after), *rows)
+        events = new_event_rows(before, after)
+        if events:
+            tells.append(Tell(self._world.outbox, self._request_id, EventsDue()))
+        rows = (changed_task_row(after), *rows, *events)
         if after.status != before.status:
             rows = (*rows, changed_usage_row(after))
         if step.settle is None:
@@ -226,6 +234,11 @@ class TaskActor(JournaledActor):
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()
+
+    def _confirm(self, reply: Any, *rows: Row) -> Commit:
+        """Answer what leaves the task as it is: only of its newest version, for another process may have moved it."""
+        fence = Fence("task", self._request_id, self._task.version)
+        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
 
     async def _settle_hold(
         self, before: Task, after: Task, settlement: task_moves.Settlement, rows: tuple[Row, ...]
@@ -296,6 +309,7 @@ _HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
     HearPoll: TaskActor._hear_poll,
     HearCancel: TaskActor._hear_cancel,
     HearHosting: TaskActor._hear_hosting,
+    HearAnnouncement: TaskActor._hear_announcement,
     CancelTask: TaskActor._cancel,
     DecideReview: TaskActor._decide_review,
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.task_events import events_of, pictured
 from holdfast.ledger.tasks import Task, usage_of
+from holdfast.persistence.outbox_rows import OutboxRow
 from holdfast.persistence.rows import TaskChangedRow, TaskRow, UsageChangedRow, UsageRow
 
 _json = msgspec.json.Encoder()
@@ -77,4 +80,31 @@ def changed_usage_row(task: Task) -> UsageChangedRow:
         usage.error,
         usage.operation_id,
         _json.encode(usage.status_history).decode(),
+    )
+
+
+def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
+    """The events that a step announces, due at once. Their ids are fixed here, for every delivery to come."""
+    kinds = events_of(before, after)
+    if not kinds:
+        return ()
+    url, at = after.request.webhook_url, after.updated_at
+    assert url is not None
+    snapshot = _json.encode(pictured(after)).decode()
+    return tuple(
+        OutboxRow(
+            account_id=after.account_id,
+            event_id=new_id("evt"),
+            request_id=after.request_id,
+            kind=kind,
+            url=url,
+            created_at=at,
+            due_at=at,
+            status="pending",
+            attempts=0,
+            round_at=at,
+            tries=0,
+            snapshot=snapshot,
+        )
+        for kind in kinds
     )
