@@ -43,6 +43,8 @@ class Shelf:
         return True
 
     def _stock(self, catalog: Catalog) -> None:
+        for line in catalog.warnings:
+            log.warning("catalog warning", warning=line)
         built = {name: self._provider(config) for name, config in catalog.providers.items()}
         self.catalog = catalog
         self.providers.clear()

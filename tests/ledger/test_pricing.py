@@ -328,3 +328,49 @@ def test_token_quotes_are_ordered_too(
     assert 0 <= terms.minimum_micro <= terms.estimate_micro <= terms.maximum_micro == terms.hold_micro
     assert terms.largest.tokens_out == (100 if most_out is None else most_out)
     assert terms.largest.tokens_in >= sum(len(text.encode()) for text in texts if "\0" not in text)
+
+
+GAPPY = (
+    'mode = "per_request", unit_price = "0.05", tiers = [{ when = { resolution = "high" }, unit_price = "0.08" }]'
+)
+
+
+def test_what_no_tier_fits_is_priced_at_the_base_only_where_the_catalog_says_so() -> None:
+    refused = quote_input(catalog_of(GAPPY), "m", {"resolution": "low"})
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.param) == ("quote_unavailable", "input.resolution")
+    assert terms_of(catalog_of(GAPPY), {}).estimate_micro == 50_000
+    said = catalog_of(f'{GAPPY}, otherwise = "base"')
+    assert terms_of(said, {"resolution": "low"}).estimate_micro == 50_000
+    assert terms_of(said, {"resolution": "high"}).estimate_micro == 80_000
+
+
+@pytest.mark.parametrize(
+    ("tiers", "gaps"),
+    [
+        ('{ when = { resolution = "high" }, unit_price = "1" }', "resolution = low, resolution = vast"),
+        ('{ when = { sound = true }, unit_price = "1" }', "sound = false"),
+        (
+            '{ when = { grade = 1 }, unit_price = "1" }, { when = { grade = 2 }, unit_price = "1" }',
+            "any other grade",
+        ),
+        (
+            '{ when = { sound = true, resolution = "low" }, unit_price = "1" }, '
+            '{ when = { resolution = "high" }, unit_price = "1" }, '
+            '{ when = { resolution = "vast" }, unit_price = "1" }',
+            "resolution = low and sound = false, resolution = low and no sound, no resolution and sound = true, "
+            "no resolution and sound = false",
+        ),
+    ],
+)
+def test_valid_inputs_without_a_price_are_told_as_a_warning(tiers: str, gaps: str) -> None:
+    pricing = f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]'
+    (warning,) = catalog_of(pricing).warnings
+    assert warning.startswith(f"model m: pricing: no tier has a price for {gaps}: such inputs are refused")
+    assert catalog_of(f'{pricing}, otherwise = "base"').warnings == ()
+
+
+def test_a_price_for_every_value_leaves_nothing_to_warn_of() -> None:
+    tiers = ", ".join(f'{{ when = {{ resolution = "{r}" }}, unit_price = "1" }}' for r in ("low", "high", "vast"))
+    assert catalog_of(f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]').warnings == ()
+    assert load_catalog(None).warnings == ()

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -50,6 +50,7 @@ from holdfast.ledger.catalog_entries import IN_TREE_STUDIO, ReadSchema, in_tree_
 from holdfast.ledger.models import Model, ProviderConfig
 from holdfast.ledger.money import CURRENCY, format_amount
 from holdfast.ledger.plain_json import canonical_json
+from holdfast.ledger.price_gaps import price_gaps
 from holdfast.ledger.toml_tables import Table
 
 __all__ = [
@@ -76,12 +77,16 @@ class CatalogFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Catalog:
-    """A catalog without faults. ``models`` and ``providers`` stand in file order; ``created`` is epoch seconds."""
+    """A catalog without faults. ``models`` and ``providers`` stand in file order; ``created`` is epoch seconds.
+
+    ``warnings`` are lines on what is allowed and probably not meant.
+    """
 
     version: str
     models: Mapping[str, Model]
     providers: Mapping[str, ProviderConfig]
     created: int
+    warnings: tuple[str, ...] = ()
 
 
 def load_catalog(path: Path | None) -> Catalog:
@@ -162,7 +167,17 @@ def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
         models=MappingProxyType(models),
         providers=MappingProxyType(providers),
         created=created or max(model.created for model in models.values()),
+        warnings=tuple(line for model in models.values() for line in _warnings(model)),
     )
+
+
+def _warnings(model: Model) -> Iterator[str]:
+    gaps = price_gaps(model.tariff, model.schema)
+    if gaps:
+        yield (
+            f"model {model.id}: pricing: no tier has a price for {', '.join(gaps)}: such inputs are refused. "
+            'Add tiers, or otherwise = "base" to price them at the base.'
+        )
 
 
 def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:

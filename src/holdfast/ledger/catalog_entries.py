@@ -13,6 +13,7 @@ from holdfast.ledger.metering import Meter, UnitFields
 from holdfast.ledger.models import (
     Modality,
     Model,
+    Otherwise,
     Pricing,
     ProviderConfig,
     ProviderKind,
@@ -175,6 +176,7 @@ def _pricing(table: Table) -> Pricing | None:
         unit_size=table.integer("unit_size", 1, least=1, most=10**9 if sized else 1),
         minimum=table.price("minimum"),
         tiers=tuple(tiers),
+        otherwise=cast(Otherwise, table.choice("otherwise", get_args(Otherwise), "refuse")),
         **_prices(table, mode),
     )
     table.close()

@@ -17,6 +17,7 @@ ProviderKind = Literal["studio", "cog", "replicate"]
 Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]
 Status = Literal["active", "deprecated", "disabled"]
+Otherwise = Literal["refuse", "base"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     """A model's base prices, as plain decimal strings of credits per ``unit``; the markup comes on top.
 
     ``unit_size`` is how many measured units one priced ``unit`` is (1000000 where a price is per "1M tokens").
-    ``minimum`` is the least that anything above zero units costs.
+    ``minimum`` is the least that anything above zero units costs. ``otherwise`` says what becomes of an input that
+    names a field of the tiers and fits none of them: it is refused, or priced at the base.
     """
 
     mode: PricingMode
@@ -65,6 +67,7 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     output_price: str | None = None
     minimum: str | None = None
     tiers: tuple[Tier, ...] = ()
+    otherwise: Otherwise = "refuse"
 
 
 class TariffLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +79,15 @@ class TariffLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tariff(msgspec.Struct, frozen=True, kw_only=True):
-    """All prices of one model. ``fields`` are the input fields that select a tier; without them ``base`` holds."""
+    """All prices of one model. ``fields`` are the input fields that select a tier; without them ``base`` holds.
+
+    With ``base_otherwise`` it also holds for inputs that have such fields and fit no tier.
+    """
 
     base: TariffLine
     tiers: tuple[TariffLine, ...] = ()
     fields: tuple[str, ...] = ()
+    base_otherwise: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -63,20 +63,24 @@ def make_tariff(pricing: Pricing, *, markup_multiplier: str, provider: str, upst
         base=line(None),
         tiers=tuple(line(tier) for tier in pricing.tiers),
         fields=tuple(sorted({name for tier in pricing.tiers for name in tier.when})),
+        base_otherwise=pricing.otherwise == "base",
     )
 
 
 def choose_line(tariff: Tariff, given: Mapping[str, object]) -> TariffLine | None:
     """The price that holds for an input: the first tier that fits, or the base where no tier field is given.
 
-    None where the input has tier fields but no tier fits them: a price is never guessed.
+    None where the input has tier fields but no tier fits them: a price is never guessed. Only a catalog that says
+    so in as many words (``otherwise = "base"``) prices such an input at the base.
     """
     if not tariff.fields:
         return tariff.base
     for tier in tariff.tiers:
         if all(name in given and _same(given[name], value) for name, value in tier.when):
             return tier
-    return None if any(name in given for name in tariff.fields) else tariff.base
+    if tariff.base_otherwise or not any(name in given for name in tariff.fields):
+        return tariff.base
+    return None
 
 
 def price_micro(rate: Rate, units: Units) -> int:
