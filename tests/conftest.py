@@ -22,12 +22,14 @@ from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.migrate import migrate
 
+from .bucket_server import BucketServer, bucket_server
+
 TEMPLATE = "holdfast_template"
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
 WORKERS_MAX = 8
-SHARED_SERVICES = ("paid_house", "quiet_house", "house")
-"""Session fixtures that cost seconds to start."""
+SHARED_SERVICE = "house"
+"""How the names of session fixtures end that are a running service, and cost seconds to start."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -44,10 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     ranks: dict[pytest.Item, int] = {}
     for item in items:
-        shared = [name for name in SHARED_SERVICES if name in getattr(item, "fixturenames", ())]
+        shared = [name for name in getattr(item, "fixturenames", ()) if name.endswith(SHARED_SERVICE)]
         is_journey = item.path.parent.name == "journeys"
         ranks[item] = 0 if shared else 1 if is_journey else 2
-        if shared or not is_journey:
+        if item.get_closest_marker("xdist_group") is None and (shared or not is_journey):
             item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
     items.sort(key=ranks.__getitem__)
 
@@ -98,3 +100,10 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await database.open()
     yield database
     database.close()
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[BucketServer]:
+    """A bucket behind a server of this session's own; what a test puts there it finds by its own content's hash."""
+    with bucket_server() as found:
+        yield found

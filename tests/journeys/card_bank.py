@@ -22,7 +22,7 @@ import trio
 from holdfast.providers.card.emulator.service import serve_card_emulator
 from holdfast.providers.signatures import sign
 
-from .house import Customer, Service, ok, until
+from .house import Customer, Service, loopback_client, ok, until
 
 API_KEY = "sk_test_journeys"
 WEBHOOK_SECRET = "whsec_journeys_0123456789abcdef0123456789"
@@ -109,7 +109,7 @@ class CardBank:
     async def _read(self, path: str) -> Any:
         divider = "&" if "?" in path else "?"
         url = f"{self.url}/v1/{path}" + ("" if "/" in path else f"{divider}limit=100")
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {API_KEY}"}) as http:
+        async with loopback_client(headers={"Authorization": f"Bearer {API_KEY}"}) as http:
             body = ok(await http.get(url))
             while body.get("object") == "list" and body["has_more"]:
                 more = ok(await http.get(f"{url}&starting_after={body['data'][-1]['id']}"))
@@ -117,7 +117,7 @@ class CardBank:
         return body["data"] if body.get("object") == "list" else body
 
     async def _control(self, method: str, path: str, body: object) -> Any:
-        async with httpx.AsyncClient() as http:
+        async with loopback_client() as http:
             answer = await http.request(method, f"{self.url}/control/{path}", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()

@@ -7,11 +7,10 @@ import sys
 from decimal import Decimal
 from typing import Any
 
-import httpx
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, ok, until
+from .house import Customer, Service, loopback_client, ok, until
 
 ORDERS = "/v2/control/payments/cardprovider"
 
@@ -19,7 +18,7 @@ ORDERS = "/v2/control/payments/cardprovider"
 async def bank(service: Service, method: str, path: str, **said: object) -> Any:
     """Use a control of the service's own stand-in for a card provider."""
     port = (service.data_dir / "card.port").read_text().strip()
-    async with httpx.AsyncClient() as http:
+    async with loopback_client() as http:
         answer = await http.request(method, f"http://127.0.0.1:{port}/control/{path}", json=said)
     assert answer.status_code == 200, answer.text
     return answer.json()

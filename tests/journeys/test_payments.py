@@ -15,7 +15,7 @@ import trio
 
 from .card_bank import WEBHOOK, CardBank, Payer, signed, unique, written
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, Totals, code_of, ok, until
+from .house import Customer, Service, Totals, code_of, loopback_client, ok, until
 from .payment_stories import agrees, look_now
 
 CALLBACK = "/v2/control/payments/sandbox/callback"
@@ -269,7 +269,7 @@ async def test_a_hundred_copies_of_one_notification_over_two_processes_are_one_c
     bank.webhook_url = ""
     ada = await new_customer(services[0])
     payer = Payer(ada, bank)
-    async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=30) as other:
         order = await payer.order("10.00")
         await bank.press("payment_intents", order["provider_payment_id"], "pay")
         events = await bank.events_of(order["provider_payment_id"])

@@ -11,7 +11,7 @@ import httpx
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Totals, ok
+from .house import Totals, loopback_client, ok
 from .quiet_provider import MODEL, QuietProvider
 
 STALE = "holdfast_fence_stale_units_total"
@@ -29,7 +29,7 @@ async def test_two_processes_serve_one_account_without_refusal_loss_or_double(
     shared_keys: dict[str, set[str]] = {}
     canceled = 0
     recharged = 0
-    async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=30) as other:
         twins = [ada, replace(ada, http=other)]
 
         async def hammer(lane: int) -> None:
@@ -77,7 +77,7 @@ async def test_two_processes_never_overspend_together(
         await trio.to_thread.run_sync(service.start)
     ada = await new_customer(services[0], credit="7.00")
     answers: list[httpx.Response] = []
-    async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+    async with loopback_client(base_url=services[1].url, timeout=30) as other:
         twins = [ada, replace(ada, http=other)]
 
         async def create(number: int) -> None:
