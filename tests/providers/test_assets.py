@@ -4,111 +4,156 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import time
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.providers.assets import BLOCK_BYTES, AssetCorrupt, AssetMissing, AssetStore, LocalStore, asset_key
+from holdfast.providers.assets import (
+    BLOCK_BYTES,
+    AssetCorrupt,
+    AssetMissing,
+    AssetStore,
+    LocalStore,
+    StoreFault,
+    asset_key,
+)
+from holdfast.providers.assets.s3 import PART_BYTES, PIECE_BYTES, S3Store
 from holdfast.providers.links import check_link, sign_link
+
+if TYPE_CHECKING:
+    from tests.bucket_server import BucketServer
 
 CONTENT = bytes(range(256)) * 2000
 SHA = hashlib.sha256(CONTENT).hexdigest()
 NOW = datetime(2026, 11, 20, 18, 40, tzinfo=UTC)
 KEY = b"asset-link-key"
+KINDS = ("local", "s3")
 
 
-def source_file(directory: Path) -> Path:
+class Stored(NamedTuple):
+    """A store under test, and a look into it that does not go through it."""
+
+    store: AssetStore
+    keys: Callable[[], list[str]]
+
+
+@pytest.fixture(params=KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
+    """Each kind of store in turn, empty."""
+    if request.param == "local":
+        yield Stored(LocalStore(tmp_path / "data"), lambda: files_in(tmp_path / "data"))
+        return
+    bucket: BucketServer = request.getfixturevalue("bucket")
+    bucket.empty()
+    yield Stored(s3_store(bucket, tmp_path), lambda: sorted(bucket.objects()))
+    assert files_in(tmp_path / "incoming") == []
+
+
+def s3_store(server: BucketServer, directory: Path, **changed: Any) -> S3Store:
+    return S3Store(replace(server.place, **changed), incoming_dir=directory / "incoming", retries_max=0)
+
+
+def source_file(directory: Path, content: bytes = CONTENT) -> Path:
     path = directory / "source"
-    path.write_bytes(CONTENT)
+    path.write_bytes(content)
     return path
+
+
+async def blocks_of(content: bytes) -> AsyncIterator[bytes]:
+    for place in range(0, len(content), 100_000):
+        yield content[place : place + 100_000]
 
 
 async def read(store: AssetStore, key: str, start: int = 0, end: int | None = None) -> bytes:
     async with await store.open(key, start, end) as reader:
         assert reader.size_bytes == len(CONTENT)
-        return b"".join([block async for block in reader])
+        blocks = [block async for block in reader]
+    assert all(0 < len(block) <= BLOCK_BYTES for block in blocks)
+    return b"".join(blocks)
 
 
 def files_in(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-async def test_content_is_stored_under_its_hash_and_read_back(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "data")
+async def test_content_is_stored_under_its_hash_and_read_back(stored: Stored, tmp_path: Path) -> None:
+    store = stored.store
+    await store.prepare()
     source = source_file(tmp_path)
     key = await store.put(source, SHA, "png")
     assert key == f"assets/{SHA[:2]}/{SHA}.png"
     assert await store.exists(key)
     assert await read(store, key) == CONTENT
     assert await read(store, key, 10, 20) == CONTENT[10:20]
+    assert await read(store, key, 7, 7) == b""
     assert await read(store, key, BLOCK_BYTES - 1) == CONTENT[BLOCK_BYTES - 1 :]
     assert await read(store, key, 5, 10**9) == CONTENT[5:]
     assert await read(store, key, 10**9) == b""
-    assert store.local_path(key) == tmp_path / "data" / key
     assert source.exists()
-    assert files_in(tmp_path / "data") == [key]
+    assert stored.keys() == [key]
 
 
-async def test_storing_again_is_storing_once(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "data")
+async def test_storing_again_is_storing_once(stored: Stored, tmp_path: Path) -> None:
     source = source_file(tmp_path)
-    keys = {await store.put(source, SHA, "png") for _ in range(3)}
-    assert files_in(tmp_path / "data") == [*keys]
+    keys = {await stored.store.put(source, SHA, "png") for _ in range(3)}
+    assert stored.keys() == [*keys]
 
 
-async def test_stream_is_stored_like_a_file(tmp_path: Path) -> None:
-    async def blocks() -> AsyncIterator[bytes]:
-        for place in range(0, len(CONTENT), 100_000):
-            yield CONTENT[place : place + 100_000]
-
-    store = LocalStore(tmp_path)
-    assert await read(store, await store.put(blocks(), SHA, "png")) == CONTENT
+async def test_stream_is_stored_like_a_file(stored: Stored) -> None:
+    key = await stored.store.put(blocks_of(CONTENT), SHA, "png")
+    assert await read(stored.store, key) == CONTENT
 
 
-async def test_other_content_than_announced_is_not_stored(tmp_path: Path) -> None:
-    async def blocks() -> AsyncIterator[bytes]:
-        yield b"other"
+async def test_nothing_at_all_can_be_content(stored: Stored) -> None:
+    key = await stored.store.put(blocks_of(b""), hashlib.sha256(b"").hexdigest(), "png")
+    async with await stored.store.open(key) as reader:
+        assert (reader.size_bytes, [block async for block in reader]) == (0, [])
 
-    store = LocalStore(tmp_path / "data")
+
+async def test_other_content_than_announced_is_not_stored(stored: Stored, tmp_path: Path) -> None:
     with pytest.raises(AssetCorrupt):
-        await store.put(blocks(), SHA, "png")
+        await stored.store.put(blocks_of(b"other"), SHA, "png")
     with pytest.raises(AssetCorrupt):
-        await store.put(source_file(tmp_path), "0" * 64, "png")
-    assert files_in(tmp_path / "data") == []
+        await stored.store.put(source_file(tmp_path), "0" * 64, "png")
+    assert stored.keys() == []
 
 
-async def test_stream_that_breaks_leaves_nothing(tmp_path: Path) -> None:
-    async def blocks() -> AsyncIterator[bytes]:
+async def test_stream_that_breaks_leaves_nothing(stored: Stored) -> None:
+    async def broken() -> AsyncIterator[bytes]:
         yield b"some"
         raise ConnectionError
 
-    store = LocalStore(tmp_path)
     with pytest.raises(ConnectionError):
-        await store.put(blocks(), SHA, "png")
+        await stored.store.put(broken(), SHA, "png")
     with trio.move_on_after(0.05):
 
         async def stuck() -> AsyncIterator[bytes]:
             yield b"some"
             await trio.sleep_forever()
 
-        await store.put(stuck(), SHA, "png")
-    assert files_in(tmp_path) == []
+        await stored.store.put(stuck(), SHA, "png")
+    assert stored.keys() == []
 
 
-async def test_delete_is_final_and_repeatable(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "data")
+async def test_delete_is_final_and_repeatable(stored: Stored, tmp_path: Path) -> None:
+    store = stored.store
     key = await store.put(source_file(tmp_path), SHA, "png")
     await store.delete(key)
     await store.delete(key)
     assert not await store.exists(key)
-    with pytest.raises(AssetMissing):
-        await store.open(key)
+    for start, end in ((0, None), (3, 5), (7, 7)):
+        with pytest.raises(AssetMissing):
+            await store.open(key, start, end)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +166,24 @@ async def test_delete_is_final_and_repeatable(tmp_path: Path) -> None:
         f"assets/{SHA[:2]}/{SHA}",
     ],
 )
-async def test_what_is_no_key_is_refused(tmp_path: Path, key: str) -> None:
-    store = LocalStore(tmp_path)
-    for ask in (store.open, store.exists, store.delete):
+async def test_what_is_no_key_is_refused(stored: Stored, key: str) -> None:
+    for ask in (stored.store.open, stored.store.exists, stored.store.delete):
         with pytest.raises(ValueError, match="key"):
             await ask(key)
+    with pytest.raises(ValueError, match="key"):
+        stored.store.local_path(key)
 
 
 @pytest.mark.parametrize(("sha256", "extension"), [("A" * 64, "png"), ("ab", "png"), (SHA, "../x"), (SHA, "")])
 def test_what_cannot_be_a_key_makes_none(sha256: str, extension: str) -> None:
     with pytest.raises(ValueError, match="key"):
         asset_key(sha256, extension)
+
+
+async def test_only_a_folder_has_files_to_point_at(tmp_path: Path, bucket: BucketServer) -> None:
+    key = asset_key(SHA, "png")
+    assert LocalStore(tmp_path).local_path(key) == tmp_path / key
+    assert s3_store(bucket, tmp_path).local_path(key) is None
 
 
 async def test_old_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
@@ -142,6 +194,86 @@ async def test_old_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
         os.utime(aside / name, (time.time() - age_s,) * 2)
     await LocalStore(tmp_path).prepare()
     assert files_in(aside) == ["young"]
+
+
+async def test_a_large_file_goes_up_and_comes_down_in_parts(tmp_path: Path, bucket: BucketServer) -> None:
+    content = CONTENT * (PART_BYTES // len(CONTENT) + 1)
+    sha256 = hashlib.sha256(content).hexdigest()
+    store = s3_store(bucket, tmp_path)
+    key = await store.put(source_file(tmp_path, content), sha256, "mp4")
+    etag = bucket.client().head_object(Bucket=bucket.place.bucket, Key=key)["ETag"]
+    assert etag.endswith('-2"')
+    across = PIECE_BYTES - 10
+    async with await store.open(key) as whole, await store.open(key, across, across + 20) as part:
+        assert whole.size_bytes == part.size_bytes == len(content)
+        assert b"".join([block async for block in part]) == content[across : across + 20]
+        assert b"".join([block async for block in whole]) == content
+    async with await store.open(key) as left:
+        assert len(await left.__anext__()) == BLOCK_BYTES
+    with pytest.raises(StopAsyncIteration):
+        await left.__anext__()
+    await store.delete(key)
+
+
+async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
+    tmp_path: Path, bucket: BucketServer
+) -> None:
+    content = bytes(PIECE_BYTES + 1)
+    store = s3_store(bucket, tmp_path)
+    key = await store.put(blocks_of(content), hashlib.sha256(content).hexdigest(), "mp4")
+    async with await store.open(key) as reader:
+        await store.delete(key)
+        with pytest.raises(AssetMissing):
+            [block async for block in reader]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
+        ({"access_key_id": "AKIAUNKNOWN"}, "it does not know the access key"),
+        ({"bucket": "elsewhere"}, "has no right"),
+        ({"endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
+    ],
+)
+async def test_a_bucket_that_cannot_be_used_is_told_in_a_sentence_without_secrets(
+    tmp_path: Path, bucket: BucketServer, changed: dict[str, str], told: str
+) -> None:
+    store = s3_store(bucket, tmp_path, **changed)
+    key = asset_key(SHA, "png")
+    for ask in (store.prepare, lambda: store.put(source_file(tmp_path), SHA, "png"), lambda: store.open(key)):
+        with pytest.raises(StoreFault, match=told) as caught:
+            await ask()
+        whole = "".join(traceback.format_exception(caught.value))
+        for secret in ("wrong-secret", bucket.place.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
+            assert secret not in whole
+
+
+async def test_what_stands_in_the_environment_for_others_changes_nothing(
+    tmp_path: Path, bucket: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_SESSION_TOKEN": "another", "AWS_ACCESS_KEY_ID": "another", "AWS_SECRET_ACCESS_KEY": "another",
+        "AWS_ENDPOINT": "http://127.0.0.1:1", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "moon-1",
+        "AWS_SKIP_SIGNATURE": "true", "AWS_BUCKET": "another",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    await s3_store(bucket, tmp_path).prepare()
+
+
+async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: BucketServer) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        place = replace(bucket.place, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        store = S3Store(place, incoming_dir=tmp_path, request_timeout_s=0.2, retries_max=0)
+        with trio.fail_after(5), pytest.raises(StoreFault, match="does not answer in time"):
+            await store.exists(asset_key(SHA, "png"))
+        patient = S3Store(place, incoming_dir=tmp_path)
+        with trio.fail_after(5):
+            with trio.move_on_after(0.05) as hurried:
+                await patient.exists(asset_key(SHA, "png"))
+            assert hurried.cancelled_caught
 
 
 def query(link: str) -> tuple[str, str]:

@@ -1,81 +1,30 @@
-"""Where finished media is kept: under the hash of its content, so that storing twice is storing once.
-
-A key is ``assets/{first two digits}/{sha256}.{extension}``. It says nothing of who owns the content: rows do, and
-the links that open it are signed (:mod:`holdfast.providers.links`).
-"""
+"""Content as files in a folder of this machine, or of one that several machines share."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import re
 import tempfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO
 
 import trio
 
-BLOCK_BYTES = 256 * 1024
+from holdfast.providers.assets.base import (
+    BLOCK_BYTES,
+    AssetCorrupt,
+    AssetMissing,
+    AssetReader,
+    asset_key,
+    checked_key,
+)
+
 THREADS_MAX_COUNT = 8
 STALE_AFTER_S = 24 * 3600
-
-_KEY = re.compile(r"assets/([0-9a-f]{2})/\1[0-9a-f]{62}\.[a-z0-9]{1,8}\Z")
-
-
-class AssetMissing(Exception):
-    """No such content is stored."""
-
-
-class AssetCorrupt(Exception):
-    """What was given to be stored does not have the hash it was announced with."""
-
-
-class AssetReader(Protocol):
-    """Part of an asset as blocks of bytes; an asynchronous context manager that must be left."""
-
-    size_bytes: int
-    """The whole asset's size, whatever part is read."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    async def __anext__(self) -> bytes: ...
-
-    async def __aenter__(self) -> AssetReader: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class AssetStore(Protocol):
-    """Content by key. Faults of the storage itself come as ``OSError``."""
-
-    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
-        """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
-
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
-        """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""
-
-    async def exists(self, key: str) -> bool:
-        """True where the content is stored."""
-
-    async def delete(self, key: str) -> None:
-        """Remove the content; removing what is not there is no fault."""
-
-    def local_path(self, key: str) -> Path | None:
-        """The file on this machine, for stores that have one."""
-
-
-def asset_key(sha256: str, extension: str) -> str:
-    """The key of a content. Raises ``ValueError`` for what is not a hash or an extension."""
-    key = f"assets/{sha256[:2]}/{sha256}.{extension}"
-    if not _KEY.match(key):
-        raise ValueError("a key is made of a lower-case SHA-256 and a short extension")
-    return key
 
 
 class LocalStore:
@@ -133,9 +82,7 @@ class LocalStore:
         return self._path(key)
 
     def _path(self, key: str) -> Path:
-        if not _KEY.match(key):
-            raise ValueError("this is not an asset's key")
-        return self._directory / key
+        return self._directory / checked_key(key)
 
     def _prepare(self) -> None:
         self._aside.mkdir(parents=True, exist_ok=True)

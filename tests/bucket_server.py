@@ -1,0 +1,117 @@
+"""A server that speaks S3 and verifies every signature, as a process of its own on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]  # it brings no types along
+
+from holdfast.settings import S3Place
+
+BUCKET = "results"
+REGION = "eu-central-1"
+OPEN_CALLS = 3
+"""How many calls are let in unsigned: those that make a user, its key and its rights."""
+START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketServer:
+    """A bucket, who may use it, and a look into it past the code under test."""
+
+    place: S3Place
+
+    def client(self) -> Any:
+        """Another program's client of the same bucket."""
+        return _client("s3", self.place.endpoint or "", self.place.access_key_id, self.place.secret_access_key)
+
+    def objects(self) -> dict[str, int]:
+        """What lies in the bucket: sizes in bytes by key."""
+        found = self.client().list_objects_v2(Bucket=BUCKET)
+        return {each["Key"]: each["Size"] for each in found.get("Contents", ())}
+
+    def empty(self) -> None:
+        """Remove everything."""
+        for key in self.objects():
+            self.client().delete_object(Bucket=BUCKET, Key=key)
+
+    def settings(self) -> dict[str, str]:
+        """The environment of a service that keeps its results here."""
+        return {
+            "ASSET_STORE": "s3",
+            "S3_BUCKET": self.place.bucket,
+            "S3_REGION": self.place.region,
+            "S3_ENDPOINT": self.place.endpoint or "",
+            "S3_ACCESS_KEY_ID": self.place.access_key_id,
+            "S3_SECRET_ACCESS_KEY": self.place.secret_access_key,
+        }
+
+
+@contextmanager
+def bucket_server() -> Iterator[BucketServer]:
+    """Start a server with one bucket, and a user who may do what the service needs in it, and nothing else."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env={
+            **os.environ,
+            "INITIAL_NO_AUTH_ACTION_COUNT": str(OPEN_CALLS),
+            "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + START_S
+        while not _listens(port):
+            assert process.poll() is None, "the bucket's server has ended"
+            assert time.monotonic() < deadline, "the bucket's server does not listen"
+            time.sleep(0.02)
+        yield BucketServer(_bucket_at(f"http://127.0.0.1:{port}"))
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bucket_at(url: str) -> S3Place:
+    iam = _client("iam", url, "nobody", "nothing")
+    iam.create_user(UserName="holdfast")
+    key = iam.create_access_key(UserName="holdfast")["AccessKey"]
+    needed = ["PutObject", "GetObject", "DeleteObject", "AbortMultipartUpload", "ListBucket", "CreateBucket"]
+    places = [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"]
+    rights = {"Effect": "Allow", "Action": [f"s3:{each}" for each in needed], "Resource": places}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [rights]})
+    iam.put_user_policy(UserName="holdfast", PolicyName="results", PolicyDocument=policy)
+    key_id, secret = key["AccessKeyId"], key["SecretAccessKey"]
+    s3 = _client("s3", url, key_id, secret)
+    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return S3Place(bucket=BUCKET, region=REGION, endpoint=url, access_key_id=key_id, secret_access_key=secret)
+
+
+def _client(service: str, url: str, key_id: str, secret: str) -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name=REGION,
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+    )
