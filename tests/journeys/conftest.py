@@ -15,8 +15,9 @@ import pytest
 from holdfast.persistence.embedded import EmbeddedPostgres
 
 from .card_bank import CardBank, Payer, card_bank
-from .house import Customer, Service
+from .house import OPERATOR_TOKEN, Customer, Service, loopback_client
 from .quiet_provider import QuietProvider, quiet_provider
+from .scripted_provider import ScriptedProvider, scripted_provider
 
 NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
@@ -84,6 +85,28 @@ def quiet_house(provider: QuietProvider) -> Iterator[Service]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[ScriptedProvider]:
+    """A provider that answers as each story has written."""
+    with scripted_provider() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def scripted_house(scripted: ScriptedProvider) -> Iterator[Service]:
+    """A running service whose providers are the scripted one and what stands around it; nobody may break it."""
+    folder = new_folder()
+    service = Service(folder, CATALOG=str(scripted.write_catalog(folder)), OPERATOR_TOKEN=OPERATOR_TOKEN)
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
 @pytest.fixture
 async def new_customer() -> AsyncIterator[NewCustomer]:
     """Sign a new customer in at a service: ``await new_customer(service, credit="10.00")``."""
@@ -91,7 +114,7 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
 
         async def make(service: Service, *, credit: str | None = None, connections: int = 100) -> Customer:
             limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-            http = httpx.AsyncClient(base_url=service.url, timeout=30, limits=limits)
+            http = loopback_client(base_url=service.url, timeout=30, limits=limits)
             customer = Customer(await stack.enter_async_context(http))
             await customer.sign_in()
             if credit is not None:
