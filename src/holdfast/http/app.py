@@ -18,6 +18,8 @@ from holdfast.http import (
     catalog_listing,
     ledger_statement,
     media_tasks,
+    operator_payments,
+    operator_reviews,
     ops,
     payment_orders,
     payments_card,
@@ -46,6 +48,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *callbacks.route.routes,
     *usage_log.route.routes,
     *asset_files.route.routes,
+    *operator_reviews.route.routes,
+    *operator_payments.route.routes,
     *ops.route.routes,
     *interface_pages(lambda: ROUTES).routes,
 )

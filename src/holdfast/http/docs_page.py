@@ -85,7 +85,7 @@ def _operation(method: str, path: str, operation: Json) -> str:
 
 
 def _credential(operation: Json) -> str:
-    names = {"session": "session token", "api_key": "API key"}
+    names = {"session": "session token", "api_key": "API key", "operator": "operators' token"}
     wanted = [names.get(name, "signature") for entry in operation["security"] for name in entry]
     if not wanted:
         return "open"

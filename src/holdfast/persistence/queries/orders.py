@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select
 
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
-from holdfast.persistence.queries.paging import page_of_account
+from holdfast.persistence.queries.paging import page, page_of_account
 from holdfast.persistence.tables import orders
 
 _REQUEST = msgspec.json.Decoder(OrderRequest)
@@ -63,10 +63,25 @@ def orders_of_account(
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
     """
     order = (orders.c.created_at, orders.c.order_id)
-    page = page_of_account(
+    found = page_of_account(
         rows, _ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return [_order(row) for row in page]
+    return [_order(row) for row in found]
+
+
+def held_orders(
+    rows: Connection,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+) -> list[Order]:
+    """Up to ``limit`` orders of any account that wait for an operator, oldest first by (created_at, order_id)."""
+    order = (orders.c.created_at, orders.c.order_id)
+    held = _ORDER.where(orders.c.status == "held")
+    found = page(rows, held, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
+    return [_order(row) for row in found]
 
 
 def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:

@@ -17,7 +17,7 @@ _REQUEST = msgspec.json.Decoder(TaskRequest)
 _STATE = msgspec.json.Decoder(TaskState)
 
 # The JSON columns come as text and are read once, straight into their types.
-_TASK = select(
+TASK_COLUMNS = select(
     tasks.c.account_id,
     tasks.c.request_id,
     tasks.c.version,
@@ -31,8 +31,8 @@ _TASK = select(
     cast(tasks.c.request, Text).label("request"),
     cast(tasks.c.state, Text).label("state"),
 )
-_BY_ID = _TASK.where(tasks.c.request_id == bindparam("request_id"))
-_OF_ACCOUNT = _TASK.where(
+_BY_ID = TASK_COLUMNS.where(tasks.c.request_id == bindparam("request_id"))
+_OF_ACCOUNT = TASK_COLUMNS.where(
     tasks.c.account_id == bindparam("account_id"), tasks.c.request_id == bindparam("request_id")
 )
 
@@ -40,13 +40,13 @@ _OF_ACCOUNT = _TASK.where(
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
     """The task with this id, whoever owns it; for signed news, which name no account."""
     found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
-    return None if found is None else _task(found)
+    return None if found is None else task_of_row(found)
 
 
 def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task | None:
     """The account's task with this id; another account's is None like one that does not exist."""
     found = rows.execute(_OF_ACCOUNT, {"account_id": account_id, "request_id": request_id}).one_or_none()
-    return None if found is None else _task(found)
+    return None if found is None else task_of_row(found)
 
 
 def tasks_of_account(
@@ -65,12 +65,13 @@ def tasks_of_account(
     """
     order = (tasks.c.created_at, tasks.c.request_id)
     page = page_of_account(
-        rows, _TASK, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+        rows, TASK_COLUMNS, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return [_task(row) for row in page]
+    return [task_of_row(row) for row in page]
 
 
-def _task(row: Row[*tuple[Any, ...]]) -> Task:
+def task_of_row(row: Row[*tuple[Any, ...]]) -> Task:
+    """A row of :data:`TASK_COLUMNS` as the task it is."""
     columns = row._asdict()
     columns["request"] = _REQUEST.decode(columns["request"])
     columns["state"] = _STATE.decode(columns["state"])

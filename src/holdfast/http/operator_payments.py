@@ -1,0 +1,107 @@
+"""Payments that do not fit their order, resolved by an operator: the held orders, one order, and the word on it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.order_messages import ResolveOrder
+from holdfast.http.calls import Call
+from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.operator_reviews import OPERATORS, read_note
+from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.payment_bodies import payment_order_body
+from holdfast.http.payment_orders import ORDER_NOT_FOUND, read_order_amount, valid_order_id
+from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
+from holdfast.http.routes import Auth, Outcome, RouteTable
+from holdfast.http.shapes import AmountGiven
+from holdfast.ledger.orders import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import held_orders, order_by_id
+
+route = RouteTable("Operators")
+
+_RESOLVE_ERRORS: Final = (
+    "payment_order_not_found",
+    "payment_order_not_payable",
+    "invalid_amount",
+    "amount_too_large",
+)
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """Whether to give credit, and a word on it of at most 400 characters, told in the order's history.
+
+    Without ``amount`` what was received is credited, at most what was ordered; a payment in another currency needs
+    one.
+    """
+
+    credit: bool
+    amount: AmountGiven | None = None
+    note: str | None = None
+
+
+@route(
+    "GET",
+    "/ops/payments",
+    summary="The held payment orders of all accounts, oldest first",
+    auth=Auth.OPERATOR,
+    reply=PaymentOrderList,
+    parameters=(FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_held_orders(call: Call) -> Outcome:
+    """One read, with one row more than asked to know whether another page follows."""
+    window = read_window(call.query(), kind="held payments")
+    if isinstance(window, Refusal):
+        return window
+    position = read_cursor(OPERATORS, window)
+    if isinstance(position, Refusal):
+        return position
+
+    def read(rows: Connection) -> list[Order]:
+        return held_orders(rows, limit=window.limit + 1, since=window.since, until=window.until, after=position)
+
+    orders = await call.front.database.read(read)
+    next_cursor = None
+    if len(orders) > window.limit:
+        orders = orders[: window.limit]
+        last = Position(orders[-1].request.created_at, orders[-1].order_id)
+        next_cursor = write_cursor(last, OPERATORS, window)
+    return PaymentOrderList(data=[payment_order_body(order) for order in orders], next_cursor=next_cursor)
+
+
+@route(
+    "POST",
+    "/ops/payments/{order_id}/resolve",
+    summary="Give credit for a payment that does not fit its order, or give none",
+    auth=Auth.OPERATOR,
+    body=Resolution,
+    reply=PaymentOrderBody,
+    errors=_RESOLVE_ERRORS,
+)
+async def resolve_payment_order(call: Call) -> Outcome:
+    """The order's account decides and posts; the answer carries the order behind it."""
+    wanted = call.body(Resolution)
+    note = read_note(wanted.note)
+    if isinstance(note, Refusal):
+        return note
+    amount_micro = None
+    if wanted.amount is not None:
+        if not wanted.credit:
+            return Refusal(code="invalid_parameter", message="Without credit there is no amount.", param="amount")
+        read = read_order_amount(wanted.amount, max_micro=call.front.settings.order_max_micro)
+        if isinstance(read, Refusal):
+            return read
+        amount_micro = read
+    order_id = call.path["order_id"]
+    order = None
+    if valid_order_id(order_id):
+        order = await call.front.database.read(lambda rows: order_by_id(rows, order_id))
+    if order is None:
+        return ORDER_NOT_FOUND
+    command = ResolveOrder(order_id, wanted.credit, amount_micro, note)
+    reply = await call.ask(call.front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

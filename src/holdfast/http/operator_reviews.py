@@ -1,0 +1,213 @@
+"""Reviews, decided by an operator: the open cases, one case, approve, reject.
+
+Operators see every account. What they decide is the task's actor's to write, as any other change of a task; the
+answer is read back from the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.messages import DecideReview
+from holdfast.http.calls import Call
+from holdfast.http.front import Front
+from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
+from holdfast.http.shapes import Amount, Time
+from holdfast.http.task_shapes import TaskBody, task_body
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import ReviewReason, Task
+from holdfast.persistence.queries.reviews import open_reviews, task_under_review
+
+route = RouteTable("Operators")
+
+NOTE_MAX_CHARS: Final = 400
+OPERATORS: Final = "operators"
+"""Whose the operators' lists are, where an account's lists name the account."""
+
+REVIEW_NOT_FOUND: Final = Refusal(code="review_not_found", message="There is no such review.")
+
+_CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
+_REASON: Final = Parameter(
+    name="reason",
+    place="query",
+    description="Only reviews for this reason.",
+    schema=(("type", "string"), ("enum", list(get_args(ReviewReason)))),
+)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A word on the decision, at most 400 characters, told in the task's progress: its owner reads it."""
+
+    note: str | None = None
+
+
+class ProviderOutput(msgspec.Struct, frozen=True):
+    """A result as its provider made it, not stored here. ``url`` is null where it came inside the news."""
+
+    index: int
+    url: str | None
+    content_type: str | None
+    bytes: int | None
+
+
+class ReviewBody(msgspec.Struct, frozen=True):
+    """A task whose charge a person decides about. Without a decision the hold is released at ``deadline_at``."""
+
+    review_case_id: str
+    reason: str
+    decision: str
+    opened_at: Time
+    deadline_at: Time
+    account_id: str
+    hold_credits: Amount
+    provider_outputs: list[ProviderOutput]
+    task: TaskBody
+
+
+class ReviewList(msgspec.Struct, frozen=True):
+    """A page of open reviews, oldest task first."""
+
+    data: list[ReviewBody]
+    next_cursor: str | None
+
+
+@route(
+    "GET",
+    "/ops/reviews",
+    summary="The open reviews of all accounts, oldest task first",
+    auth=Auth.OPERATOR,
+    reply=ReviewList,
+    parameters=(_REASON, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_reviews(call: Call) -> Outcome:
+    """One read, with one row more than asked to know whether another page follows."""
+    window = read_window(call.query(), kind="reviews", filters=(_REASON,))
+    if isinstance(window, Refusal):
+        return window
+    position = read_cursor(OPERATORS, window)
+    if isinstance(position, Refusal):
+        return position
+
+    def read(rows: Connection) -> list[Task]:
+        return open_reviews(
+            rows,
+            limit=window.limit + 1,
+            since=window.since,
+            until=window.until,
+            after=position,
+            reason=window.filters.get("reason"),
+        )
+
+    tasks = await call.front.database.read(read)
+    next_cursor = None
+    if len(tasks) > window.limit:
+        tasks = tasks[: window.limit]
+        next_cursor = write_cursor(Position(tasks[-1].created_at, tasks[-1].request_id), OPERATORS, window)
+    return ReviewList(data=[review_body(call.front, task) for task in tasks], next_cursor=next_cursor)
+
+
+@route(
+    "GET",
+    "/ops/reviews/{review_case_id}",
+    summary="One review, open or decided",
+    auth=Auth.OPERATOR,
+    reply=ReviewBody,
+    errors=("review_not_found",),
+)
+async def read_review(call: Call) -> Outcome:
+    """One read."""
+    task = await _task_of(call)
+    return task if isinstance(task, Refusal) else review_body(call.front, task)
+
+
+@route(
+    "POST",
+    "/ops/reviews/{review_case_id}/approve",
+    summary="Approve: store what is not stored yet, then capture the charge",
+    auth=Auth.OPERATOR,
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def approve_review(call: Call) -> Outcome:
+    """The answer may still say ``review``: the task succeeds when its results are stored."""
+    return await _decide(call, approve=True)
+
+
+@route(
+    "POST",
+    "/ops/reviews/{review_case_id}/reject",
+    summary="Reject: the task fails and its whole hold is released",
+    auth=Auth.OPERATOR,
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def reject_review(call: Call) -> Outcome:
+    """State and credit change in one commit."""
+    return await _decide(call, approve=False)
+
+
+async def _decide(call: Call, *, approve: bool) -> Outcome:
+    note = read_note(call.body(Decision).note)
+    if isinstance(note, Refusal):
+        return note
+    task = await _task_of(call)
+    if isinstance(task, Refusal):
+        return task
+    done = await call.ask(call.front.tasks, task.request_id, DecideReview(approve=approve, note=note))
+    if isinstance(done, Refusal):
+        return done
+    decided = await _task_of(call)
+    return decided if isinstance(decided, Refusal) else review_body(call.front, decided)
+
+
+def read_note(note: str | None) -> str | Refusal | None:
+    """An operator's note, or None where it says nothing. Refuses with ``invalid_parameter``."""
+    if note is None or not note.strip():
+        return None
+    if len(note) > NOTE_MAX_CHARS:
+        return Refusal(
+            code="invalid_parameter", message=f"A note has at most {NOTE_MAX_CHARS} characters.", param="note"
+        )
+    return note
+
+
+def review_body(front: Front, task: Task) -> ReviewBody:
+    """Write a task's review."""
+    state, review = task.state, task.state.review
+    assert review is not None
+    opened = next(entry.ts for entry in state.status_history if entry.status == "review")
+    return ReviewBody(
+        review_case_id=review.case_id,
+        reason=review.reason,
+        decision=review.decision,
+        opened_at=format_time(opened),
+        deadline_at=format_time(review.deadline_at),
+        account_id=task.account_id,
+        hold_credits=format_amount(task.request.hold_micro),
+        provider_outputs=[
+            ProviderOutput(index=each.index, url=each.url, content_type=each.content_type, bytes=each.bytes)
+            for each in (*state.hosting.wanted, *state.hosting.lost)
+        ],
+        task=task_body(front, task),
+    )
+
+
+async def _task_of(call: Call) -> Task | Refusal:
+    case_id = call.path["review_case_id"]
+    if not _CASE_ID.fullmatch(case_id):
+        return REVIEW_NOT_FOUND
+    task = await call.front.database.read(lambda rows: task_under_review(rows, case_id))
+    return REVIEW_NOT_FOUND if task is None else task

@@ -1,0 +1,47 @@
+"""Reviews as rows tell them: the open ones of all accounts, oldest task first, or the one of a task.
+
+A review is part of its task's row. The open ones are found among the tasks that have not ended, through the partial
+index of those: however many tasks have ended, they cost nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection, func
+
+from holdfast.ledger.task_moves import task_of_review_case
+from holdfast.ledger.tasks import Task
+from holdfast.persistence.queries.paging import page
+from holdfast.persistence.queries.tasks import TASK_COLUMNS, task_by_id, task_of_row
+from holdfast.persistence.tables import tasks
+
+_OPEN = TASK_COLUMNS.where(tasks.c.wake_at.is_not(None), tasks.c.status == "review")
+
+
+def open_reviews(
+    rows: Connection,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+    reason: str | None = None,
+) -> list[Task]:
+    """Up to ``limit`` tasks in review, oldest first by (created_at, request_id), behind the position ``after``.
+
+    ``since`` is inclusive, ``until`` exclusive.
+    """
+    found = _OPEN
+    if reason is not None:
+        found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == reason)
+    order = (tasks.c.created_at, tasks.c.request_id)
+    some = page(rows, found, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
+    return [task_of_row(row) for row in some]
+
+
+def task_under_review(rows: Connection, case_id: str) -> Task | None:
+    """The task that this review is about, decided or not."""
+    task = task_by_id(rows, task_of_review_case(case_id))
+    review = None if task is None else task.state.review
+    return task if review is not None and review.case_id == case_id else None

@@ -1,0 +1,241 @@
+"""What operators may ask: who is let in, what they are shown, and what becomes of what they say."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.actors.messages import DecideReview, OrderHeard, TaskRef
+from holdfast.actors.order_messages import ResolveOrder
+from holdfast.ledger.news import Output
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import Review, StatusEntry, Task
+from holdfast.persistence import tables
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+CALLS = [
+    ("GET", "/ops/reviews"),
+    ("GET", "/ops/reviews/rev_1"),
+    ("POST", "/ops/reviews/rev_1/approve"),
+    ("POST", "/ops/reviews/rev_1/reject"),
+    ("GET", "/ops/payments"),
+    ("POST", "/ops/payments/ord_1/resolve"),
+]
+
+
+def heads(stage: Stage) -> dict[str, str]:
+    return {"Authorization": f"Bearer {stage.front.settings.operator_token}"}
+
+
+async def get(stage: Stage, path: str) -> dict[str, Any]:
+    response = await stage.call("GET", path, headers=heads(stage))
+    body = await response.get_json()
+    assert response.status_code == 200, body
+    assert isinstance(body, dict)
+    return body
+
+
+async def post(stage: Stage, path: str, json: Any = None) -> Any:
+    given = {} if json is None else {"json": json}
+    return await stage.call("POST", path, headers=heads(stage), **given)
+
+
+def frozen(world: World, number: int, *, reason: str = "content_flagged", **fields: Any) -> Task:
+    """A task in review, ``number`` minutes after noon."""
+    at = world.now + timedelta(minutes=number)
+    task = world.task(f"task_{number}", at=at, status="review", wake_at=at + timedelta(hours=24), **fields)
+    state = msgspec.structs.replace(
+        task.state,
+        status_history=(*task.state.status_history, StatusEntry(status="review", ts=at)),
+        review=Review(
+            case_id=f"rev_{number}",
+            reason=reason,  # type: ignore[arg-type]  # one of its words
+            decision="capture_blocked",
+            deadline_at=at + timedelta(hours=24),
+        ),
+        hosting=msgspec.structs.replace(
+            task.state.hosting,
+            wanted=(Output(index=0, url="https://studio.test/0.png", content_type="image/png", bytes=9),),
+        ),
+    )
+    return msgspec.structs.replace(task, state=state)
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+async def test_only_the_operators_token_opens(stage: Stage, method: str, path: str) -> None:
+    right = stage.front.settings.operator_token
+    refused = {
+        None: "missing_credentials",
+        f"Basic {right}": "invalid_credentials",
+        "Bearer ": "invalid_credentials",
+        f"Bearer {right[:-1]}": "invalid_credentials",
+        f"Bearer {right}x": "invalid_credentials",
+        f"Bearer {right} {right}": "invalid_credentials",
+        "Bearer \u00fc": "invalid_credentials",
+        f"Bearer {stage.token}": "wrong_credential_type",
+        f"Bearer {stage.key.secret}": "wrong_credential_type",
+    }
+    for sent, code in refused.items():
+        headers = {} if sent is None else {"Authorization": sent}
+        error_headers = (await stage.call(method, path, headers=headers)).headers
+        assert error_headers["WWW-Authenticate"] == "Bearer"
+        await stage.refused(await stage.call(method, path, headers=headers), 401, code)
+    # Past the door the stage has no rows to read: any other answer is a door that stood open.
+    body = {"json": {"credit": True}} if "resolve" in path else {}
+    inside = await stage.call(method, path, headers=heads(stage), **body)
+    assert inside.status_code in {404, 500}
+
+
+async def test_the_token_is_not_taken_where_customers_call(world: World) -> None:
+    await world.refused(await world.call("GET", "/v2/task/list", headers=heads(world)), 401, "invalid_api_key")
+    await world.refused(await world.call("GET", "/v2/usage/logs", headers=heads(world)), 401, "invalid_session")
+
+
+async def test_a_token_may_hold_any_printable_character(stage: Stage) -> None:
+    stage.configure(operator_token="p%ss:w{rd}|\u007e" * 3)
+    response = await stage.call("GET", "/ops/reviews/none", headers=heads(stage))
+    await stage.refused(response, 404, "review_not_found")
+
+
+async def test_open_reviews_of_all_accounts_come_oldest_first(world: World) -> None:
+    await world.add_task(frozen(world, 2))
+    await world.add_task(frozen(world, 1, account_id=world.other_account_id, reason="hosting_failed"))
+    await world.add_task(frozen(world, 3))
+    await world.add_task(world.task("task_running", status="processing"))
+    decided = frozen(world, 4)
+    await world.add_task(msgspec.structs.replace(decided, status="failed", wake_at=None))
+    first = await get(world, "/ops/reviews?limit=2")
+    assert [each["review_case_id"] for each in first["data"]] == ["rev_1", "rev_2"]
+    assert first["next_cursor"] is not None
+    rest = await get(world, f"/ops/reviews?cursor={first['next_cursor']}")
+    assert ([each["review_case_id"] for each in rest["data"]], rest["next_cursor"]) == (["rev_3"], None)
+    some = await get(world, "/ops/reviews?reason=hosting_failed")
+    assert [each["account_id"] for each in some["data"]] == [world.other_account_id]
+    inside = await get(world, "/ops/reviews?from=2026-11-20T12:02:00Z&to=2026-11-20T12:03:00Z")
+    assert [each["review_case_id"] for each in inside["data"]] == ["rev_2"]
+
+
+async def test_a_review_shows_what_is_needed_to_decide(world: World) -> None:
+    task = frozen(world, 1)
+    await world.add_task(task)
+    review = await get(world, "/ops/reviews/rev_1")
+    told = review.pop("task")
+    assert review == {
+        "review_case_id": "rev_1",
+        "reason": "content_flagged",
+        "decision": "capture_blocked",
+        "opened_at": "2026-11-20T12:01:00.000Z",
+        "deadline_at": "2026-11-21T12:01:00.000Z",
+        "account_id": world.account_id,
+        "hold_credits": "0.012",
+        "provider_outputs": [
+            {"index": 0, "url": "https://studio.test/0.png", "content_type": "image/png", "bytes": 9}
+        ],
+    }
+    assert told == await (await world.as_key("GET", "/v2/task/task_1")).get_json()
+    await world.add_task(world.task("task_2"))
+    for unknown in ("rev_2", "rev_9", "task_1", "rev_", "rev_%00", "rev_" + "a" * 200):
+        response = await world.call("GET", f"/ops/reviews/{unknown}", headers=heads(world))
+        await world.refused(response, 404, "review_not_found")
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("reason=boredom", "invalid_parameter"),
+        ("limit=101", "invalid_parameter"),
+        ("from=2026-11-20&to=2026-11-20", "invalid_parameter"),
+        ("cursor=abc", "invalid_cursor"),
+    ],
+)
+async def test_the_rules_of_lists_hold(world: World, query: str, code: str) -> None:
+    response = await world.call("GET", f"/ops/reviews?{query}", headers=heads(world))
+    await world.refused(response, 400, code)
+
+
+async def test_a_cursor_of_reviews_is_none_of_payments(world: World) -> None:
+    for number in range(2):
+        await world.add_task(frozen(world, number))
+    cursor = (await get(world, "/ops/reviews?limit=1"))["next_cursor"]
+    for path in ("/ops/payments?", "/ops/reviews?reason=content_flagged&"):
+        response = await world.call("GET", f"{path}cursor={cursor}", headers=heads(world))
+        await world.refused(response, 400, "invalid_cursor")
+
+
+@pytest.mark.parametrize(("word", "approve"), [("approve", True), ("reject", False)])
+async def test_a_decision_is_asked_of_the_task_and_answered_from_its_row(
+    world: World, word: str, approve: bool
+) -> None:
+    await world.add_task(frozen(world, 1))
+
+    async def decide(key: str, command: object) -> TaskRef:
+        await world.write(tables.tasks.update().values(status="failed"))
+        return TaskRef("task_1", world.account_id)
+
+    world.tasks.answer = decide
+    path = f"/ops/reviews/rev_1/{word}"
+    for given, note in ((None, None), ({}, None), ({"note": "  "}, None), ({"note": "fine"}, "fine")):
+        response = await post(world, path, given)
+        assert (await response.get_json())["task"]["status"] == "failed"
+        assert world.tasks.asked[-1] == ("task_1", DecideReview(approve, note))
+    world.tasks.answer = Refusal(code="review_not_open", message="It is failed.", final=True)
+    response = await post(world, path)
+    await world.refused(response, 409, "review_not_open")
+    assert response.headers["X-Should-Retry"] == "false"
+
+
+async def test_a_decision_that_cannot_be_meant_is_not_asked(world: World) -> None:
+    await world.add_task(frozen(world, 1))
+    for body, code in (
+        ({"note": "x" * 401}, "invalid_parameter"),
+        ({"note": 1}, "invalid_parameter"),
+        ([], "invalid_json"),
+    ):
+        await world.refused(await post(world, "/ops/reviews/rev_1/approve", body), 400, code)
+    await world.refused(await post(world, "/ops/reviews/rev_7/approve"), 404, "review_not_found")
+    assert world.tasks.asked == []
+
+
+async def test_a_held_order_is_listed_and_resolved_by_its_account(world: World) -> None:
+    for number, status in ((1, "held"), (2, "pending"), (3, "held")):
+        order = world.order(f"ord_{number}", at=world.now + timedelta(minutes=number))
+        await world.add_order(order)
+        held = tables.orders.update().where(tables.orders.c.order_id == f"ord_{number}").values(status=status)
+        await world.write(held)
+    first = await get(world, "/ops/payments?limit=1")
+    rest = await get(world, f"/ops/payments?cursor={first['next_cursor']}")
+    assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
+    world.accounts.answer = OrderHeard(world.order("ord_1"), "applied")
+    path = "/ops/payments/ord_1/resolve"
+    for given, asked in (
+        ({"credit": True}, ResolveOrder("ord_1", True)),
+        ({"credit": True, "amount": "9.50", "note": "ok"}, ResolveOrder("ord_1", True, 9_500_000, "ok")),
+        ({"credit": False, "note": ""}, ResolveOrder("ord_1", False)),
+    ):
+        response = await post(world, path, given)
+        assert (await response.get_json())["order_id"] == "ord_1"
+        assert world.accounts.asked[-1] == (world.account_id, asked)
+    world.accounts.answer = Refusal(code="payment_order_not_payable", message="Not held.")
+    await world.refused(await post(world, path, {"credit": True}), 409, "payment_order_not_payable")
+
+
+async def test_a_resolution_that_cannot_be_meant_is_not_asked(world: World) -> None:
+    await world.add_order(world.order("ord_1"))
+    for body, code in (
+        ({}, "missing_parameter"),
+        ({"credit": "yes"}, "invalid_parameter"),
+        ({"credit": True, "amount": "-1"}, "invalid_amount"),
+        ({"credit": True, "amount": "0"}, "invalid_amount"),
+        ({"credit": False, "amount": "1.00"}, "invalid_parameter"),
+        ({"credit": True, "note": "x" * 401}, "invalid_parameter"),
+    ):
+        await world.refused(await post(world, "/ops/payments/ord_1/resolve", body), 400, code)
+    for unknown in ("ord_2", "x" * 200):
+        response = await post(world, f"/ops/payments/{unknown}/resolve", {"credit": True})
+        await world.refused(response, 404, "payment_order_not_found")
+    assert world.accounts.asked == []
