@@ -39,3 +39,7 @@ ORDERS_MISMATCHED = Gauge(
     "holdfast_orders_mismatched",
     "Payment orders in the database that differ from what their provider says.",
 )
+EVENT_DELIVERIES = Counter(
+    "holdfast_event_deliveries", "Deliveries of events, by how they ended: delivered, failed, given_up.", ["result"]
+)
+EVENTS_PENDING = Gauge("holdfast_events_pending", "Events in the database that are still to be delivered.")

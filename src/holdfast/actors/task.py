@@ -236,7 +236,7 @@ class TaskActor(JournaledActor):
         return self._ref()
 
     def _confirm(self, reply: Any, *rows: Row) -> Commit:
-        """Answer what leaves the task as it is: only of its newest version, for another process may have moved it."""
+        """Answer what leaves the task as it is; only of its newest version, for others may have moved it."""
         fence = Fence("task", self._request_id, self._task.version)
         return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
 

@@ -66,9 +66,18 @@ def is_plain_host(host: str) -> bool:
     if not host or not host.isascii() or re.search(r"[\s%@/\\?#\x00-\x1f\x7f]", host):
         return False
     if ":" in host:
-        return _parses(host)
+        return names_address(host)
     last = host.rstrip(".").rsplit(".", 1)[-1]
-    return _parses(host) if _NUMERIC_LABEL.match(last) else True
+    return names_address(host) if _NUMERIC_LABEL.match(last) else True
+
+
+def names_address(host: str) -> bool:
+    """Whether a host is an address and not a name; an IPv6 one comes without its brackets."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_public_v4(ip: ipaddress.IPv4Address) -> bool:
@@ -77,11 +86,3 @@ def _is_public_v4(ip: ipaddress.IPv4Address) -> bool:
         and not ip.is_multicast
         and not any(ip in network for network in _REFUSED if network.version == 4)
     )
-
-
-def _parses(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,239 @@
+"""The outbox worker: delivers events to the addresses customers named, again and again until they are taken.
+
+The rows are the truth: a claimed event counts as a failed attempt until its outcome is written, so a crash repeats
+a delivery and never loses one. Receivers know a repeated event by its id. How many deliveries run at once is
+bounded, for all and for each account, so that a receiver that hangs holds up nobody but its owner.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import structlog
+import trio
+from sqlalchemy import Connection, text
+
+from holdfast import metrics
+from holdfast.actors.event_messages import EventsDue, HearAnnouncement
+from holdfast.actors.turns import Teller
+from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.ledger.clock import Now
+from holdfast.ledger.deliveries import Answer, Outcome, judge
+from holdfast.ledger.task_events import ASSETS_READY
+from holdfast.ledger.webhook_secrets import signing, webhook_secret
+from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.outbox_claims import DueEvent, claim_due
+from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.units import Committed, Unit
+from holdfast.providers.standard_webhooks import standard_headers
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 2.0
+COUNT_S = 30.0
+DELIVERIES_MAX = 128
+PER_ACCOUNT_MAX = 4
+LEASE_MARGIN_S = 5.0
+ERROR_MAX_CHARS = 200
+
+_PENDING = text("select count(*) from outbox where due_at is not null")
+
+Render = Callable[[DueEvent], bytes]
+"""Writes an event's body, its links signed as of now."""
+
+Send = Callable[[str, bytes, Mapping[str, str]], Awaitable[Answer]]
+"""Posts a body with headers to an address, once and within a time of its own."""
+
+
+class EventRows(Protocol):
+    """Where events wait. Both raise :class:`~holdfast.persistence.database.DatabaseAway`."""
+
+    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
+        """Claim up to ``most`` due events; ``busy`` counts each account's deliveries under way."""
+        ...
+
+    async def count_pending(self) -> int:
+        """How many events are still to be delivered, by all processes."""
+        ...
+
+
+class OutboxRows:
+    """The outbox in the database. ``lease_s`` is how long one delivery may take."""
+
+    def __init__(self, database: Database, *, lease_s: float) -> None:
+        self._database = database
+        self._lease_s = lease_s
+
+    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
+        """Claim due events, the oldest first, as many of each account as it has room for."""
+        return await self._database.work(
+            lambda connection: claim_due(
+                connection, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
+            )
+        )
+
+    async def count_pending(self) -> int:
+        """Count the events that are not done."""
+
+        def count(connection: Connection) -> int:
+            return int(connection.execute(_PENDING).scalar_one())
+
+        return await self._database.read(count)
+
+
+class OutboxWorker(Worker):
+    """Delivers due events. ``give_up_s`` is how long one is tried; ``secrets_key`` draws the accounts' secrets."""
+
+    def __init__(
+        self,
+        post: WorkerPost,
+        *,
+        rows: EventRows,
+        journal: Journal,
+        tasks: Teller,
+        render: Render,
+        send: Send,
+        secrets_key: bytes,
+        give_up_s: float,
+        now: Now,
+        rng: random.Random,
+        tick_s: float = TICK_S,
+    ) -> None:
+        super().__init__(post)
+        self._rows = rows
+        self._journal = journal
+        self._tasks = tasks
+        self._render = render
+        self._send = send
+        self._secrets_key = secrets_key
+        self._give_up_s = give_up_s
+        self._now = now
+        self._rng = rng
+        self._tick_s = tick_s
+        self._busy: Counter[str] = Counter()
+        self._stirred = trio.Event()
+
+    def habits(self) -> tuple[Callable[[], Any], ...]:
+        """Look for due events every few seconds, and count what waits."""
+        return (self._keep_looking, self._keep_counting)
+
+    async def on_receive(self, message: Any) -> None:
+        """Look at once: events have become due."""
+        assert isinstance(message, EventsDue)
+        self._stirred.set()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                while await self.look_around():
+                    pass
+            except DatabaseAway as away:
+                # What is due stays due; the next look finds it.
+                log.info("due events cannot be read", reason=str(away))
+            with trio.move_on_after(self._tick_s):
+                await self._stirred.wait()
+            self._stirred = trio.Event()
+
+    async def _keep_counting(self) -> None:
+        while True:
+            with suppress(DatabaseAway):
+                metrics.EVENTS_PENDING.set(await self._rows.count_pending())
+            await trio.sleep(COUNT_S)
+
+    async def look_around(self) -> int:
+        """Claim as many due events as there is room for and begin to deliver them; how many there were.
+
+        Raises :class:`DatabaseAway`.
+        """
+        most = DELIVERIES_MAX - self._busy.total()
+        if most <= 0:
+            return 0
+        due = await self._rows.claim(self._now(), most=most, busy=dict(self._busy))
+        for event in due:
+            self._busy[event.account_id] += 1
+            self.nursery.start_soon(self._deliver, event)
+        return len(due)
+
+    async def _deliver(self, event: DueEvent) -> None:
+        try:
+            await self._attempt(event)
+        except Exception:
+            # One event's trouble must not end everybody's; unwritten, the attempt counts as failed.
+            log.exception("delivery broke", event_id=event.event_id)
+        finally:
+            had_no_room = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
+            self._busy[event.account_id] -= 1
+            if not self._busy[event.account_id]:
+                del self._busy[event.account_id]
+            if had_no_room:
+                self._stirred.set()
+
+    async def _attempt(self, event: DueEvent) -> None:
+        at, begun = self._now(), trio.current_time()
+        body = self._render(event)
+        answer = await self._send(event.url, body, self._headers(event, at, body))
+        duration_ms = round((trio.current_time() - begun) * 1000)
+        outcome = judge(
+            answer,
+            at + timedelta(milliseconds=duration_ms),
+            tries=event.tries,
+            begun_at=event.round_at,
+            give_up_s=self._give_up_s,
+            jitter=self._rng.random(),
+        )
+        await self._write(event, _rows_of(event, answer, outcome, at, duration_ms), outcome)
+        result = "failed" if outcome.status == "pending" else outcome.status
+        metrics.EVENT_DELIVERIES.labels(result).inc()
+        if outcome.status == "given_up":
+            log.info(
+                "event given up", event_id=event.event_id, request_id=event.task.request_id, why=outcome.reason
+            )
+
+    def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
+        secrets = [
+            webhook_secret(self._secrets_key, event.account_id, generation)
+            for generation in signing(event.rotations, at).generations
+        ]
+        return standard_headers(secrets, event.event_id, int(at.timestamp()), body)
+
+    async def _write(
+        self, event: DueEvent, rows: tuple[OutboxAttemptRow, OutboxOutcomeRow], outcome: Outcome
+    ) -> None:
+        if event.kind == ASSETS_READY and outcome.status != "pending":
+            # The task shows whether this one arrived: both change in one commit, made by the task's actor.
+            self._tasks.tell(event.task.request_id, HearAnnouncement(outcome.status == "delivered", rows))
+            return
+        verdict = await self._journal.write(Unit(rows=rows))
+        if not isinstance(verdict, Committed):
+            log.info("an outcome was not written", event_id=event.event_id, verdict=type(verdict).__name__)
+
+
+def _rows_of(
+    event: DueEvent, answer: Answer, outcome: Outcome, at: datetime, duration_ms: int
+) -> tuple[OutboxAttemptRow, OutboxOutcomeRow]:
+    attempt = OutboxAttemptRow(
+        account_id=event.account_id,
+        event_id=event.event_id,
+        number=event.attempts,
+        at=at,
+        status_code=answer.status_code,
+        error=None if answer.error is None else answer.error[:ERROR_MAX_CHARS],
+        duration_ms=duration_ms,
+    )
+    end = OutboxOutcomeRow(
+        account_id=event.account_id,
+        event_id=event.event_id,
+        attempts=event.attempts,
+        round_at=event.round_at,
+        due_at=outcome.due_at,
+        status=outcome.status,
+        done_at=None if outcome.status == "pending" else at + timedelta(milliseconds=duration_ms),
+        reason=outcome.reason,
+    )
+    return attempt, end

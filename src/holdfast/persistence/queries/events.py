@@ -1,0 +1,83 @@
+"""A task's events as rows tell them, each with its newest attempts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.deliveries import DeliveryStatus
+from holdfast.ledger.tasks import EventKind
+from holdfast.persistence.tables import outbox, outbox_attempts
+
+ATTEMPTS_SHOWN_MAX: Final = 50
+"""How many of an event's attempts are read, the newest ones."""
+
+
+class AttemptRecord(NamedTuple):
+    """One delivery and how it went."""
+
+    number: int
+    at: datetime
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+class EventRecord(NamedTuple):
+    """An event, how its delivery stands, and its newest attempts, newest first."""
+
+    event_id: str
+    kind: EventKind
+    url: str
+    status: DeliveryStatus
+    created_at: datetime
+    due_at: datetime | None
+    done_at: datetime | None
+    reason: str | None
+    attempts: tuple[AttemptRecord, ...]
+
+
+_EVENT = select(
+    outbox.c.event_id,
+    outbox.c.kind,
+    outbox.c.url,
+    outbox.c.status,
+    outbox.c.created_at,
+    outbox.c.due_at,
+    outbox.c.done_at,
+    outbox.c.reason,
+)
+_ATTEMPT = select(
+    outbox_attempts.c.event_id,
+    outbox_attempts.c.number,
+    outbox_attempts.c.at,
+    outbox_attempts.c.status_code,
+    outbox_attempts.c.error,
+    outbox_attempts.c.duration_ms,
+).join_from(
+    outbox_attempts,
+    outbox,
+    (outbox.c.account_id == outbox_attempts.c.account_id)
+    & (outbox.c.event_id == outbox_attempts.c.event_id)
+    & (outbox_attempts.c.number > outbox.c.attempts - ATTEMPTS_SHOWN_MAX),
+)
+
+
+def events_of_task(
+    rows: Connection, account_id: str, request_id: str, *, event_id: str | None = None
+) -> list[EventRecord]:
+    """The account's events of a task, newest first; or the one named."""
+    where = (outbox.c.account_id == account_id) & (outbox.c.request_id == request_id)
+    if event_id is not None:
+        where &= outbox.c.event_id == event_id
+    found = rows.execute(_EVENT.where(where).order_by(outbox.c.created_at.desc(), outbox.c.event_id.desc())).all()
+    attempts: defaultdict[str, list[AttemptRecord]] = defaultdict(list)
+    if found:
+        for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
+            attempts[row.event_id].append(
+                AttemptRecord(row.number, row.at, row.status_code, row.error, row.duration_ms)
+            )
+    return [EventRecord(*row, tuple(attempts[row.event_id])) for row in found]
