@@ -6,7 +6,6 @@ import sys
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-import outcome
 import pykka
 import trio
 
@@ -28,31 +27,34 @@ class TrioFuture(pykka.Future[T]):
     meets a future that is not ready, waits for it and runs the hook again.
     """
 
-    __slots__ = ("_outcome", "_waiting")
+    __slots__ = ("_error", "_is_set", "_value", "_waiting")
 
     def __init__(self) -> None:
         super().__init__()
-        self._outcome: outcome.Value[T] | outcome.Error | None = None
+        self._is_set = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
         self._waiting: list[trio.lowlevel.Task] = []
 
     @property
     def is_set(self) -> bool:
         """Whether a value or an exception is there."""
-        return self._outcome is not None
+        return self._is_set
 
     def get(self, *, timeout: float | None = None) -> T:
         """Return the value or raise the exception; raises :class:`NotReady` where there is neither."""
         if self._get_hook is not None:
             return super().get(timeout=timeout)
-        if self._outcome is None:
+        if not self._is_set:
             raise NotReady(self)
-        if isinstance(self._outcome, outcome.Error):
-            raise self._outcome.error
-        return self._outcome.value
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # set to a T, or bare for a future of None
 
     def set(self, value: T | None = None) -> None:
         """Give the future its value and wake who waits."""
-        self._resolve(outcome.Value(value))  # type: ignore[arg-type]  # pykka lets a future of None be set bare
+        self._settle()
+        self._value = value
 
     def set_exception(self, exc_info: Any = None) -> None:
         """Give the future an exception, as an exc_info triple or the one being handled."""
@@ -62,17 +64,23 @@ class TrioFuture(pykka.Future[T]):
 
     def fail(self, exception: BaseException) -> None:
         """Give the future an exception to raise in whoever awaits it."""
-        self._resolve(outcome.Error(exception))
+        self._settle()
+        self._error = exception
 
-    def _resolve(self, result: outcome.Value[T] | outcome.Error) -> None:
-        assert self._outcome is None, "a future is set once"
-        self._outcome = result
+    def _settle(self) -> None:
+        assert not self._is_set, "a future is set once"
+        self._is_set = True
         for task in self._waiting:
             trio.lowlevel.reschedule(task)
         self._waiting = []
 
     async def wait(self) -> T:
         """Wait for the value; a cancelled wait leaves the future as it is."""
+        if self._get_hook is None:
+            # What nearly every wait is: for one value that is not there yet.
+            while not self._is_set:
+                await self._park()
+            return self.get()
         while True:
             try:
                 return self.get()

@@ -41,11 +41,19 @@ from holdfast.persistence.units import (
     Verdict,
 )
 
+
+def _lock(table: str, key: str) -> str:
+    # A join and not "= any": a plan made while the table was small would compare every row with every key.
+    return (
+        f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k "  # noqa: S608 - our own names
+        f"order by t.{key} for no key update of t"
+    )
+
+
 _LOCK: dict[FenceKind, str] = {
-    "account": "select id, version from accounts where id = any(%s) order by id for no key update",
-    "task": "select request_id, version from tasks where request_id = any(%s) "
-    "order by request_id for no key update",
-    "sign_in": "select key, version from sign_ins where key = any(%s) order by key for no key update",
+    "account": _lock("accounts", "id"),
+    "task": _lock("tasks", "request_id"),
+    "sign_in": _lock("sign_ins", "key"),
 }
 _FIRST_SIGN_IN = (
     "insert into sign_ins (key, version, updated_at, state) "

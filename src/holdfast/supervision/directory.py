@@ -20,12 +20,13 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from holdfast.actors.actor import Ending, JournaledActor, TrioActor
-from holdfast.actors.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.faults import Deadlock, Overloaded, Unavailable
 from holdfast.actors.future import TrioFuture
 from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.messages import Command
 from holdfast.actors.trace import trace_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_notes import KeyedNotes
 from holdfast.supervision.keyed_slots import KeyedLimits, Slot
@@ -80,6 +81,7 @@ class KeyedDirectory:
         self._stopping = trio.Event()
         self._emptied = trio.Event()
         self._awake_count = 0
+        self._deadlines = AskDeadlines()
 
     # ------------------------------------------------------------------------------------------------- talking
 
@@ -99,14 +101,14 @@ class KeyedDirectory:
         self._put(slot, Envelope(command, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
         if asker is not None:
             asker.waiting_on = slot
+        self._deadlines.add(future, now + deadline_s, deadline_s)
         try:
-            with trio.move_on_at(now + deadline_s):
-                reply: R | Refusal = await future
-                return reply
+            reply: R | Refusal = await future.wait()
+            return reply
         finally:
+            self._deadlines.remove(future)
             if asker is not None:
                 asker.waiting_on = None
-        raise OutcomeUnknown(f"no answer within {deadline_s:g} s")
 
     def tell(self, key: str, command: Command[Any]) -> None:
         """Send a command nobody waits for. A full or quarantined mailbox makes it a dead letter."""
