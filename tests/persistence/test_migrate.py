@@ -16,7 +16,7 @@ from holdfast.persistence.database import DatabaseAway, connected
 from holdfast.persistence.migrate import MigrationRefused, MigrationReport, migrate, pending
 from holdfast.persistence.tables import metadata
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 
 
 def example_of(column: Column[Any]) -> Any:
@@ -103,6 +103,9 @@ def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: 
         for name, rows in kept.items():
             assert connection.execute(metadata.tables[name].select()).all() == rows
         assert connection.execute(metadata.tables["outbox"].select()).all() == []
+        asset = kept["assets"][0]
+        known = [(asset.sha256, asset.content_type, asset.created_at, None)]
+        assert connection.execute(metadata.tables["contents"].select()).all() == known
 
 
 def test_two_processes_never_migrate_at_once(empty_url: str) -> None:

@@ -240,6 +240,13 @@ class AssetRow(NamedTuple):
     expires_at: datetime
 
 
+class AssetsRemovedRow(NamedTuple):
+    """All assets of a task go."""
+
+    account_id: str
+    request_id: str
+
+
 class ApiKeyRow(NamedTuple):
     """A new API key; only the hash of its secret."""
 
@@ -332,6 +339,7 @@ Row: TypeAlias = (
     | UsageRow
     | UsageChangedRow
     | AssetRow
+    | AssetsRemovedRow
     | ApiKeyRow
     | ApiKeyRevokedRow
     | ApiKeyUsedRow

@@ -30,6 +30,7 @@ from holdfast.persistence.rows import (
     ApiKeyRow,
     ApiKeyUsedRow,
     AssetRow,
+    AssetsRemovedRow,
     BatchRow,
     HoldRow,
     HoldSettledRow,
@@ -174,6 +175,18 @@ def _update(table: Table, row: type[Any], *, keyed: Sequence[str]) -> Statement:
     return Statement(sql, tuple(renders), tuple(fields.index(k) for k in keyed))
 
 
+def _delete(table: Table, row: type[Any]) -> Statement:
+    """Remove all rows that have the fields' values."""
+    fields = row._fields
+    casts, renders, _ = _columns(table, fields)
+    match = " and ".join(f"t.{f} = v.{f}" for f in fields)
+    sql = (
+        f"delete from {table.name} t using unnest({', '.join(casts)}) "  # noqa: S608 - names from our own tables
+        f"as v({', '.join(fields)}) where {match}"
+    )
+    return Statement(sql, tuple(renders), None)
+
+
 STATEMENTS: dict[type[Any], Statement] = {
     # New rows first, in an order that lets a later kind speak of an earlier one.
     AccountRow: _insert(tables.accounts, AccountRow),
@@ -199,6 +212,7 @@ STATEMENTS: dict[type[Any], Statement] = {
     UsageRow: _insert(tables.usage_entries, UsageRow),
     UsageChangedRow: _update(tables.usage_entries, UsageChangedRow, keyed=["account_id", "request_id"]),
     AssetRow: _insert(tables.assets, AssetRow),
+    AssetsRemovedRow: _delete(tables.assets, AssetsRemovedRow),
     ApiKeyRow: _insert(tables.api_keys, ApiKeyRow),
     ApiKeyRevokedRow: _update(tables.api_keys, ApiKeyRevokedRow, keyed=["account_id", "key_id"]),
     ApiKeyUsedRow: _update(tables.api_keys, ApiKeyUsedRow, keyed=["account_id", "key_id"]),

@@ -188,6 +188,16 @@ assets = Table(
     Index("ix_assets_expires_at", "expires_at"),
 )
 
+contents = Table(
+    "contents",
+    metadata,
+    Column("sha256", Text, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("claimed_at", Time, nullable=False),
+    Column("doomed_at", Time),
+    PrimaryKeyConstraint("sha256", "content_type"),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,

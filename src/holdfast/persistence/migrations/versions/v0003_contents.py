@@ -1,0 +1,28 @@
+"""Contents: what lies in the asset store, so that nothing is left there unknown or goes while it is wanted."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the table of contents, and enter what assets refer to already."""
+    op.create_table(
+        "contents",
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("content_type", sa.Text(), nullable=False),
+        sa.Column("claimed_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("doomed_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("sha256", "content_type", name=op.f("pk_contents")),
+    )
+    op.execute(
+        "insert into contents (sha256, content_type, claimed_at) "
+        "select sha256, content_type, max(created_at) from assets group by sha256, content_type"
+    )
