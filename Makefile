@@ -25,7 +25,7 @@ demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check 
 	$(BIN)/python -m holdfast demo
 
 test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
-	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports
 	$(BIN)/python -m ruff format --check .

@@ -1,8 +1,6 @@
 """What every room's tests may use: a real PostgreSQL for the session and a fresh database for each test.
 
-Where tests run in several workers, each has a session of its own. Tests that share a running service then go to
-one worker, all tests of a module to one, and each journey with services of its own wherever there is room; what
-takes long goes first.
+Where tests run in several workers, each worker has a session of its own, and a module's tests stay together.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ TEMPLATE = "holdfast_template"
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
 WORKERS_MAX = 8
-SHARED_SERVICE = "house"
-"""How the names of session fixtures end that are a running service, and cost seconds to start."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -39,19 +35,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(WORKERS_MAX, WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: say which tests must stay together, and put first what takes long."""
-    if not hasattr(config, "workerinput"):
-        return
-    ranks: dict[pytest.Item, int] = {}
-    for item in items:
-        shared = [name for name in getattr(item, "fixturenames", ()) if name.endswith(SHARED_SERVICE)]
-        is_journey = item.path.parent.name == "journeys"
-        ranks[item] = 0 if shared else 1 if is_journey else 2
-        if item.get_closest_marker("xdist_group") is None and (shared or not is_journey):
-            item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
-    items.sort(key=ranks.__getitem__)
+    """In a worker, put first what takes long, so that no worker is left alone with it in the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent.name != "journeys")
 
 
 def on_database(url: str, name: str) -> str:
