@@ -160,7 +160,8 @@ def test_tasks_are_due_when_they_have_ended_and_all_their_assets_are_past_their_
         status = "review" if name == "task_review" else "succeeded"
         values = {
             "account_id": "acct_1", "request_id": name, "version": 1, "status": status, "model": "m",
-            "provider": "p", "created_at": NOW, "updated_at": NOW, "wake_at": None, "dispatched": False, "request": {}, "state": {},
+            "provider": "p", "created_at": NOW, "updated_at": NOW, "wake_at": None,
+            "dispatched": False, "request": {}, "state": {},
         }  # fmt: skip
         rows.execute(tables.tasks.insert().values(**values))
         for position, end in enumerate(ends):

@@ -307,10 +307,21 @@ class HearCancel(Command["TaskRef"]):
 
 @dataclass(frozen=True, slots=True)
 class HearHosting(Command["TaskRef"]):
-    """How a round of storing outputs went."""
+    """How a round of storing outputs went.
+
+    Each stored output was claimed at its ``expires_at`` less the retention its terms promise.
+    """
 
     attempt: int
     results: tuple[HostedOutput | HostingFailure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireAssets(Command["TaskRef"]):
+    """The time of the task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone.
+
+    Only for tasks whose rows say so; the sweeper has looked. One that has not ended keeps what it has.
+    """
 
 
 @dataclass(frozen=True, slots=True)
