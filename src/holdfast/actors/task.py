@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.actors.actor import JournaledActor, Reload
@@ -21,6 +22,7 @@ from holdfast.actors.messages import (
     CancelJob,
     CancelTask,
     DecideReview,
+    ExpireAssets,
     HearCancel,
     HearHosting,
     HearNews,
@@ -42,12 +44,20 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.task_hosting import on_hosted
-from holdfast.ledger.task_moves import HostedOutput, ProviderTraits, Step
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits, Step
 from holdfast.ledger.task_news import on_news, on_poll
-from holdfast.ledger.task_steps import on_assets_announced, on_cancel, on_cancel_told, on_review, on_wake
+from holdfast.ledger.task_steps import (
+    on_assets_announced,
+    on_assets_expired,
+    on_cancel,
+    on_cancel_told,
+    on_review,
+    on_wake,
+)
 from holdfast.ledger.tasks import Task
+from holdfast.persistence.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.rows import AssetRow, Row, TaskEventRow
+from holdfast.persistence.rows import AssetRow, AssetsRemovedRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 
@@ -162,10 +172,14 @@ class TaskActor(JournaledActor):
 
     async def _hear_hosting(self, command: HearHosting) -> Any:
         at = self._world.now()
+        results = self._in_time(command.results, at)
+        if command.results and not results:
+            # As if never answered: the round is asked for again when its lease is over.
+            return self._ref()
         step = on_hosted(
             self._task,
             command.attempt,
-            command.results,
+            results,
             at,
             operation_id=new_id("op"),
             jitter=self._world.rng.random(),
@@ -186,10 +200,25 @@ class TaskActor(JournaledActor):
                 at,
                 result.expires_at,
             )
-            for result in command.results
+            for result in results
             if isinstance(result, HostedOutput) and result.asset_id in stored
         ]
         return await self._take(step, *rows)
+
+    def _in_time(
+        self, results: tuple[HostedOutput | HostingFailure, ...], at: datetime
+    ) -> tuple[HostedOutput | HostingFailure, ...]:
+        """Without outputs that were stored so long ago that they may be swept before their row is written."""
+        retention_s = self._task.request.terms.hosting.retention_s
+        soonest = at + timedelta(seconds=retention_s - HEARD_WITHIN_S)
+        return tuple(each for each in results if isinstance(each, HostingFailure) or each.expires_at >= soonest)
+
+    async def _expire_assets(self, _: ExpireAssets) -> Any:
+        gone = AssetsRemovedRow(self._task.account_id, self._request_id)
+        step = on_assets_expired(self._task, self._world.now())
+        if step.task is not None:
+            return await self._take(step, gone)
+        return self._confirm(self._ref(), *((gone,) if self._task.is_terminal else ()))
 
     async def _hear_announcement(self, command: HearAnnouncement) -> Any:
         step = on_assets_announced(self._task, command.delivered, self._world.now())
@@ -225,6 +254,9 @@ class TaskActor(JournaledActor):
         rows = (changed_task_row(after), *rows, *events)
         if after.status != before.status:
             rows = (*rows, changed_usage_row(after))
+            if after.is_terminal and after.status != "succeeded" and before.state.output:
+                # Stored in vain: without a row the sweeper takes the content away.
+                rows = (*rows, AssetsRemovedRow(after.account_id, self._request_id))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
@@ -312,4 +344,5 @@ _HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
     HearAnnouncement: TaskActor._hear_announcement,
     CancelTask: TaskActor._cancel,
     DecideReview: TaskActor._decide_review,
+    ExpireAssets: TaskActor._expire_assets,
 }
