@@ -125,7 +125,7 @@ async def _heed_signals(assembly: Assembly, stop: trio.Event, everything: trio.C
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
             if number == signal.SIGHUP:
-                await trio.to_thread.run_sync(assembly.shelf.reload)
+                await assembly.shelf.reload()
             elif not stop.is_set():
                 log.info("stopping", signal=signal.Signals(number).name)
                 stop.set()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 import structlog
+import trio
 
 from holdfast.ledger.catalog import Catalog, CatalogFault, load_catalog
+from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.task_moves import ProviderTraits
 from holdfast.providers.media.base import MediaProvider
@@ -16,42 +19,87 @@ from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+PAST_CATALOGS_MAX = 16
+"""How many earlier catalogs are kept at most, however often the catalog is read again."""
+
 
 class Shelf:
-    """The catalog in force and the providers it names; replaced whole by :meth:`reload`."""
+    """The catalog in force and the providers it names; replaced whole by :meth:`reload`.
 
-    def __init__(self, settings: Settings, *, studio_url: str) -> None:
+    ``providers`` and ``origins`` stay the same objects, so whoever was given them sees what a reload brought.
+    ``origins`` are the addresses of configured providers: the only ones on private networks that outputs may come
+    from.
+    """
+
+    def __init__(self, settings: Settings, *, studio_url: str, now: Now = utc_now) -> None:
         self._settings = settings
         self._studio_url = studio_url
-        self.catalog: Catalog
+        self._now = now
+        self._past: dict[str, tuple[datetime, Catalog]] = {}
         self.providers: dict[str, MediaProvider] = {}
-        self._stock(load_catalog(settings.catalog))
+        self.origins: set[tuple[str, int]] = set()
+        self.catalog = load_catalog(settings.catalog)
+        self._stock({})
 
-    def reload(self) -> bool:
+    async def reload(self) -> bool:
         """Read the catalog again; one with faults is told of and left aside. Whether it was taken over.
 
-        Tasks and quotes under way keep their terms: they carry them.
+        Tasks carry their terms; for the quotes that live, the catalog they were made by is kept as long.
         """
         try:
-            catalog = load_catalog(self._settings.catalog)
+            catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
             return False
-        self._stock(catalog)
+        if self._needs_studio(catalog) and not self._needs_studio(self.catalog):
+            log.warning("the in-tree studio starts with the service: restart it to run the models that name it")
+        self._keep_past(catalog)
+        before, self.catalog = self.catalog.providers, catalog
+        self._stock(before)
         log.info("catalog in force", version=catalog.version, models=len(catalog.models))
         return True
 
-    def _stock(self, catalog: Catalog) -> None:
-        for line in catalog.warnings:
+    def catalog_of(self, version: str) -> Catalog | None:
+        """The catalog that a live quote was made by, if this process still has it."""
+        if version == self.catalog.version:
+            return self.catalog
+        until, catalog = self._past.get(version, (None, None))
+        return catalog if until is not None and self._now() < until else None
+
+    def _keep_past(self, catalog: Catalog) -> None:
+        now = self._now()
+        until = now + timedelta(seconds=self._settings.quote_ttl_s)
+        past = {**self._past, self.catalog.version: (until, self.catalog)}
+        past.pop(catalog.version, None)
+        live = [(version, kept) for version, kept in past.items() if now < kept[0]]
+        self._past = dict(live[-PAST_CATALOGS_MAX:])
+
+    def _stock(self, before: Mapping[str, ProviderConfig]) -> None:
+        """Take over the providers of the catalog in force; one whose table has not changed stays as it is."""
+        for line in self.catalog.warnings:
             log.warning("catalog warning", warning=line)
-        built = {name: self._provider(config) for name, config in catalog.providers.items()}
-        self.catalog = catalog
+        configs = self.catalog.providers
+        stocked = {
+            name: self.providers.get(name) if before.get(name) == config else self._provider(config)
+            for name, config in configs.items()
+        }
+        origins = {_origin(url) for config in configs.values() if (url := self._url_of(config)) is not None}
+        # In one turn of the loop: nobody sees an empty shelf in between.
         self.providers.clear()
-        self.providers.update({name: provider for name, provider in built.items() if provider is not None})
+        self.providers.update({name: provider for name, provider in stocked.items() if provider is not None})
+        self.origins.clear()
+        self.origins.update(origins)
+
+    @staticmethod
+    def _needs_studio(catalog: Catalog) -> bool:
+        return any(config.kind == "studio" and config.url is None for config in catalog.providers.values())
+
+    def _url_of(self, config: ProviderConfig) -> str | None:
+        return config.url or (self._studio_url if config.kind == "studio" else None)
 
     def _provider(self, config: ProviderConfig) -> MediaProvider | None:
-        url = config.url or (self._studio_url if config.kind == "studio" else None)
+        url = self._url_of(config)
         if url is None:
             return None
         token = studio_token(self._settings) if config.url is None else None
@@ -81,15 +129,6 @@ class Shelf:
         if found is None:
             return ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
         return ProviderTraits(idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels)
-
-    def own_origins(self) -> frozenset[tuple[str, int]]:
-        """Addresses of configured providers: the only ones on private networks that outputs may come from."""
-        origins = set()
-        for config in self.catalog.providers.values():
-            url = config.url or (self._studio_url if config.kind == "studio" else None)
-            if url is not None:
-                origins.add(_origin(url))
-        return frozenset(origins)
 
 
 def studio_token(settings: Settings) -> str:

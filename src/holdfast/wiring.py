@@ -121,7 +121,7 @@ def assemble(
         rng=random.Random(),  # noqa: S311 - spreads waiting times
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
-    downloads = GuardedClient(shelf.own_origins())
+    downloads = GuardedClient(shelf.origins)
     card = card_line(settings, local_url=local_url)
     errands = OrderErrands(
         database=database,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,7 +52,7 @@ async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.Asy
 
 
 class _GuardedBackend(httpcore.AsyncNetworkBackend):
-    def __init__(self, allow: frozenset[Origin], resolve_: Resolve, dial_: Dial, *, local_allowed: bool) -> None:
+    def __init__(self, allow: AbstractSet[Origin], resolve_: Resolve, dial_: Dial, *, local_allowed: bool) -> None:
         self._allow = allow
         self._local_allowed = local_allowed
         self._resolve = resolve_
@@ -100,14 +101,15 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
 class GuardedClient:
     """Fetches and posts behind the guard.
 
-    ``allow`` holds the origins the operator configured, such as the studio's. ``local_allowed`` judges no origin at
+    ``allow`` holds the origins the operator configured, such as the studio's, with hosts in lower case; the set may
+    change while the client is used. ``local_allowed`` judges no origin at
     all, for a machine that calls itself. ``resolve`` and ``dial`` are replaced in tests. Times in seconds:
     ``connect_timeout_s`` for name and connection, ``idle_timeout_s`` between two bytes.
     """
 
     def __init__(
         self,
-        allow: frozenset[Origin] = frozenset(),
+        allow: AbstractSet[Origin] = frozenset(),
         *,
         local_allowed: bool = False,
         resolve: Resolve = resolve,
@@ -117,7 +119,7 @@ class GuardedClient:
         idle_timeout_s: float = 30.0,
         connections_max_count: int = 32,
     ) -> None:
-        self._allow = frozenset((host.lower(), port) for host, port in allow)
+        self._allow = allow
         self._local_allowed = local_allowed
         self._timeouts = {
             "connect": connect_timeout_s,
