@@ -47,6 +47,13 @@ input_schema = "image-1.json"
 deadlines = { dispatch_s = 30 }
 """
 
+HOSTED = """
+[providers.hosted]
+kind = "replicate"
+token = "r8_0123456789"
+secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+"""
+
 
 def read(schemas: dict[str, object] | None = None) -> Callable[[str], str]:
     """A reader of schemas held in memory; an unknown name is a KeyError, as from a missing file."""
@@ -91,7 +98,45 @@ def test_a_provider_is_read_and_never_shows_its_secret() -> None:
 
 
 def test_a_hosted_provider_is_not_submitted_to_twice() -> None:
-    assert not parse(CATALOG.replace('"cog"', '"replicate"')).providers["gpu"].submit_is_idempotent
+    hosted = parse(CATALOG + HOSTED).providers["hosted"]
+    assert not hosted.submit_is_idempotent
+    assert (hosted.url, hosted.polls, hosted.callback_bytes_max) == ("https://api.replicate.com", True, 1024 * 1024)
+    assert "r8_" not in repr(hosted)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('token = "r8_0123456789"', "", "provider hosted: token is missing"),
+        ("r8_0123456789", "r8 0123456789", "provider hosted: token must be 8 to 500 printable characters"),
+        ("r8_0123456789", "r8_0", "provider hosted: token must be 8 to 500 printable characters"),
+        ("whsec_", "", "provider hosted: secret and previous_secrets of the hosted service are whsec_"),
+        (
+            "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            "c2hvcnQ",
+            "provider hosted: secret and previous_secrets of the hosted",
+        ),
+        ('token = "r8', 'polls = true\ntoken = "r8', "provider hosted: polls is not a known key"),
+        ('token = "r8', 'callback_bytes_max = 1\ntoken = "r8', "callback_bytes_max must be an integer from 65536"),
+    ],
+)
+def test_a_fault_of_a_hosted_provider_is_named_and_shows_no_secret(old: str, new: str, fault: str) -> None:
+    assert old in HOSTED
+    told = "\n".join(faults_of(CATALOG + HOSTED.replace(old, new)))
+    assert fault in told
+    assert "0123456789" not in told
+    assert "MfKQ" not in told
+
+
+def test_a_container_is_asked_after_jobs_as_the_catalog_says() -> None:
+    gpu = parse().providers["gpu"]
+    assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 16 * 1024 * 1024, None)
+    for word, expected in (("true", True), ("false", False)):
+        text = CATALOG.replace('kind = "cog"', f'kind = "cog"\npolls = {word}\ntoken = "a-gpu-token"')
+        assert (parse(text).providers["gpu"].polls, parse(text).providers["gpu"].token) == (expected, "a-gpu-token")
+    assert "provider gpu: polls must be true or false" in "\n".join(
+        faults_of(CATALOG.replace('kind = "cog"', 'kind = "cog"\npolls = "yes"'))
+    )
 
 
 def test_the_studio_needs_no_address() -> None:
@@ -395,7 +440,7 @@ def test_a_cog_server_needs_no_more_than_an_address_and_a_secret(tmp_path: Path)
     catalog = operators_catalog(tmp_path, text)
     box = catalog.providers["box"]
     assert (box.url, box.secret) == ("http://box.example:5000", "box-secret")
-    assert (box.concurrency, box.submit_timeout_s, box.can_poll, box.can_cancel) == (16, 15, True, True)
+    assert (box.concurrency, box.submit_timeout_s, box.polls) == (16, 15, None)
     assert catalog.models["studio/still"].provider == "box"
     assert "studio" in catalog.providers
 

@@ -17,9 +17,14 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
     charge = { on = ["succeeded"], overrun = "cap" }    # what is always so
 
     [providers.gpu]
-    kind = "cog"                    # or studio, replicate; also previous_secrets, concurrency
+    kind = "cog"                    # or studio; also previous_secrets, concurrency, polls
     url = "http://gpu.internal:5000"
     secret = "…"
+
+    [providers.hosted]
+    kind = "replicate"              # url is the public service, unless given
+    token = "…"                     # what we show when we call; also for cog
+    secret = "whsec_…"              # what its webhooks are signed with
 
     [[models]]
     id = "studio/image-1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable, Mapping
 from typing import cast, get_args
 from urllib.parse import urlsplit
@@ -33,6 +35,7 @@ ReadSchema = Callable[[str], str]
 PROVIDER_NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
 MODEL_ID = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}(/[A-Za-z0-9._:-]{1,64}){0,3}"
 SECRET_CHARS_MIN = 8
+TOKEN_FORM = r"[!-~]{8,500}"
 IN_TREE_STUDIO = "studio"
 """The provider that exists without a table of its own: the studio that the service runs itself."""
 DEADLINE_S_MAX = 30 * 24 * 3600
@@ -45,6 +48,16 @@ _UNIT_NAMES: Mapping[PricingMode, str] = {
     "per_second": "second",
     "per_character": "character",
     "per_token": "token",
+}
+REPLICATE_URL = "https://api.replicate.com"
+CALLBACK_BYTES_LEAST = 64 * 1024
+CALLBACK_BYTES_MOST = 64 * 1024 * 1024
+_CALLBACK_BYTES: Mapping[ProviderKind, int] = {
+    "studio": 256 * 1024,
+    # Without an upload address a container sends its files inside its webhooks.
+    "cog": 16 * 1024 * 1024,
+    # The whole input and log come along, outputs as addresses.
+    "replicate": 1024 * 1024,
 }
 _CONCURRENCY: Mapping[ProviderKind, int] = {"studio": 4, "cog": 16, "replicate": 16}
 
@@ -60,6 +73,8 @@ def read_provider(name: str, table: Table) -> ProviderConfig:
         table.fault("name", "must be lower-case letters, digits, - and _")
     kind = cast(ProviderKind, table.choice("kind", get_args(ProviderKind)))
     url = table.optional_text("url")
+    if url is None and kind == "replicate":
+        url = REPLICATE_URL
     if url is None and kind != "studio":
         table.fault("url", "is missing")
     if url is not None and (reason := _url_fault(url)) is not None:
@@ -69,19 +84,44 @@ def read_provider(name: str, table: Table) -> ProviderConfig:
     for each in (secret, *previous_secrets):
         if each is not None and len(each) < SECRET_CHARS_MIN:
             table.fault("secret", f"and previous_secrets must have at least {SECRET_CHARS_MIN} characters")
+        if each is not None and kind == "replicate" and not _is_standard_secret(each):
+            table.fault("secret", "and previous_secrets of the hosted service are whsec_ and then base64")
+    token = table.optional_text("token") if kind != "studio" else None
+    if token is None and kind == "replicate":
+        table.fault("token", "is missing: without one the hosted service answers nothing")
+    if token is not None and re.fullmatch(TOKEN_FORM, token) is None:
+        # Not by the reader's own pattern, which would quote the token.
+        table.fault("token", f"must be {SECRET_CHARS_MIN} to 500 printable characters without blanks")
+    bytes_max = _CALLBACK_BYTES[kind]
+    if kind != "studio":
+        bounds = {"least": CALLBACK_BYTES_LEAST, "most": CALLBACK_BYTES_MOST}
+        bytes_max = table.integer("callback_bytes_max", bytes_max, **bounds)
     provider = ProviderConfig(
         name=name,
         kind=kind,
         url=None if url is None else url.rstrip("/"),
         secret=secret,
         previous_secrets=previous_secrets,
+        token=token,
         concurrency=table.integer("concurrency", _CONCURRENCY[kind], least=1, most=10_000),
         submit_timeout_s=table.integer("submit_timeout_s", 15, least=1, most=600),
         # Hosted predictions are named by the service, so a second submit would be a second job.
         submit_is_idempotent=kind != "replicate",
+        polls=table.optional_switch("polls") if kind == "cog" else True,
+        callback_bytes_max=bytes_max,
     )
     table.close()
     return provider
+
+
+def _is_standard_secret(secret: str) -> bool:
+    """Whether this is a secret of Standard Webhooks: a prefix, then 16 to 128 bytes in base64."""
+    prefix, _, text = secret.partition("_")
+    try:
+        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        return False
+    return prefix == "whsec" and 16 <= len(key) <= 128
 
 
 def _url_fault(url: str) -> str | None:

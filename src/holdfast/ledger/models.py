@@ -33,13 +33,17 @@ class ProviderConfig:
     url: str | None = None
     secret: str | None = field(default=None, repr=False)
     previous_secrets: tuple[str, ...] = field(default=(), repr=False)
+    token: str | None = field(default=None, repr=False)
+    """What we show the provider when we call it."""
     concurrency: int = 4
     """The most jobs in flight at once."""
     submit_timeout_s: int = 15
     submit_is_idempotent: bool = True
     """A job may be submitted again under the same id without running twice."""
-    can_poll: bool = True
-    can_cancel: bool = True
+    polls: bool | None = None
+    """Whether a job can be asked after there; None: it is tried, and not finding it proves nothing."""
+    callback_bytes_max: int = 256 * 1024
+    """The largest callback taken from it."""
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):

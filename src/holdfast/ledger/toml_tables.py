@@ -79,6 +79,14 @@ class Table:
             return default
         return found
 
+    def optional_switch(self, key: str) -> bool | None:
+        """True or false, or None where it is not set."""
+        found = self.value(key)
+        if found is not None and not isinstance(found, bool):
+            self.fault(key, "must be true or false")
+            return None
+        return found
+
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str:
         """One of the allowed words."""
         found = self.value(key)
