@@ -13,20 +13,24 @@ import structlog
 from prometheus_client import generate_latest
 
 from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actors.event_desk import EventDesk
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import TaskCreated
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.sign_in import SignInActor, SignInRules
 from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.turns import Tell, Teller
+from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.desk import ProviderDesk
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.card_wiring import PROVIDER, CardLine, card_line, noted_port
+from holdfast.http.event_shapes import announcement
 from holdfast.http.front import CardDesk, Front, Readiness
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks import Task
@@ -36,11 +40,13 @@ from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
 from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.writer import BatchWriter
-from holdfast.providers.assets import LocalStore
+from holdfast.providers.assets import AssetStore, LocalStore
 from holdfast.providers.guarded import GuardedClient
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.studio.process import run_studio_process
-from holdfast.settings import Settings
+from holdfast.providers.webhook_post import post_event
+from holdfast.settings import Settings, SettingsFault
+from holdfast.settings_reader import PREFIX
 from holdfast.shelf import Shelf, studio_token
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
@@ -52,7 +58,7 @@ from holdfast.supervision.tree import House, RunningChild, build_tree
 log = structlog.get_logger(__name__)
 
 STUDIO_HOST = "127.0.0.1"
-WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "sweeper")
+WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper", "sweeper")
 
 
 @dataclass(kw_only=True)
@@ -64,7 +70,7 @@ class Assembly:
     tree: Supervisor
     front: Front
     shelf: Shelf
-    store: LocalStore
+    store: AssetStore
     reporter: Reporter
     dead_letters: DeadLetters
     card: CardLine | None
@@ -89,7 +95,7 @@ def assemble(
         database.gate,
     )
     reporter, dead_letters = Reporter(), DeadLetters()
-    store = LocalStore(settings.data_dir)
+    store = _asset_store(settings)
     posts = {name: WorkerPost(name) for name in WORKERS}
     limits = KeyedLimits(
         mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
@@ -122,6 +128,7 @@ def assemble(
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
     downloads = GuardedClient(shelf.origins)
+    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks)
     card = card_line(settings, local_url=local_url)
     errands = OrderErrands(
         database=database,
@@ -150,13 +157,21 @@ def assemble(
                     posts["hosting"],
                     downloads=downloads,
                     store=store,
+                    database=database,
                     incoming_dir=settings.data_dir / "incoming",
                     tasks=tasks,
                     now=utc_now,
                 ),
             ),
+            ("outbox", lambda: outbox(front)),
             ("reconciler", lambda: Reconciler(posts["reconciler"], database=database, errands=errands)),
             ("order-sweeper", lambda: OrderSweeper(posts["order-sweeper"], database=database, errands=errands)),
+            (
+                "asset-sweeper",
+                lambda: AssetSweeper(
+                    posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=utc_now
+                ),
+            ),
             (
                 "sweeper",
                 lambda: Sweeper(posts["sweeper"], database=database, idempotency_ttl_s=settings.idempotency_ttl_s),
@@ -172,11 +187,13 @@ def assemble(
         sign_ins=sign_ins,
         tasks=tasks,
         catalog=lambda: shelf.catalog,
+        catalog_of=shelf.catalog_of,
         asset_store=store,
         mailer=_mailer(settings),
         callback_secrets=shelf.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),
         card=None if card is None else _card_desk(card, PaymentInbox(PROVIDER, journal, utc_now)),
+        events=EventDesk(journal, posts["outbox"], utc_now),
         health=Vitals(database, tree, shelf),
         metrics_text=generate_latest,
         public_url=lambda: public_url,
@@ -278,7 +295,50 @@ def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
     return factory
 
 
+def outbox_factory(
+    settings: Settings, database: Database, journal: Journal, post: WorkerPost, tasks: KeyedDirectory
+) -> Callable[[Front], OutboxWorker]:
+    """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
+    client = GuardedClient(
+        local_allowed=settings.webhook_local_allowed,
+        connect_timeout_s=settings.webhook_timeout_s,
+        idle_timeout_s=settings.webhook_timeout_s,
+        connections_max_count=DELIVERIES_MAX,
+    )
+    rows = OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S)
+
+    def make(front: Front) -> OutboxWorker:
+        return OutboxWorker(
+            post,
+            rows=rows,
+            journal=journal,
+            tasks=tasks,
+            render=partial(announcement, front),
+            send=partial(post_event, client, timeout_s=settings.webhook_timeout_s, now=utc_now),
+            secrets_key=front.webhook_key,
+            give_up_s=settings.webhook_give_up_s,
+            now=utc_now,
+            rng=random.Random(),  # noqa: S311 - spreads waiting times
+        )
+
+    return make
+
+
 # ---------------------------------------------------------------------------------------------------- the outside
+
+
+def _asset_store(settings: Settings) -> AssetStore:
+    """Where results are kept. Raises :class:`SettingsFault` where the library for buckets is not installed."""
+    if settings.s3 is None:
+        return LocalStore(settings.data_dir)
+    try:
+        from holdfast.providers.assets.s3 import S3Store
+    except ModuleNotFoundError as fault:
+        if fault.name != "obstore":
+            raise
+        line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
+        raise SettingsFault((line,)) from None
+    return S3Store(settings.s3, incoming_dir=settings.data_dir / "incoming")
 
 
 def _studio_port(settings: Settings) -> int:

@@ -28,6 +28,7 @@ from holdfast.ledger.orders import Order
 from holdfast.ledger.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import Task, UsageEntry, accept_task, usage_of
+from holdfast.ledger.webhook_secrets import Rotation
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import LocalStore
@@ -114,6 +115,21 @@ class FakeMailer:
         if self.fault is not None:
             raise self.fault
         self.sent.append((email, code, expires_in_s))
+
+
+@dataclass
+class FakeEventDesk:
+    """Remembers what it should write."""
+
+    sent_again: list[tuple[str, str]] = field(default_factory=list)
+    rotated: list[tuple[str, int]] = field(default_factory=list)
+
+    async def send_again(self, account_id: str, event_id: str) -> None:
+        self.sent_again.append((account_id, event_id))
+
+    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
+        self.rotated.append((account_id, generation))
+        return Rotation(generation, NOW)
 
 
 @dataclass
@@ -387,6 +403,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         callback_secrets=lambda name: secrets.get(name, ()),
         sandbox_secrets=(SANDBOX_SECRET,),
         card=None,
+        events=FakeEventDesk(),
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
         public_url=lambda: PUBLIC_URL,

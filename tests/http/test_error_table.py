@@ -64,6 +64,7 @@ EXPECTED = {
     "quote_expired": (409, "conflict_error"),
     "quote_mismatch": (400, "invalid_request_error"),
     "task_not_found": (404, "not_found_error"),
+    "event_not_found": (404, "not_found_error"),
     "task_not_terminal": (409, "conflict_error"),
     "task_already_terminal": (409, "conflict_error"),
     "review_not_found": (404, "not_found_error"),

@@ -25,6 +25,7 @@ from holdfast.http import (
     payments_card,
     payments_sandbox,
     sign_in,
+    task_events,
     usage_log,
 )
 from holdfast.http.calls import answer_call, render_fault, render_refusal
@@ -45,6 +46,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *payment_orders.route.routes,
     *catalog_listing.route.routes,
     *media_tasks.route.routes,
+    *task_events.route.routes,
     *callbacks.route.routes,
     *usage_log.route.routes,
     *asset_files.route.routes,

@@ -12,6 +12,7 @@ from holdfast.actors.directory import Directory
 from holdfast.http.credentials import KeyCache
 from holdfast.ledger.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.webhook_secrets import Rotation
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
@@ -58,6 +59,18 @@ class EventShelf(Protocol):
         ...
 
 
+class EventDesk(Protocol):
+    """Who changes what becomes of events on their way to customers. Faults are those of a command."""
+
+    async def send_again(self, account_id: str, event_id: str) -> None:
+        """Make an event due at once."""
+        ...
+
+    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
+        """Let a generation of the account's secret take over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardDesk:
     """Card payments as far as the front end needs them.
@@ -73,9 +86,16 @@ class CardDesk:
     unmatched: EventShelf
 
 
+def no_past(version: str) -> Catalog | None:  # noqa: ARG001 - the signature is that of catalog_of
+    """Nothing is kept of earlier catalogs."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Front:
     """The handlers' world. ``callback_secrets`` gives a media provider's secrets by its name (None: unnamed).
+
+    ``catalog`` is the one in force, ``catalog_of`` gives it or an earlier one by its version.
 
     ``sandbox_secrets``: the first one signs, all of them verify. Without a ``card`` desk there is no card provider.
     """
@@ -91,10 +111,12 @@ class Front:
     callback_secrets: Callable[[str | None], Sequence[str]]
     sandbox_secrets: Sequence[str]
     card: CardDesk | None
+    events: EventDesk
     health: Health
     metrics_text: Callable[[], bytes]
     public_url: Callable[[], str]
     now: Now = utc_now
+    catalog_of: Callable[[str], Catalog | None] = no_past
     key_cache: KeyCache = field(default_factory=KeyCache)
 
     @property
@@ -106,6 +128,11 @@ class Front:
     def link_key(self) -> bytes:
         """What signs links to stored results."""
         return self.settings.derived_key("asset links")
+
+    @property
+    def webhook_key(self) -> bytes:
+        """What the secrets are drawn from that events to customers are signed with."""
+        return self.settings.derived_key("webhook secrets")
 
     def url(self, path: str) -> str:
         """An absolute address of ours; never built from what a request claims its host to be."""

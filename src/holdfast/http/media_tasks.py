@@ -7,8 +7,8 @@ write is checked by the account's actor, to which the command carries the claim.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
@@ -28,25 +28,23 @@ from holdfast.http.task_shapes import (
     task_created,
 )
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.quotes import PricedInput, quote_input, quote_matches, unseal_quote
+from holdfast.ledger.quotes import PricedInput, SealedQuote, quote_input, quote_matches, unseal_quote
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import TERMINAL, Task
-from holdfast.ledger.terms import Terms
+from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
+from holdfast.ledger.tasks import TERMINAL, EventKind, Task
 from holdfast.persistence.queries.api_keys import ApiKeyRecord
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
+from holdfast.providers.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
 route = RouteTable("Media tasks")
 
 METADATA_MAX_PAIRS: Final = 16
 METADATA_KEY_MAX_CHARS: Final = 64
 METADATA_VALUE_MAX_CHARS: Final = 512
-WEBHOOK_URL_MAX_CHARS: Final = 1024
-LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 TASK_NOT_FOUND: Final = Refusal(code="task_not_found", message="There is no such task.")
 
 _TASK_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
-_WEBHOOK_URL = re.compile(r"https?://[\x21-\x7e]+", re.ASCII)
 _CREATE_ERRORS = (
     "insufficient_credit",
     "model_not_found",
@@ -88,18 +86,23 @@ async def create_task(call: Call) -> Outcome:
 
 def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
     wanted = call.body(CreateTaskRequest)
-    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(call.front, wanted.webhook_url)
+    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
+        call.front, wanted.webhook_url, wanted.webhook_events
+    )
     if refusal is not None:
         return refusal
-    priced = _price(call.front, wanted.model, wanted.input)
+    quoted = _quoted(call.front, wanted.quote_id)
+    if isinstance(quoted, Refusal):
+        return quoted
+    priced = _price(call.front, wanted.model, wanted.input, quoted)
     if isinstance(priced, Refusal):
         return priced
     terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
-    if wanted.quote_id is not None:
-        quoted = _quoted_terms(call.front, wanted.quote_id, priced.terms, account_id)
-        if isinstance(quoted, Refusal):
-            return quoted
-        terms = quoted
+    if quoted is not None:
+        mismatch = quote_matches(quoted, model=terms.model, input_hash=terms.input_hash, account_id=account_id)
+        if mismatch is not None:
+            return mismatch
+        terms = quoted.terms
     return CreateTask(
         input=priced.input_json,
         terms=terms,
@@ -107,6 +110,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
         claim=call.claim(key_id),
         metadata=tuple((wanted.metadata or {}).items()),
         webhook_url=wanted.webhook_url,
+        webhook_events=_kinds(wanted),
         idempotency=idempotency,
     )
 
@@ -215,6 +219,7 @@ def _retry_command(
         claim=call.claim(key_id),
         metadata=tuple(original.request.metadata.items()),
         webhook_url=original.request.webhook_url,
+        webhook_events=original.request.webhook_events,
         retry_of=original.request_id,
         idempotency=idempotency,
     )
@@ -267,10 +272,19 @@ async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
     return await call.read_as_key(read)
 
 
-def _price(front: Front, model_id: str, given: dict[str, object]) -> PricedInput | Refusal:
-    """Price an input for a model that can run as a task."""
+def _price(
+    front: Front, model_id: str, given: dict[str, object], quoted: SealedQuote | None = None
+) -> PricedInput | Refusal:
+    """Price an input for a model that can run as a task.
+
+    With a quote for the model the input is read by the catalog that the quote was made by: what has changed since, a
+    default or a tier, does not void it. A model that was switched off since stays off.
+    """
     catalog = front.catalog()
     model = catalog.models.get(model_id)
+    if quoted is not None and quoted.terms.model == model_id and (model is None or model.status != "disabled"):
+        catalog = front.catalog_of(quoted.terms.catalog_version) or catalog
+        model = catalog.models.get(model_id)
     if model is not None and model.type == "sync":
         return Refusal(
             code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
@@ -278,13 +292,8 @@ def _price(front: Front, model_id: str, given: dict[str, object]) -> PricedInput
     return quote_input(catalog, model_id, given)
 
 
-def _quoted_terms(front: Front, quote_id: str, today: Terms, account_id: str) -> Terms | Refusal:
-    """The terms a quote promised, if it was for this model, input and account and still stands."""
-    sealed = unseal_quote(quote_id, front.quote_key, front.now())
-    if isinstance(sealed, Refusal):
-        return sealed
-    refusal = quote_matches(sealed, model=today.model, input_hash=today.input_hash, account_id=account_id)
-    return sealed.terms if refusal is None else refusal
+def _quoted(front: Front, quote_id: str | None) -> SealedQuote | Refusal | None:
+    return None if quote_id is None else unseal_quote(quote_id, front.quote_key, front.now())
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
@@ -298,24 +307,24 @@ def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     return None
 
 
-def _refuse_webhook(front: Front, url: str | None) -> Refusal | None:
+def _refuse_webhook(front: Front, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
     """An address that could be called at all. Where it really leads is checked again at each connection."""
     if url is None:
+        return None if kinds is None else _invalid("webhook_events", "needs a webhook_url")
+    if not can_be_posted_to(url, local_allowed=front.settings.webhook_local_allowed):
+        return _invalid(
+            "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
+        )
+    if kinds is not None and chosen_kinds(kinds) is None:
+        return _invalid("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
+    return None
+
+
+def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
+    """The kinds of events the task will announce, written out: what is usual may change, a task's choice not."""
+    if wanted.webhook_url is None:
         return None
-    refusal = _invalid("webhook_url", f"must be an https address of at most {WEBHOOK_URL_MAX_CHARS} characters")
-    if len(url) > WEBHOOK_URL_MAX_CHARS or not _WEBHOOK_URL.fullmatch(url):
-        return refusal
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return refusal
-    if not parts.hostname or port == 0 or parts.username is not None or parts.password is not None:
-        return refusal
-    if parts.scheme == "https":
-        return None
-    at_home = front.settings.env == "development" and parts.hostname in LOOPBACK_HOSTS
-    return None if at_home else refusal
+    return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)
 
 
 def _invalid(param: str, rule: str) -> Refusal:

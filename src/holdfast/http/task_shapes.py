@@ -11,18 +11,22 @@ from holdfast.http.front import Front
 from holdfast.http.shapes import Amount, FreeForm, Time, time_or_none
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.tasks import OutputItem, Progress, Task, UsageEntry, latency_of
+from holdfast.ledger.tasks import EventKind, OutputItem, Progress, Task, UsageEntry, latency_of
 from holdfast.providers.links import sign_link
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):
-    """The task to run. With ``quote_id`` it is charged by that quote's terms."""
+    """The task to run. With ``quote_id`` it is charged by that quote's terms.
+
+    ``webhook_events`` chooses what is told to ``webhook_url``; without it that is all but ``task.processing``.
+    """
 
     model: str
     input: FreeForm
     quote_id: str | None = None
     metadata: dict[str, str] | None = None
     webhook_url: str | None = None
+    webhook_events: list[EventKind] | None = None
 
 
 class EstimatedCost(msgspec.Struct, frozen=True):

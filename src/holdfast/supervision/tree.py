@@ -15,8 +15,10 @@
         ├── dispatcher
         ├── desk
         ├── hosting
+        ├── outbox                     delivers events to customers' servers
         ├── reconciler                 compares card orders with their provider
         ├── order-sweeper              ends orders that nobody has paid in time
+        ├── asset-sweeper              ends the time of stored results, and empties the store behind them
         └── sweeper
 
 A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
