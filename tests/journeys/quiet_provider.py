@@ -1,4 +1,7 @@
-"""A media provider that takes every job and then says nothing: its callbacks are the test's to send."""
+"""A media provider that takes every job and then says nothing: its callbacks are the test's to send.
+
+Its answers can be held back: a request that comes to a shut gate has had its effect and is not answered.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +22,7 @@ from holdfast.providers.signatures import sign
 
 MODEL = "quiet/image-1"
 SECRET = "quiet-provider-secret-0123456789abcdef"
+HELD_MAX_S = 60.0
 
 CATALOG = """
 [catalog]
@@ -29,7 +33,7 @@ created = "2026-11-01"
 kind = "cog"
 url = "{url}"
 secret = "{secret}"
-concurrency = 1000
+concurrency = {concurrency}
 
 [[models]]
 id = "{model}"
@@ -43,17 +47,45 @@ hosting = {{ content_types = ["image/png"] }}
 """
 
 
+class Gate:
+    """A place where requests wait for their answer while it is shut. ``reached`` counts all that came."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        self._open = threading.Event()
+        self._open.set()
+
+    def shut(self) -> None:
+        """Hold back answers from now on."""
+        self._open.clear()
+
+    def open(self) -> None:
+        """Let every answer go."""
+        self._open.set()
+
+    def wait(self) -> None:
+        """Come to the gate."""
+        self.reached += 1
+        self._open.wait(HELD_MAX_S)
+
+
 @dataclass
 class QuietProvider:
-    """Where it listens, which jobs it was given, and how to speak in its name."""
+    """Where it listens, which jobs it was given, and how to speak in its name.
+
+    ``jobs`` are counted once however often they were put; ``puts`` and ``pictures`` hold back the answers to
+    jobs and the pictures.
+    """
 
     url: str
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    puts: Gate = field(default_factory=Gate)
+    pictures: Gate = field(default_factory=Gate)
 
-    def write_catalog(self, folder: Path) -> Path:
+    def write_catalog(self, folder: Path, *, concurrency: int = 1000) -> Path:
         """A catalog that sells its one model at 1.00 a picture."""
         path = folder / "catalog.toml"
-        path.write_text(CATALOG.format(url=self.url, secret=SECRET, model=MODEL))
+        path.write_text(CATALOG.format(url=self.url, secret=SECRET, model=MODEL, concurrency=concurrency))
         return path
 
     def news(self, request_id: str, status: str, *, event_id: str, sequence: int, **fields: object) -> bytes:
@@ -92,10 +124,12 @@ def quiet_provider() -> Iterator[QuietProvider]:
             job_id = self.path.rpartition("/")[2]
             length = int(self.headers["Content-Length"])
             provider.jobs.setdefault(job_id, json.loads(self.rfile.read(length)))
+            provider.puts.wait()
             self._tell(201, {"id": job_id, "status": "starting"})
 
         def do_GET(self) -> None:
             if self.path == "/picture.png":
+                provider.pictures.wait()
                 self._answer(200, "image/png", picture.getvalue())
             elif self.path.rpartition("/")[2] in provider.jobs:
                 self._tell(200, {"id": self.path.rpartition("/")[2], "status": "processing"})
@@ -112,8 +146,10 @@ def quiet_provider() -> Iterator[QuietProvider]:
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            # Who asked may have been killed while the answer was held back.
+            with suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""

@@ -1,0 +1,156 @@
+"""``kill -9`` at each stage of a task's life: afterwards one job, one charge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import trio
+
+from .conftest import NewCustomer, new_folder
+from .house import Customer, Service, Totals, ok, until
+from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
+
+
+@pytest.fixture(scope="module")
+def slow_provider() -> Iterator[QuietProvider]:
+    """A provider with one place, whose answers the tests hold back."""
+    with quiet_provider() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def mortal(slow_provider: QuietProvider) -> Iterator[Service]:
+    """A running service that these tests kill and start again."""
+    folder = new_folder()
+    service = Service(folder, CATALOG=str(slow_provider.write_catalog(folder, concurrency=1)))
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        slow_provider.puts.open()
+        slow_provider.pictures.open()
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def ada(mortal: Service, new_customer: NewCustomer) -> Customer:
+    """Somebody with credit for two pictures."""
+    return await new_customer(mortal, credit="2.00")
+
+
+async def restart(service: Service) -> None:
+    """Cut the power, and switch it on again."""
+    await trio.to_thread.run_sync(service.kill)
+    await trio.to_thread.run_sync(service.start)
+
+
+async def create(customer: Customer) -> str:
+    """Ask for a picture; the task's id."""
+    return str(ok(await customer.create(MODEL))["request_id"])
+
+
+async def taken(customer: Customer, request_id: str) -> None:
+    """Wait until the provider's answer to the job stands."""
+
+    async def stands() -> bool:
+        progress = (await customer.task(request_id))["provider_progress"]
+        return any(line["status"] == "submitted" for line in progress)
+
+    await until(stands)
+
+
+async def reaches(provider: QuietProvider, gate: str, count: int) -> None:
+    """Wait until so many requests have come to a gate."""
+
+    async def came() -> bool:
+        return int(getattr(provider, gate).reached) >= count
+
+    await until(came)
+
+
+async def deliver(customer: Customer, provider: QuietProvider, request_id: str) -> None:
+    """Tell of the success."""
+    body = provider.success(request_id, event_id="evt_1", sequence=1)
+    ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
+
+
+async def ends_whole(
+    service: Service, customer: Customer, provider: QuietProvider, made: list[str]
+) -> dict[str, dict[str, Any]]:
+    """All succeed; each was one job at the provider and is one charge, and the books are in order."""
+    tasks = await customer.all_ended()
+    assert {request_id: task["status"] for request_id, task in tasks.items()} == dict.fromkeys(made, "succeeded")
+    for request_id in made:
+        jobs = [order["client"] for order in provider.jobs.values() if order["client"]["request_id"] == request_id]
+        assert jobs == [{"request_id": request_id, "attempt": 1}]
+    path = "/v2/control/ledger?limit=100"
+    operations = ok(await customer.call("GET", path, as_session=True))["data"]
+    settled = [(each["kind"], each["reference"]) for each in operations if each["kind"] in {"capture", "release"}]
+    assert sorted(settled) == sorted(("capture", request_id) for request_id in made)
+    left = Decimal(2 - len(made))
+    assert await customer.totals() == Totals(left, Decimal(0), left)
+    assert service.audit() == []
+    return tasks
+
+
+async def test_killed_after_the_commit_and_before_the_dispatch(
+    mortal: Service, ada: Customer, slow_provider: QuietProvider
+) -> None:
+    with trio.fail_after(90):
+        first = await create(ada)
+        await taken(ada, first)
+        waiting = await create(ada)
+        # The only place is taken, so nobody has been told of this one.
+        assert (await ada.task(waiting))["provider_progress"] == []
+        assert f"{waiting}.1" not in slow_provider.jobs
+        await restart(mortal)
+        await deliver(ada, slow_provider, first)
+        await taken(ada, waiting)
+        await deliver(ada, slow_provider, waiting)
+        await ends_whole(mortal, ada, slow_provider, [first, waiting])
+
+
+async def test_killed_after_the_dispatch_and_before_its_answer_is_stored(
+    mortal: Service, ada: Customer, slow_provider: QuietProvider
+) -> None:
+    with trio.fail_after(90):
+        slow_provider.puts.shut()
+        before = slow_provider.puts.reached
+        request_id = await create(ada)
+        await reaches(slow_provider, "puts", before + 1)
+        assert f"{request_id}.1" in slow_provider.jobs
+        await trio.to_thread.run_sync(mortal.kill)
+        slow_provider.puts.open()
+        await trio.to_thread.run_sync(mortal.start)
+        await taken(ada, request_id)
+        # The same job was put a second time, under the same name.
+        assert slow_provider.puts.reached == before + 2
+        await deliver(ada, slow_provider, request_id)
+        await ends_whole(mortal, ada, slow_provider, [request_id])
+
+
+async def test_killed_while_the_result_is_fetched(
+    mortal: Service, ada: Customer, slow_provider: QuietProvider
+) -> None:
+    with trio.fail_after(90):
+        slow_provider.pictures.shut()
+        before = slow_provider.pictures.reached
+        request_id = await create(ada)
+        await taken(ada, request_id)
+        await deliver(ada, slow_provider, request_id)
+        await reaches(slow_provider, "pictures", before + 1)
+        assert (await ada.task(request_id))["status"] == "processing"
+        await trio.to_thread.run_sync(mortal.kill)
+        slow_provider.pictures.open()
+        await trio.to_thread.run_sync(mortal.start)
+        tasks = await ends_whole(mortal, ada, slow_provider, [request_id])
+        assert slow_provider.pictures.reached == before + 2
+        picture = await ada.http.get(tasks[request_id]["output"][0]["url"])
+        assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
