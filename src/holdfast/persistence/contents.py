@@ -26,7 +26,7 @@ CLAIM_S = 3 * 3600
 """How long a claimed content is safe although nothing refers to it yet."""
 HEARD_WITHIN_S = CLAIM_S // 2
 """How old a claim may be when the row that stands on it is decided; the other half is for the commit."""
-LEASE_S = 3600
+LEASE_S = 600
 """After this a removal that was not finished may be begun again by anybody."""
 
 _CLAIM = text(

@@ -1,6 +1,7 @@
 """The hosting worker: brings a provider's outputs home, each checked on the way, and tells the task.
 
-Assets are kept by content: storing the same bytes again after a crash changes nothing. What the task makes of a
+Assets are kept by content: storing the same bytes again after a crash changes nothing. A content is claimed before
+it is stored, so that no sweep takes it away before its row is written. What the task makes of a
 partial or failed round is the task's decision.
 """
 
@@ -21,6 +22,8 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.news import Output
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure
 from holdfast.ledger.terms import Hosting
+from holdfast.persistence.contents import Content, claim_content
+from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
 from holdfast.providers.guarded import GuardedClient
@@ -40,6 +43,7 @@ class HostingWorker(Worker):
         *,
         downloads: GuardedClient,
         store: AssetStore,
+        database: Database,
         incoming_dir: Path,
         tasks: Teller,
         now: Now,
@@ -47,6 +51,7 @@ class HostingWorker(Worker):
         super().__init__(post)
         self._downloads = downloads
         self._store = store
+        self._database = database
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
@@ -90,10 +95,18 @@ class HostingWorker(Worker):
         return await self._keep(output, fetched, hosting)
 
     async def _keep(self, output: Output, fetched: Downloaded, hosting: Hosting) -> HostedOutput | HostingFailure:
+        claimed_at = self._now()
+        content = Content(fetched.sha256, fetched.content_type)
         try:
+            if not await self._database.work(lambda rows: claim_content(rows, content, claimed_at)):
+                return HostingFailure(output.index, "storage: the same content is just being removed", final=False)
             await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
+        except DatabaseAway:
+            return HostingFailure(output.index, "storage: not ready", final=False)
         except OSError as fault:
-            return HostingFailure(output.index, f"storage_full: {fault.strerror}", final=False)
+            # What exactly is wrong with our storage is not the customer's business.
+            log.warning("an output cannot be stored", reason=fault.strerror)
+            return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.Path(fetched.path).unlink(missing_ok=True)
@@ -103,7 +116,7 @@ class HostingWorker(Worker):
             sha256=fetched.sha256,
             bytes=fetched.bytes,
             content_type=fetched.content_type,
-            expires_at=self._now() + timedelta(seconds=hosting.retention_s),
+            expires_at=claimed_at + timedelta(seconds=hosting.retention_s),
             width=fetched.width if fetched.width is not None else output.width,
             height=fetched.height if fetched.height is not None else output.height,
             duration_s=fetched.duration_s if fetched.duration_s is not None else output.duration_s,
