@@ -38,9 +38,11 @@ BACKLOG = 1024
 
 
 def serve(settings: Settings) -> int:
-    """Run until told to stop. Returns 0 after a clean stop, 1 when the tree gave up, 2 for a bad catalog or port.
+    """Run until told to stop. Returns 0 after a clean stop, 1 when the tree gave up, 2 for what keeps it from
+    starting: a bad catalog, a taken port, a store of results that does not answer.
 
-    Raises the faults of the embedded database and of migrations, each with a sentence for people.
+    Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
+    installed, each with a sentence for people.
     """
     configure_logging(settings.log_format)
     for warning in settings.warnings:
@@ -92,7 +94,11 @@ async def _run(assembly: Assembly, listener: socket.socket) -> int:
             tree_done.set()
             stop.set()
 
-    await assembly.store.prepare()
+    try:
+        await assembly.store.prepare()
+    except OSError as fault:
+        print(f"Results cannot be stored: {fault.strerror}.", file=sys.stderr)  # noqa: T201
+        return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_heed_signals, assembly, stop, nursery.cancel_scope)
         await nursery.start(run_tree)

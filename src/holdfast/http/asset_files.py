@@ -10,6 +10,7 @@ import re
 from types import TracebackType
 from typing import Final, NamedTuple
 
+import structlog
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
@@ -17,9 +18,11 @@ from holdfast.http.calls import Call, render_refusal
 from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
-from holdfast.providers.assets import AssetReader, asset_key
+from holdfast.providers.assets import AssetMissing, AssetReader, asset_key
 from holdfast.providers.links import check_link
 from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
+
+log = structlog.get_logger(__name__)
 
 route = RouteTable("Assets")
 
@@ -31,6 +34,9 @@ CONTENT_TYPES: Final = tuple(sorted(MEDIA_TYPES))
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _GONE: Final = Refusal(
     code="asset_expired", message="This link has expired. Read the task again for a new one, while it is kept."
+)
+_STORE_AWAY: Final = Refusal(
+    code="temporarily_unavailable", message="Stored results cannot be read at the moment; try again shortly."
 )
 _NOT_OURS: Final = Refusal(code="invalid_link", message="This link's signature is not ours.")
 
@@ -90,8 +96,16 @@ async def fetch_asset(call: Call) -> Outcome:
         bare.headers["Content-Length"] = headers["Content-Length"]  # of the file, not of this body
         return bare
     # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
-    key = asset_key(asset.sha256, _extension(asset))
-    reader = await front.asset_store.open(key, *(span or ()))
+    try:
+        reader = await front.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
+    except AssetMissing:
+        # Its time may have come to an end since the row was read.
+        if await front.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
+            return _GONE
+        raise
+    except OSError as fault:
+        log.warning("stored results cannot be read", reason=fault.strerror)
+        return _STORE_AWAY
     response = Response(None, status=status, headers=headers)
     response.response = _Blocks(reader)
     response.timeout = SEND_TIMEOUT_S

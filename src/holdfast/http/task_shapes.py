@@ -168,6 +168,7 @@ def task_body(front: Front, task: Task) -> TaskBody:
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     now = front.now()
+    output = [_output(front, item, now, is_kept=hosting.status != "expired") for item in state.output]
     return TaskBody(
         request_id=task.request_id,
         quote_id=request.quote_id,
@@ -182,12 +183,13 @@ def task_body(front: Front, task: Task) -> TaskBody:
             credits=format_amount(request.terms.estimate_micro), basis=request.terms.basis
         ),
         usage=_usage(task),
-        output=[_output(front, item, now) for item in state.output],
+        output=output,
         hosting=HostingBody(
             status=hosting.status,
             mode=hosting.mode,
             source=hosting.source,
-            final_url_ready=hosting.final_url_ready,
+            # The first result's time may be over before the sweeper has come by.
+            final_url_ready=hosting.final_url_ready and all(each.url is not None for each in output),
             assets_ready_event=hosting.assets_ready_event,
             error=hosting.error,
         ),
@@ -251,9 +253,11 @@ def _usage(task: Task) -> FreeForm:
     }
 
 
-def _output(front: Front, item: OutputItem, now: datetime) -> OutputBody:
+def _output(front: Front, item: OutputItem, now: datetime, *, is_kept: bool) -> OutputBody:
     url, expires_at = item.url, item.expires_at
-    if item.asset_id is not None:
+    if item.asset_id is not None and not is_kept:
+        url = None
+    elif item.asset_id is not None:
         link_end = now + timedelta(seconds=front.settings.asset_link_ttl_s)
         expires_at = link_end if expires_at is None else min(link_end, expires_at)
         url = None
