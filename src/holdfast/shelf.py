@@ -91,6 +91,12 @@ class Shelf:
         self.origins.clear()
         self.origins.update(origins)
 
+    def origins_of(self, provider: str) -> frozenset[tuple[str, int]]:
+        """Where a provider's own outputs may lie on a private network: where it is itself."""
+        config = self.catalog.providers.get(provider)
+        url = None if config is None else self._url_of(config)
+        return frozenset() if url is None else frozenset({_origin(url)})
+
     @staticmethod
     def _needs_studio(catalog: Catalog) -> bool:
         return any(config.kind == "studio" and config.url is None for config in catalog.providers.values())

@@ -156,6 +156,7 @@ def assemble(
                 lambda: HostingWorker(
                     posts["hosting"],
                     downloads=downloads,
+                    origins_of=shelf.origins_of,
                     store=store,
                     database=database,
                     incoming_dir=settings.data_dir / "incoming",

@@ -206,6 +206,17 @@ def test_a_shaky_store_is_tried_five_times(make_hosting: MakeTask, traits: Provi
     assert (rounds, task.status) == (5, "review")
 
 
+def test_what_a_round_brings_after_its_time_is_kept_and_counts_as_no_further_try(
+    make_hosting: MakeTask, traits: ProviderTraits
+) -> None:
+    task = moved(on_wake(make_hosting(made=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1"))
+    assert (task.state.hosting.tries, task.state.hosting.deadline_at) == (1, None)
+    late = moved(host(task, stored(0), shaky(1), seconds=1206))
+    assert (late.state.hosting.tries, late.state.due_at) == (1, task.state.due_at)
+    assert [item.position for item in late.state.output] == [0]
+    assert [output.index for output in late.state.hosting.wanted] == [1]
+
+
 def test_trying_ends_with_what_is_there(make_hosting: MakeTask, traits: ProviderTraits) -> None:
     task = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
     for _ in range(4):

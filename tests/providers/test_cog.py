@@ -249,6 +249,7 @@ async def test_outputs_come_in_many_forms(serve_app: ServeApp, output: bytes, ex
         (200, b'{"status":"succeeded","output":[{"url":5}]}'),
         (200, b'{"status":"succeeded","output":[' + b'"a",' * 64 + b'"a"]}'),
         (200, b'{"status":"processing","progress":{"percent":101}}'),
+        (200, b'{"status":"succeeded","id":"task_02.1","output":"https://x.example/a.png"}'),
         (302, b""),
     ],
 )

@@ -287,6 +287,24 @@ async def test_stranger_may_not_redirect_to_a_configured_origin(serve_app: Serve
             assert network.dialed == [("93.184.216.34", 443)]
 
 
+async def test_one_providers_request_does_not_lead_to_another_configured_origin(serve_app: ServeApp) -> None:
+    origins = {("one.local", 81), ("two.local", 82)}
+    names = {"one.local": ["127.0.0.1"], "two.local": ["127.0.0.1"]}
+    with trio.fail_after(20):
+        async with serve_app(redirecting("http://two.local:82/1")) as url:
+            network = Network(names, url)
+            client = network.client(*origins)
+            only = frozenset({("one.local", 81)})
+            for start in ("http://one.local:81/0", "http://two.local:82/1", "https://two.local:82/1"):
+                with pytest.raises(Blocked, match="another provider"):
+                    async with client.open("GET", start, only=only):
+                        pass
+            assert network.dialed == [("127.0.0.1", 81)]
+            async with client.open("GET", "http://one.local:81/0") as response:
+                assert response.status == 200
+            await client.close()
+
+
 async def test_redirects_are_counted(serve_app: ServeApp) -> None:
     with trio.fail_after(20):
         async with serve_app(redirecting(*(f"/{hop}" for hop in range(1, 6)))) as url:

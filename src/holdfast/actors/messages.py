@@ -381,13 +381,14 @@ class CancelJob(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Host(Command[None]):
-    """To the hosting worker: store these outputs, and tell the task."""
+    """To the hosting worker: store these outputs, each within ``output_timeout_s``, and tell the task."""
 
     request_id: str
     attempt: int
     provider: str
     outputs: tuple[Output, ...]
     hosting: Hosting
+    output_timeout_s: float
 
 
 StoredReply = Recharged | TaskAccepted | OrderHeard | Refusal

@@ -313,7 +313,15 @@ class TaskActor(JournaledActor):
                     cancel = CancelJob(task.provider, task.request_id, attempt, ref)
                     tells.append(Tell(world.desk, task.request_id, cancel))
                 case task_moves.HostOutputs(attempt=attempt, outputs=outputs):
-                    host = Host(task.request_id, attempt, task.provider, outputs, task.request.terms.hosting)
+                    terms = task.request.terms
+                    host = Host(
+                        task.request_id,
+                        attempt,
+                        task.provider,
+                        outputs,
+                        terms.hosting,
+                        output_timeout_s=terms.deadlines.hosting_s,
+                    )
                     tells.append(Tell(world.hosting, task.request_id, host))
         return tells
 

@@ -159,6 +159,9 @@ def on_hosted(
         lost=tuple(lost),
         error=error_text("hosting_failed", trouble) if len(lost) > len(hosting.lost) else hosting.error,
     )
+    if left.wanted and hosting.deadline_at is None:
+        # The round was given up for its time, and has counted as a try; what it brought after all is kept.
+        return changed(task, now, output=stored, hosting=left)
     if left.wanted:
         return _round_failed(task, left, stored, now, operation_id=operation_id, jitter=jitter, trouble=trouble)
     if not stored:

@@ -11,7 +11,7 @@ import binascii
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -20,7 +20,8 @@ import httpcore
 import trio
 
 from holdfast.providers.bounded import BodyTooLarge, drain
-from holdfast.providers.guarded import Blocked, GuardedClient, Unreachable, header
+from holdfast.providers.endings import has_its_end
+from holdfast.providers.guarded import Blocked, GuardedClient, Origin, Unreachable, header
 from holdfast.providers.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,
@@ -117,6 +118,8 @@ class _Sink:
             raise _Refuse("bad_type", str(fault)) from fault
         except TooManyPixels as fault:
             raise _Refuse("too_large", "the image has too many pixels") from fault
+        if not has_its_end(self.path, content_type):
+            raise _Refuse("bad_type", "the content is cut short")
         return Downloaded(
             self.path, sha256, self.size_bytes, content_type, found.width, found.height, found.duration_s
         )
@@ -135,13 +138,17 @@ async def download(
     claim: Claim | None = None,
     *,
     total_timeout_s: float = TOTAL_TIMEOUT_S,
+    only: Set[Origin] | None = None,
 ) -> Downloaded | DownloadRefused:
-    """Fetch ``url`` into a new file in ``directory``. Raises nothing for what the network or the provider does."""
+    """Fetch ``url`` into a new file in ``directory``. Raises nothing for what the network or the provider does.
+
+    ``only`` are the configured origins it may come from, as :meth:`GuardedClient.open` has them.
+    """
     claim = claim or Claim()
     try:
         async with _sink(directory) as sink:
             with trio.move_on_after(total_timeout_s) as whole:
-                async with client.open("GET", url) as response:
+                async with client.open("GET", url, only=only) as response:
                     declared = _check_answer(response, claim)
                     await _receive(response, sink, claim.bytes_max)
             if whole.cancelled_caught:

@@ -144,14 +144,16 @@ class GuardedClient:
         headers: Mapping[str, str] | None = None,
         content: bytes = b"",
         redirects_max_count: int = REDIRECTS_MAX_COUNT,
+        only: AbstractSet[Origin] | None = None,
     ) -> AsyncIterator[httpcore.Response]:
         """The answer to a request, its body still to be read.
 
         Redirects are followed up to ``redirects_max_count``, each judged anew, with no headers carried to another
-        origin; 0 hands a redirect back as an answer. Raises :class:`Blocked` and :class:`Unreachable`, also while
-        the body is read.
+        origin; 0 hands a redirect back as an answer. ``only`` says which of the configured origins this request may
+        lead to: one provider's results do not lie at another's. Raises :class:`Blocked` and :class:`Unreachable`,
+        also while the body is read.
         """
-        target = self._admit(url, None)
+        target = self._admit(url, None, only)
         trusted = _origin(target) in self._allow
         for hop in range(redirects_max_count + 1):
             request = self._request(method, target, headers or {}, content)
@@ -169,7 +171,7 @@ class GuardedClient:
                 raise Unreachable(type(fault).__name__) from fault
             if hop == redirects_max_count:
                 break
-            before, target = target, self._admit(location, target)
+            before, target = target, self._admit(location, target, only)
             if _origin(target) in self._allow and not trusted:
                 raise Blocked("a stranger's redirect leads to a configured origin")
             if _origin(before) != _origin(target):
@@ -198,7 +200,7 @@ class GuardedClient:
         """Judge a URL by its writing alone, before anything is sent. Raises :class:`Blocked`."""
         self._admit(url, None)
 
-    def _admit(self, url: str, base: httpx.URL | None) -> httpx.URL:
+    def _admit(self, url: str, base: httpx.URL | None, only: AbstractSet[Origin] | None = None) -> httpx.URL:
         if len(url) > URL_MAX_CHARS:
             raise Blocked("the URL is too long")
         try:
@@ -210,6 +212,8 @@ class GuardedClient:
         if not 1 <= _origin(target)[1] <= 65535:
             raise Blocked("the URL's port does not exist")
         host = target.raw_host.decode("ascii").strip("[]")
+        if only is not None and _origin(target) in self._allow - only:
+            raise Blocked("the URL leads to another provider")
         allowed = self._local_allowed or _origin(target) in self._allow
         if target.scheme != "https" and not (target.scheme == "http" and allowed):
             raise Blocked("the URL is not https")

@@ -7,6 +7,7 @@ partial or failed round is the task's decision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,27 @@ from holdfast.persistence.contents import Content, claim_content
 from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
-from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.guarded import GuardedClient, Origin
 from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)
 
 ROUNDS_MAX = 8
+"""How many tasks' outputs are fetched at once from one provider: a slow one holds up its own tasks only."""
 
 
 class HostingWorker(Worker):
-    """Stores the outputs of one task at a time in order, and several tasks side by side."""
+    """Stores the outputs of one task at a time in order, and several tasks side by side.
+
+    ``origins_of`` tells where on a private network a provider's outputs may lie.
+    """
 
     def __init__(
         self,
         post: WorkerPost,
         *,
         downloads: GuardedClient,
+        origins_of: Callable[[str], frozenset[Origin]],
         store: AssetStore,
         database: Database,
         incoming_dir: Path,
@@ -50,12 +56,13 @@ class HostingWorker(Worker):
     ) -> None:
         super().__init__(post)
         self._downloads = downloads
+        self._origins_of = origins_of
         self._store = store
         self._database = database
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
-        self._rounds = trio.CapacityLimiter(ROUNDS_MAX)
+        self._rounds: dict[str, trio.CapacityLimiter] = {}
         self._under_way: set[tuple[str, int]] = set()
 
     async def on_receive(self, message: Any) -> None:
@@ -67,8 +74,8 @@ class HostingWorker(Worker):
 
     async def _round(self, host: Host) -> None:
         try:
-            async with self._rounds:
-                results = [await self._store_output(output, host.hosting) for output in host.outputs]
+            async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
+                results = [await self._store_output(output, host) for output in host.outputs]
             self._tasks.tell(host.request_id, HearHosting(host.attempt, tuple(results)))
         except Exception:
             # The task's own deadline for this round brings it up again.
@@ -76,7 +83,8 @@ class HostingWorker(Worker):
         finally:
             self._under_way.discard((host.request_id, host.attempt))
 
-    async def _store_output(self, output: Output, hosting: Hosting) -> HostedOutput | HostingFailure:
+    async def _store_output(self, output: Output, host: Host) -> HostedOutput | HostingFailure:
+        hosting = host.hosting
         claim = Claim(
             bytes_max=hosting.bytes_max,
             content_types=frozenset(hosting.content_types) or MEDIA_TYPES,
@@ -87,7 +95,14 @@ class HostingWorker(Worker):
         if output.data is not None:
             fetched = await accept_inline(output.data, self._incoming_dir, claim)
         elif output.url is not None:
-            fetched = await download(self._downloads, output.url, self._incoming_dir, claim)
+            fetched = await download(
+                self._downloads,
+                output.url,
+                self._incoming_dir,
+                claim,
+                total_timeout_s=host.output_timeout_s,
+                only=self._origins_of(host.provider),
+            )
         else:
             return HostingFailure(output.index, "the provider named no place to fetch it from", final=True)
         if isinstance(fetched, DownloadRefused):

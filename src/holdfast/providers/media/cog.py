@@ -132,8 +132,12 @@ class CogProvider:
         if answer.status != 200:
             raise PollFault(f"the provider answered {answer.status}")
         try:
+            told = read_prediction(answer.body)
+            if told.id not in {None, name}:
+                # Somebody else's results must not reach this task's owner.
+                raise PollFault("the provider told of another job")
             return news_of(
-                read_prediction(answer.body),
+                told,
                 source="poll",
                 provider=self.name,
                 request_id=request_id,
