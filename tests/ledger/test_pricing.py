@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.ledger.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.pricing import charge_for, price_micro, public_pricing
+from holdfast.ledger.pricing import charge_for, price_micro
 from holdfast.ledger.quotes import PricedInput, quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Rate, Terms, Units
@@ -202,18 +202,6 @@ def test_the_proof_of_the_price_differs_by_tier_and_base_price_but_not_by_markup
     ]
     assert len(set(proofs)) == 3
     assert terms_of(catalog_of(TIERED, markup="2"), {"resolution": "low"}).provider_quote_hash == proofs[0]
-
-
-def test_the_listing_shows_base_prices() -> None:
-    models = load_catalog(None).models
-    assert public_pricing(models["studio/image-1"]) == {
-        "mode": "per_image",
-        "unit": "image",
-        "unit_price": "0.01",
-        "input_price": None,
-        "output_price": None,
-    }
-    assert public_pricing(models["gateway/chat-1"])["output_price"] == "1.50"
 
 
 def test_the_worked_example_of_a_clip() -> None:

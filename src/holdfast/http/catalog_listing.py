@@ -14,7 +14,6 @@ from holdfast.ledger.catalog import Catalog, Model
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount
-from holdfast.ledger.pricing import public_pricing
 from holdfast.ledger.quotes import SealedQuote, quote_input, seal_quote
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Terms, Units
@@ -22,14 +21,25 @@ from holdfast.ledger.terms import Terms, Units
 route = RouteTable("Catalog")
 
 
+class TierBody(msgspec.Struct, frozen=True):
+    """Base prices that hold where the input has all the values in ``when``."""
+
+    when: dict[str, str | int | bool]
+    unit_price: str | None
+    input_price: str | None
+    output_price: str | None
+
+
 class PricingBody(msgspec.Struct, frozen=True):
-    """Base prices in credits per unit, before the markup."""
+    """Base prices in credits per unit, before the markup; ``minimum`` is the least that any work costs."""
 
     mode: str
     unit: str
     unit_price: str | None
     input_price: str | None
     output_price: str | None
+    minimum: str | None
+    tiers: list[TierBody]
 
 
 class ModelBody(msgspec.Struct, frozen=True):
@@ -171,7 +181,7 @@ def _model(model: Model) -> ModelBody:
         type=model.type,
         provider=model.provider,
         capabilities=list(model.capabilities),
-        pricing=msgspec.convert(public_pricing(model), PricingBody),
+        pricing=msgspec.convert(model.pricing, PricingBody, from_attributes=True),
         markup_multiplier=model.markup_multiplier,
         status=model.status,
     )

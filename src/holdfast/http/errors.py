@@ -173,7 +173,9 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
         provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
     )
     headers = {}
-    retry_after_s = refusal.retry_after_s if refusal.retry_after_s is not None else row.retry_after_s
+    # A row's usual wait is for what passes with time; a refusal that is final says so itself if it has one.
+    usual_s = None if refusal.final else row.retry_after_s
+    retry_after_s = usual_s if refusal.retry_after_s is None else refusal.retry_after_s
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, retry_after_s))
     if refusal.final or row.final:

@@ -277,8 +277,8 @@ def _price(
 ) -> PricedInput | Refusal:
     """Price an input for a model that can run as a task.
 
-    With a quote for the model the input is read by the catalog that the quote was made by: what has changed since, a
-    default or a tier, does not void it. A model that was switched off since stays off.
+    With a quote for the model the input is read by the catalog that the quote was made by: what has changed since,
+    a default or a tier, does not void it. A model that was switched off since stays off.
     """
     catalog = front.catalog()
     model = catalog.models.get(model_id)

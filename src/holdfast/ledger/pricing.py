@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.ledger.metering import Measured
-from holdfast.ledger.models import Model, Pricing, Tariff, TariffLine, Tier
+from holdfast.ledger.models import Pricing, Tariff, TariffLine, Tier
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.terms import Rate, Terms, Units
@@ -112,18 +112,6 @@ def price_measured(line: TariffLine, measured: Measured) -> Priced:
 def charge_for(terms: Terms, units: Units) -> int:
     """The charge, in micro-credits, for work done under ``terms``: by its rate, never above what was held."""
     return min(price_micro(terms.rate, units), terms.hold_micro)
-
-
-def public_pricing(model: Model) -> dict[str, str | None]:
-    """A model's base prices as its listing shows them; a price that the mode does not use is None."""
-    pricing = model.pricing
-    return {
-        "mode": pricing.mode,
-        "unit": pricing.unit,
-        "unit_price": pricing.unit_price,
-        "input_price": pricing.input_price,
-        "output_price": pricing.output_price,
-    }
 
 
 def _same(given: object, value: object) -> bool:

@@ -69,6 +69,7 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
             code="quote_unavailable",
             message=f"The model '{model.id}' has no price for this {' and '.join(model.tariff.fields)}.",
             param=f"input.{field}",
+            final=True,
         )
     measured = model.meter.measure(given)
     priced = price_measured(line, measured)

@@ -1,0 +1,183 @@
+"""The catalog as it is shown and sold: listings, models on their way out, quotes that outlive a change of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.actors.messages import CreateTask, TaskAccepted
+from holdfast.ledger.catalog import Catalog, parse_catalog
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+CREATE = "/v2/task/create"
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "seconds": {"type": "integer", "minimum": 1, "maximum": 10, "default": 4},
+        "size": {"enum": ["small", "big"], "default": "small"},
+    },
+}
+MODEL = """
+[[models]]
+id = "reel"
+modality = "video"
+type = "async"
+created = "2026-11-01"
+markup_multiplier = "1.20"
+pricing = { mode = "per_second", unit_price = "0.05", minimum = "0.01", tiers = [
+  { when = { size = "small" }, unit_price = "0.05" }, { when = { size = "big" }, unit_price = "0.08" } ] }
+units = { seconds = "seconds" }
+upstream = { provider = "studio" }
+input_schema = "s"
+"""
+OTHER = MODEL.replace('"reel"', '"other"')
+SMALL = '{ when = { size = "small" }, unit_price = "0.05" }, '
+
+
+def catalog_of(text: str = MODEL, schema: object = SCHEMA) -> Catalog:
+    return parse_catalog(text, read_schema=lambda name: json.dumps(schema))
+
+
+def put(stage: Stage, catalog: Catalog, *, past: Catalog | None = None) -> None:
+    """Let a catalog be in force; of earlier ones ``past`` is still known."""
+    known = {each.version: each for each in (catalog, past) if each is not None}
+    stage.change(catalog=lambda: catalog, catalog_of=known.get)
+
+
+async def quoted(stage: Stage, given: dict[str, Any]) -> dict[str, Any]:
+    response = await stage.call("POST", "/v2/quote", json={"model": "reel", "input": given})
+    assert response.status_code == 200, await response.get_data()
+    answer = await response.get_json()
+    assert isinstance(answer, dict)
+    return answer
+
+
+async def accept(key: str, command: object) -> TaskAccepted:
+    assert isinstance(command, CreateTask)
+    return TaskAccepted("task_1", "quo_1", "queued", None, command.terms.hold_micro, command.terms.basis)
+
+
+async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> None:
+    put(stage, catalog_of())
+    (model,) = (await (await stage.call("GET", "/v2/models")).get_json())["data"]
+    prices = {"input_price": None, "output_price": None}
+    assert model["pricing"] == {
+        "mode": "per_second",
+        "unit": "second",
+        "unit_price": "0.05",
+        **prices,
+        "minimum": "0.01",
+        "tiers": [
+            {"when": {"size": "small"}, "unit_price": "0.05", **prices},
+            {"when": {"size": "big"}, "unit_price": "0.08", **prices},
+        ],
+    }
+    assert (model["markup_multiplier"], model["status"]) == ("1.20", "active")
+    assert await (await stage.call("GET", "/v1/models/reel")).get_json() == model
+
+
+async def test_a_deprecated_model_is_listed_as_such_and_still_sold(stage: Stage) -> None:
+    put(stage, catalog_of(MODEL + 'status = "deprecated"\n'))
+    stage.know_key()
+    stage.accounts.answer = accept
+    assert (await (await stage.call("GET", "/v1/models/reel")).get_json())["status"] == "deprecated"
+    await quoted(stage, {})
+    assert (await stage.as_key("POST", CREATE, json={"model": "reel", "input": {}})).status_code == 200
+
+
+async def test_a_disabled_model_is_listed_and_neither_quoted_nor_run(world: World) -> None:
+    world.know_key()
+    put(world, catalog_of())
+    quote_id = (await quoted(world, {}))["quote_id"]
+    put(world, catalog_of(MODEL + 'status = "disabled"\n'), past=catalog_of())
+    assert (await (await world.call("GET", "/v1/models/reel")).get_json())["status"] == "disabled"
+    body = {"model": "reel", "input": {}}
+    for response in (
+        await world.call("POST", "/v2/quote", json=body),
+        await world.as_key("POST", CREATE, json=body),
+        await world.as_key("POST", CREATE, json={**body, "quote_id": quote_id}),
+    ):
+        await world.refused(response, 400, "model_not_available")
+    assert world.accounts.asked == []
+
+
+async def test_an_input_without_a_price_is_refused_for_good(world: World) -> None:
+    world.know_key()
+    put(world, catalog_of(MODEL.replace(SMALL, "")))
+    body = {"model": "reel", "input": {}}
+    for response in (
+        await world.call("POST", "/v2/quote", json=body),
+        await world.as_key("POST", CREATE, json=body),
+    ):
+        error = await world.refused(response, 503, "quote_unavailable")
+        assert error["param"] == "input.size"
+        # Clients that repeat a 503 by themselves would do so in vain.
+        assert response.headers["X-Should-Retry"] == "false"
+        assert "Retry-After" not in response.headers
+
+
+UNTIERED = MODEL.replace(MODEL[MODEL.index(", tiers") : MODEL.index("\nunits")], " }")
+LONGER = {
+    "type": "object",
+    "properties": {"seconds": {"type": "integer", "minimum": 1, "maximum": 10, "default": 9}},
+}
+CHANGES: dict[str, tuple[str, object]] = {
+    "dearer": (MODEL.replace('"0.05"', '"0.09"'), SCHEMA),
+    "another markup": (MODEL.replace('"1.20"', '"3"'), SCHEMA),
+    "a price withdrawn": (MODEL.replace(SMALL, ""), SCHEMA),
+    "another default": (UNTIERED, LONGER),
+    "the model gone": (OTHER, SCHEMA),
+    "no task any more": (MODEL.replace('"async"', '"sync"'), SCHEMA),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+async def test_a_live_quote_is_kept_whatever_became_of_the_catalog(stage: Stage, change: str) -> None:
+    stage.know_key()
+    stage.accounts.answer = accept
+    put(stage, catalog_of())
+    promised = await quoted(stage, {})
+    put(stage, catalog_of(*CHANGES[change]), past=catalog_of())
+    body = {"model": "reel", "input": {}, "quote_id": promised["quote_id"]}
+    response = await stage.as_key("POST", CREATE, json=body)
+    assert (await response.get_json())["estimated_cost"] == {"credits": "0.24", "basis": "per_second: 4 x 0.06"}
+    command = stage.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert command.terms.catalog_version == promised["catalog_version"]
+
+
+async def test_without_a_quote_the_price_of_today_holds(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = accept
+    put(stage, catalog_of(CHANGES["dearer"][0]), past=catalog_of())
+    response = await stage.as_key("POST", CREATE, json={"model": "reel", "input": {}})
+    assert (await response.get_json())["estimated_cost"]["credits"] == "0.432"
+
+
+async def test_a_quote_by_a_catalog_that_nobody_kept_stands_where_the_input_still_reads_the_same(
+    world: World,
+) -> None:
+    world.know_key()
+    world.accounts.answer = accept
+    put(world, catalog_of())
+    body = {"model": "reel", "input": {}, "quote_id": (await quoted(world, {}))["quote_id"]}
+    put(world, catalog_of(CHANGES["dearer"][0]))
+    response = await world.as_key("POST", CREATE, json=body)
+    assert (await response.get_json())["estimated_cost"]["credits"] == "0.24"
+    put(world, catalog_of(*CHANGES["another default"]))
+    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
+
+
+async def test_a_quote_for_what_is_no_task_does_not_make_it_one(world: World) -> None:
+    world.know_key()
+    sync = catalog_of(MODEL.replace('"async"', '"sync"'))
+    put(world, sync)
+    body = {"model": "reel", "input": {}, "quote_id": (await quoted(world, {}))["quote_id"]}
+    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    put(world, catalog_of(OTHER), past=sync)
+    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
