@@ -153,7 +153,8 @@ def _responses(route: Route) -> JsonSchema:
             )
     for media in route.media:
         content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}
-        responses[str(media.status)] = _response(media.description, content)
+        told = responses.get(str(media.status), {"content": {}})["content"]
+        responses[str(media.status)] = _response(media.description, told | content)
     return dict(sorted(responses.items()))
 
 

@@ -1,20 +1,44 @@
-"""The usage log: one line per task, newest first."""
+"""The usage log: one line per task, newest first, a page at a time or all of it as a file."""
 
 from __future__ import annotations
+
+from typing import Final, get_args
 
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Call
-from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_window, write_cursor
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
-from holdfast.http.routes import Auth, Outcome, RouteTable
+from holdfast.http.routes import Auth, Media, Outcome, Parameter, RouteTable
 from holdfast.http.task_shapes import UsageList, usage_body
+from holdfast.http.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
+from holdfast.ledger.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import UsageEntry
 from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.queries.usage import usage_of_account
 
 route = RouteTable("Usage")
+
+_MODALITY: Final = Parameter(
+    name="modality",
+    place="query",
+    description="Only entries of this modality.",
+    schema=(("type", "string"), ("enum", list(get_args(Modality)))),
+)
+_API_KEY_ID: Final = Parameter(
+    name="api_key_id",
+    place="query",
+    description="Only entries of this API key.",
+    schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
+)
+_FORMAT: Final = Parameter(
+    name="format",
+    place="query",
+    description="csv: a file of all entries that fit the filters; with a limit, of so many.",
+    schema=(("type", "string"), ("enum", ["json", "csv"]), ("default", "json")),
+)
+_FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
 
 
 @route(
@@ -23,14 +47,21 @@ route = RouteTable("Usage")
     summary="The account's usage, newest first",
     auth=Auth.SESSION,
     reply=UsageList,
-    parameters=(FROM, TO, CURSOR, LIMIT, STATUS, MODEL),
+    media=(Media(status=200, content_types=("text/csv",), description="A page, or a file."),),
+    parameters=(FROM, TO, CURSOR, LIMIT, *_FILTERS, _FORMAT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_usage(call: Call) -> Outcome:
     """One read: the session and a page, with one row more than asked to know whether another page follows."""
-    window = read_window(call.query(), kind="usage", filters=(STATUS, MODEL))
+    query = call.query()
+    window = read_window(query, kind="usage", filters=_FILTERS)
     if isinstance(window, Refusal):
         return window
+    wanted = query.get("format", ["json"])
+    if wanted == ["csv"]:
+        return await _export(call, window)
+    if wanted != ["json"]:
+        return Refusal(code="invalid_parameter", message="The format is json or csv.", param="format")
 
     def read(rows: Connection, session: SessionRecord) -> tuple[str, list[UsageEntry]] | Refusal:
         position = read_cursor(session.account_id, window)
@@ -56,3 +87,17 @@ async def list_usage(call: Call) -> Outcome:
         last = Position(entries[-1].ts, entries[-1].request_id)
         next_cursor = write_cursor(last, account_id, window)
     return UsageList(data=[usage_body(entry) for entry in entries], next_cursor=next_cursor)
+
+
+async def _export(call: Call, window: Window) -> Outcome:
+    """The session and the first page are one read, so that what is refused is refused before a file begins."""
+
+    def read(rows: Connection, session: SessionRecord) -> tuple[str, CsvPage] | Refusal:
+        position = read_cursor(session.account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        page = read_csv_page(rows, session.account_id, window, position, rows_wanted(window, 0))
+        return session.account_id, page
+
+    found = await call.read_as_session(read)
+    return found if isinstance(found, Refusal) else csv_answer(call.front, found[0], window, found[1])

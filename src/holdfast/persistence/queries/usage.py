@@ -33,7 +33,7 @@ def usage_of_account(
 ) -> list[UsageEntry]:
     """Up to ``limit`` entries, newest first by (ts, request_id), behind the position ``after``.
 
-    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
+    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
     """
     order = (usage.c.ts, usage.c.request_id)
     page = page_of_account(

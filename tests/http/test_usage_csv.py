@@ -1,0 +1,247 @@
+"""The usage log as a file: whole, narrowed, harmless to spreadsheets, and read no further than somebody listens."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import msgspec
+import pytest
+import sqlalchemy
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.http.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
+from holdfast.ledger.tasks import usage_of
+from holdfast.persistence.database import DatabaseAway
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+
+T = TypeVar("T")
+
+PATH = "/v2/usage/logs?format=csv"
+FORMULA = '=HYPERLINK("http://evil.test","click")'
+
+
+async def add_many(world: World, count: int, *, error: str | None = None) -> None:
+    """Write ``count`` lines, three at each microsecond before noon."""
+    await world.write(
+        sqlalchemy.text(
+            "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, "
+            "billable_units, tokens_in, tokens_out, latency_ms, cost_micro, error, operation_id, status_history) "
+            "select :account, 'task_' || lpad(n::text, 6, '0'), :noon - make_interval(secs => (n / 3) * 1e-6), "
+            "'studio/image-1', 'image', 'key_1', 'succeeded', 1, 0, 0, n, n, :error, 'op_' || n, '[]' "
+            "from generate_series(1, :count) n"
+        ).bindparams(account=world.account_id, noon=world.now, count=count, error=error)
+    )
+
+
+async def lines(world: World, query: str = "") -> list[dict[str, str]]:
+    response = await world.as_session("GET", PATH + query)
+    text = await response.get_data(as_text=True)
+    assert response.status_code == 200, text
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert response.headers["Content-Disposition"] == 'attachment; filename="usage.csv"'
+    assert text.endswith("\r\n")
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+async def test_more_than_ten_thousand_lines_come_whole_newest_first_in_short_reads(world: World) -> None:
+    count = 10_500
+    await add_many(world, count)
+    reads = world.rows.reads
+    with trio.fail_after(30):
+        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
+            text = (await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})).text
+    found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    assert world.rows.reads - reads == count // PAGE_ROWS + 1
+    assert len({each["request_id"] for each in found}) == len(found) == count
+    order = [(each["ts"], each["request_id"]) for each in found]
+    # Times are told in milliseconds, so only the ids tell the order inside one.
+    assert [at for at, _ in order] == sorted((at for at, _ in order), reverse=True)
+    assert sum(int(each["latency_ms"]) for each in found) == count * (count + 1) // 2
+    assert found[0]["cost_credits"].startswith("0.00")
+
+
+async def test_a_line_has_every_column_in_words(world: World) -> None:
+    entry = usage_of(world.task("task_a"))
+    await world.add_usage(msgspec.structs.replace(entry, cost_micro=12_000, latency_ms=7, tokens_out=3))
+    assert await lines(world) == [
+        {
+            "request_id": "task_a",
+            "ts": "2026-11-20T12:00:00.000Z",
+            "model": "studio/image-1",
+            "modality": "image",
+            "status": "queued",
+            "api_key_id": world.key_id,
+            "billable_units": "0",
+            "tokens_in": "0",
+            "tokens_out": "3",
+            "latency_ms": "7",
+            "cost_credits": "0.012",
+            "operation_id": "",
+            "error": "",
+        }
+    ]
+
+
+async def test_an_empty_log_is_a_file_with_a_header(world: World) -> None:
+    response = await world.as_session("GET", PATH)
+    assert await response.get_data(as_text=True) == ",".join(COLUMNS) + "\r\n"
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        FORMULA,
+        "+1+1",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+        '"quoted", with\r\nlines',
+        "=\u00fc\u4e16\U0001f600",
+    ],
+)
+async def test_no_cell_is_taken_for_a_formula(world: World, evil: str) -> None:
+    entry = usage_of(world.task("task_a"))
+    await world.add_usage(msgspec.structs.replace(entry, error=evil, model=evil, api_key_id=evil))
+    [line] = await lines(world)
+    told = evil if evil.startswith('"') else f"'{evil}"
+    assert (line["error"], line["model"], line["api_key_id"]) == (told, told, told)
+
+
+@given(st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=4)))
+def test_whatever_is_written_reads_back_and_begins_no_formula(table: list[list[str]]) -> None:
+    raw = written(table).decode()
+    found = list(csv.reader(io.StringIO(raw, newline=""), strict=True))
+    assert [[cell.removeprefix("'") for cell in row] for row in found] == [
+        [cell.removeprefix("'") for cell in row] for row in table
+    ]
+    assert not any(cell.startswith(FORMULA_STARTS) for row in found for cell in row)
+
+
+@pytest.mark.parametrize("form", ["", "&format=csv"])
+async def test_every_filter_narrows_both_forms(world: World, form: str) -> None:
+    entry = usage_of(world.task("task_0"))
+    different: tuple[dict[str, Any], ...] = (
+        {"status": "failed"},
+        {"model": "studio/tone-1", "modality": "audio"},
+        {"api_key_id": "key_other"},
+        {"ts": world.now + timedelta(hours=1)},
+    )
+    for number, fields in enumerate(different):
+        await world.add_usage(msgspec.structs.replace(entry, request_id=f"task_{number}", **fields))
+
+    async def ids(query: str) -> list[str]:
+        path = f"/v2/usage/logs?{query}{form}"
+        response = await world.as_session("GET", path)
+        assert response.status_code == 200
+        if not form:
+            return [each["request_id"] for each in (await response.get_json())["data"]]
+        text = await response.get_data(as_text=True)
+        return [each["request_id"] for each in csv.DictReader(io.StringIO(text, newline=""))]
+
+    assert await ids("") == ["task_3", "task_2", "task_1", "task_0"]
+    assert await ids("status=failed") == ["task_0"]
+    assert await ids("modality=audio") == await ids("model=studio/tone-1") == ["task_1"]
+    assert await ids("api_key_id=key_other") == ["task_2"]
+    assert await ids("from=2026-11-20T13:00:00Z") == ["task_3"]
+    assert await ids("to=2026-11-20T13:00:00Z&status=queued") == ["task_2", "task_1"]
+    assert await ids("api_key_id=key_other&modality=audio") == []
+    assert await ids("limit=2") == ["task_3", "task_2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "param"),
+    [
+        ("status=done", "invalid_parameter", "status"),
+        ("modality=smell", "invalid_parameter", "modality"),
+        ("api_key_id=" + "k" * 201, "invalid_parameter", "api_key_id"),
+        ("format=xml", "invalid_parameter", "format"),
+        ("format=csv&format=csv", "invalid_parameter", "format"),
+        ("format=", "invalid_parameter", "format"),
+        ("format=csv&limit=0", "invalid_parameter", "limit"),
+        ("format=csv&cursor=abc", "invalid_cursor", "cursor"),
+        ("from=2026-11-20&to=2026-11-20", "invalid_parameter", "from"),
+    ],
+)
+async def test_what_cannot_be_listed_is_refused_before_a_file_begins(
+    world: World, query: str, code: str, param: str
+) -> None:
+    error = await world.refused(await world.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
+    assert error["param"] == param
+
+
+async def test_a_file_wants_a_live_session(world: World) -> None:
+    await world.refused(await world.call("GET", PATH), 401, "missing_credentials")
+    headers = {"Authorization": "Bearer hst_" + "B" * 43}
+    await world.refused(await world.call("GET", PATH, headers=headers), 401, "invalid_session")
+
+
+async def test_a_file_goes_on_behind_a_cursor_of_the_pages(world: World) -> None:
+    await add_many(world, 30)
+    page = await (await world.as_session("GET", "/v2/usage/logs?limit=10")).get_json()
+    rest = await lines(world, f"&cursor={page['next_cursor']}")
+    some = await lines(world, f"&cursor={page['next_cursor']}&limit=5")
+    assert len(rest) == 20
+    assert some == rest[:5]
+    shown = {each["request_id"] for each in page["data"]}
+    assert shown.isdisjoint(each["request_id"] for each in rest)
+
+
+async def test_a_head_tells_of_a_file_without_making_it(world: World) -> None:
+    response = await world.as_session("HEAD", PATH)
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
+    assert await response.get_data() == b""
+
+
+async def test_nothing_more_is_read_for_a_client_that_hung_up(world: World) -> None:
+    pages = 40
+    await add_many(world, pages * PAGE_ROWS, error="x" * 500)
+    with trio.fail_after(30):
+        async with world.serving() as base:
+            host, port = base.removeprefix("http://").split(":")
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {world.token}\r\n\r\n"
+                await stream.send_all(head.encode())
+                assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
+            seen = -1
+            while seen != world.rows.reads:
+                seen = world.rows.reads
+                await trio.sleep(0.3)
+    assert world.rows.reads < pages
+
+
+class FailingRows:
+    """Real rows, until they are away."""
+
+    def __init__(self, world: World, good: int) -> None:
+        self._database = world.database
+        self.good = good
+
+    async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        if self.good == 0:
+            raise DatabaseAway("the server is gone")
+        self.good -= 1
+        return await self._database.read(query)
+
+
+async def test_half_a_file_does_not_look_like_a_whole_one(world: World) -> None:
+    await add_many(world, 2 * PAGE_ROWS)
+    rows = FailingRows(world, 1)
+    world.change(database=rows)
+    with trio.fail_after(30):
+        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})
+            rows.good = 100
+            whole = await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})
+            assert whole.text.count("\r\n") == 2 * PAGE_ROWS + 1
