@@ -21,6 +21,13 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database
+from holdfast.persistence.outbox_rows import (
+    OutboxAgainRow,
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxRow,
+    WebhookSecretRow,
+)
 from holdfast.persistence.rows import (
     AccountHead,
     AccountRow,
@@ -28,6 +35,7 @@ from holdfast.persistence.rows import (
     ApiKeyRow,
     ApiKeyUsedRow,
     AssetRow,
+    AssetsRemovedRow,
     BatchRow,
     HoldRow,
     HoldSettledRow,
@@ -205,7 +213,13 @@ def stored(rows: psycopg.Connection[Any], table: str, row: Any, keyed: Sequence[
     return tuple(found)
 
 
-JSON_FIELDS = {"request", "state", "status_history"}
+JSON_FIELDS = {"request", "state", "status_history", "snapshot"}
+
+
+def is_gone(rows: psycopg.Connection[Any], removed: AssetsRemovedRow) -> bool:
+    """Whether nothing of what was to be removed is left."""
+    query = "select 1 from assets where account_id = %s and request_id = %s"
+    return rows.execute(query, removed).fetchone() is None
 
 
 def given(row: Any) -> tuple[Any, ...]:
@@ -250,6 +264,12 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
         ("payment_events", PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()), ["provider", "event_id"]),
         ("usage_entries", usage, ["account_id", "request_id"]),
         ("usage_entries", usage_changed, ["account_id", "request_id"]),
+        ("outbox", OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, t, 0, AT, 0, doc), ["account_id", "event_id"]),
+        ("outbox", OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t), ["account_id", "event_id"]),
+        ("outbox", OutboxAgainRow(a, f"evt{i}{t}", None, t + "!", later, 7, None, t), ["account_id", "event_id"]),
+        ("outbox_attempts", OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12), ["account_id", "event_id"]),
+        ("webhook_secrets", WebhookSecretRow(a, 1, AT), ["account_id", "generation"]),
+        ("assets", AssetsRemovedRow(a, f"gone{i}{t}"), ["account_id", "request_id"]),
         ("assets", AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, later), ["account_id", "request_id"]),
         ("api_keys", api_key, ["account_id", "key_id"]),
         ("api_keys", ApiKeyUsedRow(a, f"key{i}{t}", later), ["account_id", "key_id"]),
@@ -262,23 +282,35 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
     ]
 
 
+@pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])
 def test_every_kind_of_row_carries_hostile_text_unharmed(
-    writer: BatchWriter, rows: psycopg.Connection[Any]
+    bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.persistence.writer.BULK_ROWS", bulk_rows)
     everything = [hostile_rows(text, i) for i, text in enumerate(HOSTILE)]
     assert {type(row) for _, row, _ in everything[0]} == set(STATEMENTS)
     units = [
         Unit(fences=(Fence("sign_in", f"email:{i}{text}", 0),), rows=tuple(row for _, row, _ in everything[i]))
         for i, text in enumerate(HOSTILE)
     ]
+    going = [
+        AssetRow(f"acct{i}{text}", f"gone{i}{text}", 0, f"going{i}{text}", text, 1, text, AT, AT)
+        for i, text in enumerate(HOSTILE)
+    ]
+    assert all_committed(writer.write([Unit(rows=tuple(going))]))
     assert all_committed(writer.write(units))
     for known in everything:
         # A later row of the same key says more about some of the columns; those it leaves alone must stand.
         newest: dict[tuple[str, str], Any] = {}
         for table, row, _ in known:
+            if isinstance(row, AssetsRemovedRow):
+                continue
             for name, value in zip(row._fields, given(row), strict=True):
                 newest[table, name] = value
         for table, row, keyed in known:
+            if isinstance(row, AssetsRemovedRow):
+                assert is_gone(rows, row)
+                continue
             assert stored(rows, table, row, keyed) == tuple(newest[table, name] for name in row._fields)
 
 

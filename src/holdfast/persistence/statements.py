@@ -1,21 +1,21 @@
 """The one statement that writes many rows of a kind.
 
 A batch of rows turns into one array a column and one ``INSERT … SELECT FROM unnest(…)`` or
-``UPDATE … FROM unnest(…)`` for all of them: a statement a kind, not a statement a row.
+``UPDATE … FROM unnest(…)`` for all of them: a statement a kind, not a statement a row. Where many new rows of a
+kind come together, COPY takes the statement's place.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Integer, LargeBinary, SmallInteger, Table, Text
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
+from sqlalchemy import Table
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from holdfast.persistence import tables
+from holdfast.persistence.literals import Writing, writing_of
 from holdfast.persistence.outbox_rows import (
     OutboxAgainRow,
     OutboxAttemptRow,
@@ -51,140 +51,83 @@ from holdfast.persistence.rows import (
     UsageRow,
 )
 
-# -------------------------------------------------------------------------------- array literals by column type
-
-Render = Callable[[Iterable[Any]], str]
-
-
-_BETWEEN = "\x1f"
-
-
-def _texts(values: Iterable[str | None]) -> str:
-    """A text array. The whole column is escaped at once: joined by a character that none of it holds."""
-    column = list(values)
-    if None not in column:
-        joined = _BETWEEN.join(column)  # type: ignore[arg-type]  # there is no None among them
-        if joined.count(_BETWEEN) == len(column) - 1:
-            return '{"' + _escaped(joined).replace(_BETWEEN, '","') + '"}'
-    return "{" + ",".join(["NULL" if v is None else '"' + _escaped(v) + '"' for v in column]) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _integers(values: Iterable[int | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
-
-
-def _booleans(values: Iterable[bool | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else "t" if v else "f" for v in values]) + "}"
-
-
-def _times(values: Iterable[datetime | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else _quoted_time(v) for v in values]) + "}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _quoted_time(at: datetime) -> str:
-    """Cached: the moment of a decision stands in many columns of its rows."""
-    return '"' + at.isoformat() + '"'
-
-
-def _binaries(values: Iterable[bytes | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else '"\\\\x' + v.hex() + '"' for v in values]) + "}"
-
-
-def _text_lists(values: Iterable[Sequence[str] | None]) -> str:
-    """A text array a row travels as its own literal, cast back by the statement (rows may differ in length)."""
-    return _texts(None if v is None else _texts(v) for v in values)
-
-
-_BY_TYPE: tuple[tuple[type[Any], str, Render], ...] = (
-    (JSON, "json", _texts),
-    (TIMESTAMP, "timestamptz", _times),
-    (Text, "text", _texts),
-    (BigInteger, "bigint", _integers),
-    (SmallInteger, "smallint", _integers),
-    (Integer, "integer", _integers),
-    (Boolean, "boolean", _booleans),
-    (LargeBinary, "bytea", _binaries),
-)
-
-
-# ----------------------------------------------------------------------------------------- statements by kind
+BULK_ROWS = 64
+"""From so many new rows of a kind on, one COPY for them is cheaper than a place in the statements' round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """How one kind of row is written: the SQL, each column's renderer, and the key duplicates collapse by."""
+    """How one kind of row is written: the SQL, its columns, the key duplicates collapse by, and COPY for many."""
 
     sql: str
-    renders: tuple[Render, ...]
-    key_fields: tuple[int, ...] | None
+    columns: tuple[Writing, ...]
+    key_fields: tuple[int, ...] | None = None
+    copy_sql: str | None = None
 
     def parameters(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
         """One array literal a column. Of several changes to one row the last stands: it holds the others."""
         if self.key_fields is not None and len(rows) > 1:
             newest = {tuple(row[i] for i in self.key_fields): row for row in rows}
             rows = list(newest.values())
-        return [render(column) for render, column in zip(self.renders, zip(*rows, strict=True), strict=True)]
+        return [
+            writing.array(column) for writing, column in zip(self.columns, zip(*rows, strict=True), strict=True)
+        ]
+
+    def copy_text(self, rows: Sequence[tuple[Any, ...]]) -> str:
+        """What ``copy_sql`` reads: a line a row."""
+        cells = [
+            writing.cells(column) for writing, column in zip(self.columns, zip(*rows, strict=True), strict=True)
+        ]
+        return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
 
 
-def _columns(table: Table, fields: Sequence[str]) -> tuple[list[str], list[Render], list[str]]:
-    casts: list[str] = []
-    renders: list[Render] = []
-    picks: list[str] = []
-    for field in fields:
-        kind = table.c[field].type
-        if isinstance(kind, ARRAY):
-            casts.append("%s::text[]")
-            renders.append(_text_lists)
-            picks.append(f"v.{field}::text[]")
-            continue
-        pg_type, render = next((pg, r) for known, pg, r in _BY_TYPE if isinstance(kind, known))
-        casts.append(f"%s::{pg_type}[]")
-        renders.append(render)
-        picks.append(f"v.{field}")
-    return casts, renders, picks
+def _columns(table: Table, fields: Sequence[str]) -> tuple[tuple[Writing, ...], str, str]:
+    """The columns of ``fields``, as parameters, and as they are picked from the arrays again."""
+    columns = tuple(writing_of(table.c[field]) for field in fields)
+    casts = ", ".join(f"%s::{writing.pg_type}[]" for writing in columns)
+    picks = ", ".join(
+        f"v.{field}::text[]" if isinstance(table.c[field].type, ARRAY) else f"v.{field}" for field in fields
+    )
+    return columns, casts, picks
 
 
 def _insert(
     table: Table, row: type[Any], *, on_conflict: str = "", once_by: Sequence[str] | None = None
 ) -> Statement:
     fields = row._fields
-    casts, renders, picks = _columns(table, fields)
+    columns, casts, picks = _columns(table, fields)
     names = ", ".join(fields)
     sql = (
-        f"insert into {table.name} ({names}) select {', '.join(picks)} "  # noqa: S608 - names from our own tables
-        f"from unnest({', '.join(casts)}) as v({names}) {on_conflict}"
+        f"insert into {table.name} ({names}) select {picks} "  # noqa: S608 - names from our own tables
+        f"from unnest({casts}) as v({names}) {on_conflict}"
     )
     key_fields = None if once_by is None else tuple(fields.index(key) for key in once_by)
-    return Statement(sql.strip(), tuple(renders), key_fields)
+    copy_sql = None if on_conflict else f"copy {table.name} ({names}) from stdin"
+    return Statement(sql.strip(), columns, key_fields, copy_sql)
 
 
 def _update(table: Table, row: type[Any], *, keyed: Sequence[str]) -> Statement:
     fields = row._fields
-    casts, renders, _ = _columns(table, fields)
+    columns, casts, _ = _columns(table, fields)
     changes = ", ".join(f"{f} = v.{f}" for f in fields if f not in keyed)
     match = " and ".join(f"t.{k} = v.{k}" for k in keyed)
     sql = (
         f"update {table.name} t set {changes} "  # noqa: S608 - names from our own tables
-        f"from unnest({', '.join(casts)}) as v({', '.join(fields)}) where {match}"
+        f"from unnest({casts}) as v({', '.join(fields)}) where {match}"
     )
-    return Statement(sql, tuple(renders), tuple(fields.index(k) for k in keyed))
+    return Statement(sql, columns, tuple(fields.index(k) for k in keyed))
 
 
 def _delete(table: Table, row: type[Any]) -> Statement:
     """Remove all rows that have the fields' values."""
     fields = row._fields
-    casts, renders, _ = _columns(table, fields)
+    columns, casts, _ = _columns(table, fields)
     match = " and ".join(f"t.{f} = v.{f}" for f in fields)
     sql = (
-        f"delete from {table.name} t using unnest({', '.join(casts)}) "  # noqa: S608 - names from our own tables
+        f"delete from {table.name} t using unnest({casts}) "  # noqa: S608 - names from our own tables
         f"as v({', '.join(fields)}) where {match}"
     )
-    return Statement(sql, tuple(renders), None)
+    return Statement(sql, columns)
 
 
 STATEMENTS: dict[type[Any], Statement] = {

@@ -27,7 +27,7 @@ from holdfast.persistence.rows import (
     OperationRow,
     PostingRow,
 )
-from holdfast.persistence.statements import STATEMENTS
+from holdfast.persistence.statements import BULK_ROWS, STATEMENTS
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Broken,
@@ -200,8 +200,8 @@ class BatchWriter:
             versions.update(dict.fromkeys(fallen, _FALLEN))
             verdicts = _judge(units, versions, answers)
             passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
-            statements = _statements(passed)
-            if not statements:
+            rows = _rows(passed)
+            if not rows:
                 connection.rollback()
                 return verdicts
         except Exception as exc:
@@ -210,9 +210,10 @@ class BatchWriter:
         batch_id = new_id("batch")
         mark = STATEMENTS[BatchRow]
         try:
+            few = [kind for kind in STATEMENTS if kind in rows and not self._copied(connection, kind, rows[kind])]
             with connection.pipeline():
-                for sql, parameters in statements:
-                    connection.execute(sql, parameters)
+                for kind in few:
+                    connection.execute(STATEMENTS[kind].sql, STATEMENTS[kind].parameters(rows[kind]))
                 connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
                 connection.commit()
         except Exception as exc:
@@ -224,6 +225,17 @@ class BatchWriter:
                 raise CommitUnanswered(batch_id, exc, if_durable=verdicts, if_void=if_void) from lost
             raise
         return verdicts
+
+    @staticmethod
+    def _copied(connection: psycopg.Connection[Any], kind: type[Any], rows: Sequence[Any]) -> bool:
+        """Put new rows in by COPY where there are many of them. What changes rows comes after all that is new."""
+        statement = STATEMENTS[kind]
+        if statement.copy_sql is None or len(rows) < BULK_ROWS:
+            return False
+        text = statement.copy_text(rows).encode()
+        with connection.cursor() as cursor, cursor.copy(statement.copy_sql) as copy:
+            copy.write(text)
+        return True
 
     def _lock(
         self, connection: psycopg.Connection[Any], units: Sequence[Unit]
@@ -326,8 +338,8 @@ def _judge(
     return verdicts
 
 
-def _statements(units: Iterable[Unit]) -> list[tuple[str, list[str]]]:
-    """The statements that write ``units``: one for each kind of row there is."""
+def _rows(units: Iterable[Unit]) -> dict[type[Any], list[Any]]:
+    """The rows of ``units`` by kind; of each account only its newest head."""
     rows: defaultdict[type[Any], list[Any]] = defaultdict(list)
     heads: dict[str, AccountHead] = {}
     for unit in units:
@@ -365,6 +377,4 @@ def _statements(units: Iterable[Unit]) -> list[tuple[str, list[str]]]:
             rows[type(row)].append(row)
     if heads:
         rows[AccountHead] = list(heads.values())
-    return [
-        (statement.sql, statement.parameters(rows[kind])) for kind, statement in STATEMENTS.items() if kind in rows
-    ]
+    return rows
