@@ -1,0 +1,115 @@
+"""The catalog read again by a signal: what was agreed keeps its terms, what is new works without a restart."""
+
+from __future__ import annotations
+
+import signal
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import trio
+
+from holdfast.providers.signatures import sign
+
+from .conftest import NewCustomer, NewService
+from .house import IMAGE, Customer, Service, code_of, ok, until
+from .quiet_provider import MODEL, SECRET, QuietProvider, quiet_provider, signed
+
+LATE = """
+[providers.late]
+kind = "cog"
+url = "{url}"
+secret = "{secret}"
+
+[[models]]
+id = "late/image-1"
+modality = "image"
+type = "async"
+created = "2026-11-01"
+pricing = {{ mode = "per_image", unit_price = "0.50" }}
+upstream = {{ provider = "late", model = "image" }}
+input_schema = {{ type = "object" }}
+"""
+
+
+async def taken(customer: Customer, request_id: str) -> None:
+    """Wait until a task's provider has it."""
+
+    async def submitted() -> bool:
+        task = await customer.task(request_id)
+        return any(line["status"] == "submitted" for line in task["provider_progress"])
+
+    await until(submitted)
+
+
+async def cost(customer: Customer, request_id: str) -> str:
+    """What a task cost, once it has succeeded."""
+
+    async def succeeded() -> bool:
+        return bool((await customer.task(request_id))["status"] == "succeeded")
+
+    await until(succeeded)
+    return str((await customer.task(request_id))["usage"]["cost_credits"])
+
+
+async def reload(service: Service, catalog: Path, text: str, *, told: str) -> None:
+    """Write the catalog, send the signal, and wait for what the log then tells."""
+    assert service.process is not None
+    before = len(service.log_lines())
+    await trio.Path(catalog).write_text(text)
+    service.process.send_signal(signal.SIGHUP)
+
+    async def heard() -> bool:
+        return any(line.get("event") == told for line in service.log_lines()[before:])
+
+    await until(heard)
+
+
+async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs_no_restart(
+    new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = provider.write_catalog(tmp_path)
+    service = new_service(CATALOG=str(catalog))
+    service.start()
+    with quiet_provider() as late, trio.fail_after(120):
+        ada = await new_customer(service, credit="20.00")
+        wanted = {"model": MODEL, "input": IMAGE}
+        promised = ok(await ada.call("POST", "/v2/quote", wanted))
+        running = ok(await ada.create(MODEL))["request_id"]
+        await taken(ada, running)
+
+        dearer = catalog.read_text().replace('"1.00"', '"3.00"') + LATE.format(url=late.url, secret=SECRET)
+        await reload(service, catalog, dearer, told="catalog in force")
+        today = ok(await ada.create(MODEL))
+        assert (today["estimated_cost"]["credits"], today["quote_id"][:4]) == ("3.00", "quo_")
+        by_quote = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": promised["quote_id"]}))
+        assert by_quote["estimated_cost"] == {"credits": "1.00", "basis": "per_image: 1 x 1"}
+        assert by_quote["quote_id"] == promised["quote_id"]
+        other = {**wanted, "input": {"prompt": "another"}, "quote_id": promised["quote_id"]}
+        assert code_of(await ada.call("POST", "/v2/task/create", other)) == "quote_mismatch"
+
+        await reload(service, catalog, dearer.replace("per_image", "per_wish"), told="catalog fault")
+        assert ok(await ada.call("POST", "/v2/quote", wanted))["estimate"]["credits"] == "3.00"
+
+        for request_id, price in (
+            (running, "1.00"),
+            (by_quote["request_id"], "1.00"),
+            (today["request_id"], "3.00"),
+        ):
+            await taken(ada, request_id)
+            body = provider.success(request_id, event_id=f"evt_{request_id}", sequence=9)
+            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
+            assert await cost(ada, request_id) == price
+
+        # It was on no list when the service started; its secret, its jobs and its files count all the same.
+        newcomer = ok(await ada.create("late/image-1"))["request_id"]
+        await taken(ada, newcomer)
+        outputs = [{"url": f"{late.url}/picture.png", "content_type": "image/png"}]
+        body = late.news(newcomer, "succeeded", event_id="evt_late", sequence=9, provider="late", outputs=outputs)
+        header = sign(SECRET, body, at=int(time.time()), key_name="late")
+        sent = {"X-Callback-Signature": header, "Content-Type": "application/json"}
+        ok(await ada.http.post("/v2/callback", content=body, headers=sent))
+        assert await cost(ada, newcomer) == "0.50"
+        assert (await ada.totals()).balance == Decimal("14.50")
+    assert service.audit() == []
+    assert service.stop() == 0

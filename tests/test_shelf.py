@@ -1,0 +1,116 @@
+"""The shelf: what a reload brings, what it leaves alone, and how long an earlier catalog is remembered."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trio
+
+from holdfast.settings import load_settings
+from holdfast.shelf import PAST_CATALOGS_MAX, Shelf
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+CATALOG = """
+[providers.box]
+kind = "cog"
+url = "http://Box.internal:5000"
+secret = "secret of the box"
+[providers.spare]
+kind = "cog"
+url = "https://spare.example"
+secret = "secret of the spare"
+[[models]]
+id = "m"
+modality = "image"
+type = "async"
+created = "2026-11-01"
+pricing = { mode = "per_request", unit_price = "1" }
+upstream = { provider = "box" }
+input_schema = { type = "object" }
+"""
+
+
+class Stocked:
+    """A shelf over a file that the test writes, at a time that the test tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "catalog.toml"
+        self.file.write_text(CATALOG)
+        self.now = NOW
+        values = {"HOLDFAST_CATALOG": str(self.file), "HOLDFAST_DATA_DIR": str(folder)}
+        self.shelf = Shelf(load_settings(values), studio_url="http://127.0.0.1:7000", now=lambda: self.now)
+
+    async def write(self, text: str) -> bool:
+        self.file.write_text(text)
+        with trio.fail_after(10):
+            return await self.shelf.reload()
+
+
+@pytest.fixture
+def stocked(tmp_path: Path) -> Stocked:
+    return Stocked(tmp_path)
+
+
+def priced(price: str) -> str:
+    return CATALOG.replace('unit_price = "1"', f'unit_price = "{price}"')
+
+
+async def test_a_reload_reaches_whoever_holds_the_shelfs_parts(stocked: Stocked) -> None:
+    providers, origins = stocked.shelf.providers, stocked.shelf.origins
+    assert set(origins) == {("box.internal", 5000), ("spare.example", 443)}
+    assert await stocked.write(CATALOG.replace("spare.example", "new.example").replace("5000", "5001"))
+    assert stocked.shelf.providers is providers
+    assert stocked.shelf.origins is origins
+    assert set(origins) == {("box.internal", 5001), ("new.example", 443)}
+
+
+async def test_a_provider_whose_table_has_not_changed_keeps_its_connections(stocked: Stocked) -> None:
+    box, spare = stocked.shelf.providers["box"], stocked.shelf.providers["spare"]
+    assert await stocked.write(priced("2").replace("spare.example", "other.example"))
+    assert stocked.shelf.providers["box"] is box
+    assert stocked.shelf.providers["spare"] is not spare
+    assert await stocked.write(CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"'))
+    assert list(stocked.shelf.providers) == ["studio"]
+
+
+@pytest.mark.parametrize("text", ["nonsense = [", CATALOG.replace("per_request", "per_wish"), ""])
+async def test_a_catalog_with_faults_changes_nothing(stocked: Stocked, text: str) -> None:
+    catalog, providers = stocked.shelf.catalog, dict(stocked.shelf.providers)
+    assert not await stocked.write(text)
+    stocked.file.unlink()
+    assert not await stocked.shelf.reload()
+    assert stocked.shelf.catalog is catalog
+    assert stocked.shelf.providers == providers
+    assert stocked.shelf.origins
+
+
+async def test_an_earlier_catalog_is_known_as_long_as_its_quotes_live(stocked: Stocked) -> None:
+    first = stocked.shelf.catalog
+    assert stocked.shelf.catalog_of(first.version) is first
+    assert await stocked.write(priced("2"))
+    assert stocked.shelf.catalog_of(first.version) is first
+    assert stocked.shelf.catalog_of("cat_unknown") is None
+    stocked.now = NOW + timedelta(seconds=899)
+    assert stocked.shelf.catalog_of(first.version) is first
+    stocked.now = NOW + timedelta(seconds=900)
+    assert stocked.shelf.catalog_of(first.version) is None
+
+
+async def test_a_catalog_that_comes_back_is_in_force_and_was_never_past(stocked: Stocked) -> None:
+    first = stocked.shelf.catalog.version
+    for text in (priced("2"), CATALOG, CATALOG):
+        assert await stocked.write(text)
+    assert stocked.shelf.catalog.version == first
+    stocked.now = NOW + timedelta(days=1)
+    assert stocked.shelf.catalog_of(first) is stocked.shelf.catalog
+
+
+async def test_only_so_many_catalogs_are_remembered(stocked: Stocked) -> None:
+    seen: list[str] = []
+    for number in range(PAST_CATALOGS_MAX + 3):
+        seen.append(stocked.shelf.catalog.version)
+        assert await stocked.write(priced(f"{number + 2}"))
+    known = [stocked.shelf.catalog_of(version) is not None for version in seen]
+    assert known == [False] * 3 + [True] * PAST_CATALOGS_MAX
