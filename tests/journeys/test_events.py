@@ -1,0 +1,267 @@
+"""Events as a customer's own server meets them: signed, tried again, never two of one kind, and kept true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import standardwebhooks
+import trio
+
+from .conftest import NewCustomer, NewService
+from .house import Customer, Service, code_of, ok, until
+from .quiet_provider import MODEL, QuietProvider, signed
+from .receiver import Receiver, receiver
+
+RESULT = {"task.succeeded", "task.assets_ready"}
+
+
+@pytest.fixture(scope="module")
+def ears() -> Iterator[Receiver]:
+    """The customers' server."""
+    with receiver() as found:
+        yield found
+
+
+async def create(customer: Customer, url: str, **more: Any) -> str:
+    """A task that tells its events to ``url``."""
+    order = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": url, **more}
+    return str(ok(await customer.call("POST", "/v2/task/create", order))["request_id"])
+
+
+async def deliver(service: Service, provider: QuietProvider, request_id: str) -> None:
+    """The provider tells of its success, as soon as it has the job."""
+
+    async def has_job() -> bool:
+        return any(request_id in job_id for job_id in provider.jobs)
+
+    await until(has_job)
+    body = provider.success(request_id, event_id=f"evt-{request_id}", sequence=1)
+    async with httpx.AsyncClient() as http:
+        ok(await http.post(f"{service.url}/v2/callback", content=body, headers=signed(body)))
+
+
+async def secret_of(customer: Customer) -> dict[str, Any]:
+    return ok(await customer.call("GET", "/v2/control/webhook-secret", as_session=True))
+
+
+async def events(customer: Customer, request_id: str) -> dict[str, dict[str, Any]]:
+    """The task's events by their kind; there is never more than one of a kind."""
+    found = ok(await customer.call("GET", f"/v2/task/{request_id}/events"))["data"]
+    by_kind = {event["type"]: event for event in found}
+    assert len(by_kind) == len(found)
+    return by_kind
+
+
+async def settled(customer: Customer, request_id: str, kind: str, status: str) -> dict[str, Any]:
+    """An event of the task, once its delivery stands so."""
+
+    async def stands() -> dict[str, Any] | None:
+        event = (await events(customer, request_id)).get(kind)
+        return event if event is not None and event["status"] == status else None
+
+    return await until(stands)
+
+
+async def resend(customer: Customer, request_id: str, event_id: str) -> dict[str, Any]:
+    return ok(await customer.call("POST", f"/v2/task/{request_id}/events/{event_id}/resend"))
+
+
+async def test_a_result_is_announced_once_signed_so_that_a_standard_library_verifies_it(
+    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="10.00")
+        request_id = await create(ada, f"{ears.url}/ada?token=1", metadata={"order": "7"})
+        await deliver(quiet_house, provider, request_id)
+        posts = await ears.wait("/ada?token=1", 2)
+        hook = standardwebhooks.Webhook((await secret_of(ada))["secret"])
+        for post in posts:
+            assert hook.verify(post.body, post.headers) == post.event
+            for at in (0, len(post.body) // 2, len(post.body) - 1):
+                tampered = bytearray(post.body)
+                tampered[at] ^= 1
+                with pytest.raises(standardwebhooks.WebhookVerificationError):
+                    hook.verify(bytes(tampered), post.headers)
+            assert post.event["id"] == post.event_id
+            assert len(post.body) < 20_000
+        assert {post.event["type"] for post in posts} == RESULT
+        told = {kind: await settled(ada, request_id, kind, "delivered") for kind in RESULT}
+        assert {told[post.event["type"]]["event_id"] for post in posts} == {post.event_id for post in posts}
+        assert [[a["status_code"] for a in event["attempts"]] for event in told.values()] == [[200], [200]]
+
+        task = await ada.task(request_id)
+        assert task["hosting"]["assets_ready_event"] == "sent"
+        pictured = posts[0].event["data"]
+        assert "provider_progress" not in pictured
+        assert pictured["output"][0]["sha256"] == task["output"][0]["sha256"]
+        assert (await ada.http.get(pictured["output"][0]["url"])).status_code == 200
+        for changing in ("output", "hosting", "provider_progress", "updated_at"):
+            del task[changing]
+        assert {name: pictured[name] for name in task} == task
+    assert quiet_house.audit() == []
+
+
+async def test_only_what_was_chosen_is_told_and_a_retry_chooses_the_same(
+    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="10.00")
+        url = f"{ears.url}/chosen"
+        request_id = await create(ada, url, webhook_events=["task.canceled", "task.processing"])
+        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        again = ok(await ada.call("POST", f"/v2/task/{request_id}/retry"))["request_id"]
+        await deliver(quiet_house, provider, again)
+        posts = await ears.wait("/chosen", 2)
+        assert {(post.event["data"]["request_id"], post.event["type"]) for post in posts} == {
+            (request_id, "task.canceled"),
+            (again, "task.processing"),
+        }
+        await ada.all_ended()
+        assert (await ada.task(again))["hosting"]["assets_ready_event"] == "skipped"
+        assert set(await events(ada, again)) == {"task.processing"}
+        for wrong in ({"webhook_events": ["task.born"]}, {"webhook_events": []}):
+            order = {"model": MODEL, "input": {}, "webhook_url": url, **wrong}
+            assert code_of(await ada.call("POST", "/v2/task/create", order)) == "invalid_parameter"
+
+
+async def test_a_receiver_that_fails_twice_gets_the_same_event_a_third_time(
+    quiet_house: Service, new_customer: NewCustomer, ears: Receiver
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="10.00")
+        request_id = await create(ada, ears.will_answer("/twice", 500, 503))
+        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        # The second one comes by itself, after some seconds; the third would after some minutes.
+        [first, second] = await ears.wait("/twice", 2)
+        event = (await events(ada, request_id))["task.canceled"]
+        sent = await resend(ada, request_id, event["event_id"])
+        assert (sent["event_id"], sent["status"]) == (event["event_id"], "pending")
+        third = (await ears.wait("/twice", 3))[-1]
+        assert {first.event_id, second.event_id, third.event_id} == {event["event_id"]}
+        assert {post.body for post in (first, second, third)} == {first.body}
+        done = await settled(ada, request_id, "task.canceled", "delivered")
+        assert [(a["number"], a["status_code"]) for a in done["attempts"]] == [(3, 200), (2, 503), (1, 500)]
+
+
+async def test_a_redirect_is_a_failure_and_gone_is_the_end_until_it_is_sent_again(
+    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+) -> None:
+    with trio.fail_after(60):
+        ada, eve = [await new_customer(quiet_house, credit="10.00") for _ in range(2)]
+        moved = await create(ada, ears.will_answer("/moved", 307, Location=f"{ears.url}/elsewhere"))
+        ok(await ada.call("POST", f"/v2/task/{moved}/cancel"))
+        gone = await create(ada, ears.will_answer("/gone", 410), webhook_events=["task.assets_ready"])
+        await deliver(quiet_house, provider, gone)
+
+        event = await settled(ada, gone, "task.assets_ready", "given_up")
+        assert "410" in event["reason"]
+        assert (await ada.task(gone))["hosting"]["assets_ready_event"] == "failed"
+        path = f"/v2/task/{gone}/events"
+        assert code_of(await eve.call("GET", path)) == "task_not_found"
+        assert code_of(await eve.call("POST", f"{path}/{event['event_id']}/resend")) == "task_not_found"
+        assert code_of(await ada.call("POST", f"{path}/evt_none/resend")) == "event_not_found"
+        await resend(ada, gone, event["event_id"])
+        await settled(ada, gone, "task.assets_ready", "delivered")
+        assert (await ada.task(gone))["hosting"]["assets_ready_event"] == "sent"
+        [first, second] = ears.at("/gone")
+        assert first.event_id == second.event_id == event["event_id"]
+
+        async def tried() -> list[dict[str, Any]]:
+            attempts: list[dict[str, Any]] = (await events(ada, moved))["task.canceled"]["attempts"]
+            return attempts
+
+        assert [attempt["status_code"] for attempt in await until(tried)] == [307]
+        assert (await events(ada, moved))["task.canceled"]["status"] == "pending"
+        assert ears.at("/elsewhere") == []
+
+
+async def test_the_old_secret_still_verifies_after_a_new_one_was_drawn(
+    quiet_house: Service, new_customer: NewCustomer, ears: Receiver
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="10.00")
+        old = await secret_of(ada)
+        assert (old["rotated_at"], old["previous_valid_until"]) == (None, None)
+        new = ok(await ada.call("POST", "/v2/control/webhook-secret/rotate", as_session=True))
+        assert await secret_of(ada) == new
+        assert new["secret"] != old["secret"]
+        assert new["previous_valid_until"] > new["rotated_at"]
+        request_id = await create(ada, f"{ears.url}/rolled")
+        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        [post] = await ears.wait("/rolled", 1)
+        assert len(post.headers["webhook-signature"].split()) == 2
+        for secret in (old["secret"], new["secret"]):
+            assert standardwebhooks.Webhook(secret).verify(post.body, post.headers) == post.event
+
+
+async def test_killed_between_the_end_and_the_word_of_it_the_word_still_comes_under_one_id(
+    new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver, tmp_path: Path
+) -> None:
+    service = new_service(CATALOG=str(provider.write_catalog(tmp_path)), WEBHOOK_TIMEOUT_S="1")
+    await trio.to_thread.run_sync(service.start)
+    with trio.fail_after(120):
+        ada = await new_customer(service, credit="10.00")
+        unheard = await create(ada, f"{ears.url}/unheard")
+        ears.mute.add("/unheard")
+        ok(await ada.call("POST", f"/v2/task/{unheard}/cancel"))
+        await ears.wait("/unheard", 1)
+        request_ids = [await create(ada, f"{ears.url}/killed") for _ in range(5)]
+        for request_id in request_ids:
+            ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        service.kill()
+        ears.mute.clear()
+        await trio.to_thread.run_sync(service.start)
+        for request_id in (unheard, *request_ids):
+            await settled(ada, request_id, "task.canceled", "delivered")
+        ids = {(post.event["data"]["request_id"], post.event_id) for post in ears.at("/killed")}
+        assert sorted(request_id for request_id, _ in ids) == sorted(request_ids)
+        assert len({post.event_id for post in ears.at("/unheard")}) == 1
+        assert len(ears.at("/unheard")) == 2
+    assert service.audit() == []
+    assert service.faults() == []
+
+
+@pytest.fixture
+def twins(
+    new_service: NewService, shared_url: str, provider: QuietProvider, tmp_path: Path
+) -> tuple[Service, Service]:
+    """Two services on one database."""
+    catalog = str(provider.write_catalog(tmp_path))
+    services = tuple(new_service(DATABASE_URL=shared_url, CATALOG=catalog) for _ in range(2))
+    for service in services:
+        service.start()
+    return services[0], services[1]
+
+
+async def test_two_processes_share_deliveries_without_doubling_any(
+    twins: tuple[Service, Service], new_customer: NewCustomer, ears: Receiver
+) -> None:
+    services = twins
+    with trio.fail_after(120):
+        ada = await new_customer(services[0], credit="100.00")
+        async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+            homes = [ada.http, other]
+
+            async def run(number: int) -> None:
+                request_id = await create(ada, f"{ears.url}/shared")
+                heads = {"Authorization": f"Bearer {ada.key}"}
+                ok(await homes[number % 2].post(f"/v2/task/{request_id}/cancel", headers=heads))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(40):
+                    nursery.start_soon(run, number)
+        posts = await ears.wait("/shared", 40)
+        for request_id in await ada.tasks():
+            await settled(ada, request_id, "task.canceled", "delivered")
+        assert Counter(Counter(post.event_id for post in posts).values()) == {1: 40}
+        assert len({post.event["data"]["request_id"] for post in posts}) == 40
+        delivered = [service.metric("holdfast_event_deliveries_total") for service in services]
+        assert sum(delivered) == 40
+    assert services[0].audit() == []
+    for service in services:
+        assert service.faults() == []
