@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from holdfast.actors.messages import Command
 from holdfast.persistence.units import Unit
@@ -15,8 +16,7 @@ class Teller(Protocol):
     def tell(self, key: str, command: Command[Any]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """News to send once the unit is durable: after the commit, outside the turn."""
 
     to: Teller
@@ -24,8 +24,7 @@ class Tell:
     command: Command[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, eq=False):
     """Write ``unit``; when it is durable answer ``reply`` and send ``tells``."""
 
     unit: Unit

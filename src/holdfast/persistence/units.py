@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from holdfast.ledger.account import Operation
 from holdfast.persistence.rows import AccountHead, Row
 
@@ -27,8 +29,7 @@ class IdempotencyProbe(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Unit:
+class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One decision's effects.
 
     ``account`` is set for every decision of an account: its ``version`` is the one behind the unit, and the
