@@ -1,0 +1,492 @@
+"""Stored results whose time is over, the contents behind them, and whoever stores the same content meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from PIL import Image
+from sqlalchemy import Connection, text
+
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import Command, ExpireAssets, HearHosting, Host
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.task_rows import new_task_rows
+from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
+from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.news import Output
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.ledger.tasks import HostingState, OutputItem, Task, TaskStatus, accept_task
+from holdfast.ledger.terms import Hosting
+from holdfast.persistence.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
+from holdfast.persistence.loading import load_event_ids, load_task
+from holdfast.persistence.rows import AssetRow
+from holdfast.persistence.units import Committed, Unit
+from holdfast.providers.assets import LocalStore, StoreFault, asset_key
+from holdfast.providers.sniffing import EXTENSIONS
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters
+
+from .conftest import World, terms
+
+RETENTION_S = 7 * 24 * 3600
+TYPE = "image/png"
+
+
+def picture(number: int) -> bytes:
+    """A small picture, another for every number."""
+    out = io.BytesIO()
+    Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def stream(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+@dataclass
+class Ear:
+    """Hears what is told to anybody."""
+
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    news: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        self.heard.append((key, command))
+        self.news.set()
+        self.news = trio.Event()
+
+    async def next(self) -> tuple[str, Any]:
+        while not self.heard:
+            await self.news.wait()
+        return self.heard.pop(0)
+
+
+class SlowStore(LocalStore):
+    """A folder whose removals wait for a word, or fail."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.trouble: str | None = None
+        self.removing = 0
+        self.begun = trio.Event()
+        self.go_on = trio.Event()
+        self.go_on.set()
+
+    async def delete(self, key: str) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        if self.trouble is not None:
+            raise StoreFault(self.trouble)
+        self.removing += 1
+        try:
+            await super().delete(key)
+        finally:
+            self.removing -= 1
+
+
+@dataclass
+class Shop:
+    """Task actors on a real database, a folder of results, and a clock of its own."""
+
+    world: World
+    store: SlowStore
+    account_id: str
+    nursery: trio.Nursery
+    folder: Path
+    at: datetime = field(default_factory=utc_now)
+    tasks: KeyedDirectory = field(init=False)
+
+    def now(self) -> datetime:
+        return self.at
+
+    def passes(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+
+    def sweeper(self, **parts: Any) -> AssetSweeper:
+        given = {
+            "database": self.world.database,
+            "tasks": self.tasks,
+            "store": self.store,
+            "now": self.now,
+            **parts,
+        }
+        return AssetSweeper(WorkerPost("asset-sweeper"), **given)
+
+    async def claim(self, data: bytes) -> bool:
+        content, at = Content(hash_of(data), TYPE), self.at
+        claimed: bool = await self.world.database.work(lambda rows: claim_content(rows, content, at))
+        return claimed
+
+    async def put(self, data: bytes) -> None:
+        assert await self.claim(data)
+        await self.store.put(stream(data), hash_of(data), "png")
+
+    async def task(self, *pictures: bytes, status: TaskStatus = "succeeded") -> str:
+        """A task in ``status`` that stored ``pictures`` just now."""
+        for data in pictures:
+            await self.put(data)
+        until = self.at + timedelta(seconds=RETENTION_S)
+        items = tuple(
+            OutputItem(
+                position=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data),
+                content_type=TYPE, expires_at=until,
+            )
+            for position, data in enumerate(pictures)
+        )  # fmt: skip
+        task = self.new_task()
+        ready = HostingState(status="ready", final_url_ready=True, assets_ready_event="skipped")
+        state = msgspec.structs.replace(task.state, hosting=ready, output=items, cost_micro=700_000)
+        task = msgspec.structs.replace(task, status=status, state=state, wake_at=None)
+        rows = [
+            AssetRow(
+                task.account_id, task.request_id, item.position, item.asset_id or "", item.sha256 or "",
+                item.bytes or 0, TYPE, self.at, until,
+            )
+            for item in items
+        ]  # fmt: skip
+        verdict = await self.world.journal.write(Unit(rows=(*new_task_rows(task), *rows)))
+        assert isinstance(verdict, Committed)
+        return task.request_id
+
+    def new_task(self) -> Task:
+        return accept_task(
+            account_id=self.account_id, request_id=new_id("task"), hold_id=new_id("op"), input=b"{}", terms=terms(),
+            quote_id="quo_1", api_key_id=None, now=self.at,
+        )  # fmt: skip
+
+    async def row(self, request_id: str) -> Task:
+        task: Task = await self.world.database.read(lambda rows: load_task(rows, request_id))
+        return task
+
+    async def count(self, table: str) -> int:
+        def query(rows: Connection) -> int:
+            return int(rows.execute(text(f"select count(*) from {table}")).scalar_one())
+
+        found: int = await self.world.database.read(query)
+        return found
+
+    async def change(self, statement: str, **values: Any) -> None:
+        await self.world.database.work(lambda rows: rows.execute(text(statement), values).rowcount)
+
+    async def has(self, data: bytes) -> bool:
+        return await self.store.exists(asset_key(hash_of(data), "png"))
+
+
+@pytest.fixture
+async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
+    """A running shop with one account."""
+    account_id, _ = await world.open_account()
+    shop = Shop(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
+    nobody = Ear()
+    about = TaskWorld(
+        accounts=world.accounts,
+        dispatcher=nobody,
+        desk=nobody,
+        hosting=nobody,
+        outbox=nobody,
+        traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
+        callback_url=lambda _: "",
+        now=shop.now,
+        rng=random.Random(1),
+    )
+
+    async def load(request_id: str) -> Any:
+        def query(rows: Connection) -> Any:
+            task = load_task(rows, request_id)
+            return task, load_event_ids(rows, request_id, task.account_id)
+
+        return await world.database.read(query)
+
+    def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
+        return TaskActor(request_id, mailbox, world.journal, load=load, world=about)
+
+    async def probe() -> bool:
+        return True
+
+    shop.tasks = KeyedDirectory(
+        "tasks",
+        factory,
+        gate=world.database.gate,
+        probe=probe,
+        reporter=world.reporter,
+        dead_letters=DeadLetters(),
+        rng=random.Random(1),
+    )
+    await nursery.start(lambda *, task_status: shop.tasks.run(task_status))
+    return shop
+
+
+def host(*pictures: bytes, request_id: str = "task_other") -> Host:
+    outputs = tuple(
+        Output(index=index, data=base64.b64encode(data).decode()) for index, data in enumerate(pictures)
+    )
+    return Host(request_id, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
+
+
+async def hosting_worker(shop: Shop, ear: Ear) -> WorkerPost:
+    post = WorkerPost("hosting")
+    worker = HostingWorker(
+        post,
+        downloads=None,  # type: ignore[arg-type]  # everything comes inside the news
+        origins_of=lambda _: frozenset(),
+        store=shop.store,
+        database=shop.world.database,
+        incoming_dir=shop.folder / "incoming",
+        tasks=ear,
+        now=shop.now,
+    )
+    await shop.nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+    return post
+
+
+def test_every_type_has_a_file_of_its_own() -> None:
+    assert len(set(EXTENSIONS.values())) == len(EXTENSIONS)
+
+
+async def test_results_past_their_time_go_and_the_charge_stays(shop: Shop) -> None:
+    first, second = picture(1), picture(2)
+    request_id = await shop.task(first, second)
+    sweeper = shop.sweeper()
+    shop.passes(RETENTION_S - 1)
+    assert await sweeper.sweep() == Swept(0, 0)
+    shop.passes(2)
+    assert await sweeper.sweep() == Swept(1, 2)
+    after = await shop.row(request_id)
+    assert (after.status, after.state.cost_micro, len(after.state.output)) == ("succeeded", 700_000, 2)
+    assert (after.state.hosting.status, after.state.hosting.final_url_ready) == ("expired", False)
+    assert (await shop.count("assets"), await shop.count("contents"), await shop.count("usage_entries")) == (
+        0,
+        0,
+        1,
+    )
+    assert not await shop.has(first)
+    assert not await shop.has(second)
+    assert await sweeper.sweep() == Swept(0, 0)
+
+
+async def test_content_that_another_task_still_shows_is_kept_for_it(shop: Shop) -> None:
+    shared = picture(1)
+    await shop.task(shared)
+    shop.passes(RETENTION_S / 2)
+    later = await shop.task(shared)
+    shop.passes(RETENTION_S / 2 + 1)
+    sweeper = shop.sweeper()
+    assert await sweeper.sweep() == Swept(1, 0)
+    assert await shop.has(shared)
+    assert (await shop.row(later)).state.hosting.final_url_ready
+    shop.passes(RETENTION_S / 2)
+    assert await sweeper.sweep() == Swept(1, 1)
+    assert not await shop.has(shared)
+
+
+async def test_what_was_stored_and_never_told_goes_when_its_claim_is_over(shop: Shop) -> None:
+    orphan = picture(1)
+    await shop.put(orphan)
+    sweeper = shop.sweeper()
+    shop.passes(CLAIM_S)
+    assert await sweeper.sweep() == Swept(0, 0)
+    shop.passes(1)
+    assert await sweeper.sweep() == Swept(0, 1)
+    assert not await shop.has(orphan)
+
+
+async def test_an_expiry_told_by_several_processes_is_noted_once(shop: Shop) -> None:
+    request_id = await shop.task(picture(1))
+    before = await shop.row(request_id)
+    shop.passes(RETENTION_S + 1)
+    sweepers = [shop.sweeper() for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for sweeper in sweepers:
+            nursery.start_soon(sweeper.sweep)
+    after = await shop.row(request_id)
+    assert (after.version, after.state.hosting.status) == (before.version + 1, "expired")
+    assert await shop.count("contents") == 0
+
+
+async def test_a_task_that_delivered_nothing_gives_its_rows_up_and_one_under_way_keeps_them(shop: Shop) -> None:
+    failed = await shop.task(picture(1), status="failed")
+    running = await shop.task(picture(2), status="processing")
+    for request_id in (failed, running):
+        await shop.tasks.ask(request_id, ExpireAssets())
+    assert await shop.count("assets") == 1
+    assert (await shop.row(running)).state.hosting.status == "ready"
+
+
+async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: Shop) -> None:
+    request_id = await shop.task(picture(1), status="processing")
+    await shop.tasks.ask(request_id, ExpireAssets())
+    await shop.change("update tasks set status = 'succeeded', version = version + 1")
+    await shop.tasks.ask(request_id, ExpireAssets())
+    assert (await shop.row(request_id)).state.hosting.status == "expired"
+    assert await shop.count("assets") == 0
+
+
+async def test_a_store_that_fails_is_tried_again_and_then_forgotten_about(shop: Shop) -> None:
+    await shop.put(picture(1))
+    shop.passes(CLAIM_S + 1)
+    sweeper = shop.sweeper()
+    shop.store.trouble = "the disk has gone"
+    assert await sweeper.sweep() == Swept(0, 0)
+    assert not await shop.claim(picture(1))
+    shop.store.trouble = None
+    shop.passes(10)
+    assert await sweeper.sweep() == Swept(0, 1)
+    assert await shop.claim(picture(1))
+
+
+async def test_a_removal_that_comes_too_late_is_left_to_the_next_lease(shop: Shop) -> None:
+    await shop.put(picture(1))
+    shop.passes(CLAIM_S + 1)
+    slow, other = shop.sweeper(), shop.sweeper()
+    shop.store.trouble = "the disk has gone"
+    await slow.sweep()
+    shop.store.trouble = None
+    shop.passes(LEASE_S / 2 + 1)
+    assert await slow.sweep() == Swept(0, 0)
+    assert await shop.has(picture(1))
+    shop.passes(LEASE_S / 2)
+    assert await other.sweep() == Swept(0, 1)
+
+
+async def test_the_same_content_stored_during_its_removal_waits_and_is_stored_anew(shop: Shop) -> None:
+    shared = picture(1)
+    await shop.task(shared)
+    shop.passes(RETENTION_S + 1)
+    ear = Ear()
+    hosting = await hosting_worker(shop, ear)
+    shop.store.go_on = trio.Event()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shop.sweeper().sweep)
+            await shop.store.begun.wait()
+            hosting.tell("task_other", host(shared))
+            _, heard = await ear.next()
+            (refused,) = heard.results
+            assert isinstance(refused, HostingFailure)
+            assert not refused.final
+            shop.store.go_on.set()
+        hosting.tell("task_other", host(shared))
+        _, heard = await ear.next()
+    (stored,) = heard.results
+    assert isinstance(stored, HostedOutput)
+    assert stored.expires_at == shop.at + timedelta(seconds=RETENTION_S)
+    assert await shop.has(shared)
+
+
+async def test_content_stored_again_before_the_sweep_is_left_alone(shop: Shop) -> None:
+    shared = picture(1)
+    await shop.task(shared)
+    shop.passes(RETENTION_S + 1)
+    ear = Ear()
+    hosting = await hosting_worker(shop, ear)
+    with trio.fail_after(10):
+        hosting.tell("task_other", host(shared))
+        await ear.next()
+    assert await shop.sweeper().sweep() == Swept(1, 0)
+    assert await shop.has(shared)
+
+
+async def test_a_store_that_cannot_be_written_is_told_without_its_particulars(shop: Shop) -> None:
+    ear = Ear()
+    hosting = await hosting_worker(shop, ear)
+    (shop.folder / "data").write_text("in the way")
+    with trio.fail_after(10):
+        hosting.tell("task_other", host(picture(1)))
+        _, heard = await ear.next()
+    (failure,) = heard.results
+    assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
+
+
+async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -> None:
+    base = shop.new_task()
+    transferring = HostingState(
+        status="transferring", wanted=(Output(index=0),), expected=1, deadline_at=shop.at + timedelta(days=2)
+    )
+    state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
+    task = msgspec.structs.replace(base, status="processing", state=state)
+    assert isinstance(await shop.world.journal.write(Unit(rows=new_task_rows(task))), Committed)
+    data = picture(1)
+    result = HostedOutput(
+        position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
+        expires_at=shop.at + timedelta(seconds=task.request.terms.hosting.retention_s),
+        width=2, height=2, duration_s=None,
+    )  # fmt: skip
+    shop.passes(HEARD_WITHIN_S + 1)
+    await shop.tasks.ask(task.request_id, HearHosting(1, (result,)))
+    assert await shop.row(task.request_id) == task
+    assert await shop.count("assets") == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_however_storing_and_sweeping_meet_every_row_has_its_file(shop: Shop, seed: int) -> None:
+    rng = random.Random(seed)
+    pictures = [picture(number) for number in range(3)]
+    under_way: dict[object, datetime] = {}
+    removed: list[int] = []
+
+    async def store_and_drop() -> None:
+        for _ in range(8):
+            data, me = rng.choice(pictures), object()
+            under_way[me] = shop.at
+            if await shop.claim(data):
+                await shop.store.put(stream(data), hash_of(data), "png")
+                asset_id = new_id("asset")
+                row = AssetRow(
+                    shop.account_id, new_id("task"), 0, asset_id, hash_of(data), 1, TYPE, shop.at, shop.at
+                )
+                assert isinstance(await shop.world.journal.write(Unit(rows=(row,))), Committed)
+                del under_way[me]
+                await trio.sleep(rng.random() * 0.05)
+                assert await shop.has(data), "a row without its file"
+                await shop.change("delete from assets where asset_id = :id", id=asset_id)
+            else:
+                del under_way[me]
+            await trio.sleep(rng.random() * 0.1)
+
+    async def let_time_pass() -> None:
+        # A hundred seconds at a time, and within what the design rests on: rows follow claims, removals end.
+        while True:
+            await trio.sleep(0.0005)
+            oldest = min(under_way.values(), default=shop.at)
+            if not shop.store.removing and shop.at - oldest < timedelta(seconds=HEARD_WITHIN_S):
+                shop.passes(100)
+
+    async def keep_sweeping(sweeper: AssetSweeper) -> None:
+        while True:
+            removed.append((await sweeper.sweep()).removed)
+            await trio.sleep(0.001)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as background:
+            background.start_soon(let_time_pass)
+            for _ in range(2):
+                background.start_soon(keep_sweeping, shop.sweeper())
+            async with trio.open_nursery() as storing:
+                for _ in range(4):
+                    storing.start_soon(store_and_drop)
+            # What nobody refers to any more goes in the end.
+            for _ in range(1000):
+                if not await shop.count("contents"):
+                    break
+                await trio.sleep(0.01)
+            background.cancel_scope.cancel()
+    assert sum(removed) > len(pictures)
+    assert not any([await shop.has(data) for data in pictures])
