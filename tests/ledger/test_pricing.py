@@ -34,7 +34,7 @@ SCHEMA = {
 }
 
 
-def catalog_of(pricing: str, units: str = "", markup: str = "1") -> Catalog:
+def catalog_of(pricing: str, units: str = "", markup: str = "1", hold: str = "maximum") -> Catalog:
     text = f"""
 [providers.studio]
 kind = "studio"
@@ -44,6 +44,7 @@ modality = "image"
 type = "async"
 created = "2026-11-01"
 markup_multiplier = "{markup}"
+hold = "{hold}"
 pricing = {{ {pricing} }}
 units = {{ {units} }}
 upstream = {{ provider = "studio" }}
@@ -362,3 +363,19 @@ def test_a_price_for_every_value_leaves_nothing_to_warn_of() -> None:
     tiers = ", ".join(f'{{ when = {{ resolution = "{r}" }}, unit_price = "1" }}' for r in ("low", "high", "vast"))
     assert catalog_of(f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]').warnings == ()
     assert load_catalog(None).warnings == ()
+
+
+def test_the_hold_is_the_most_a_run_can_cost_unless_the_catalog_holds_what_is_expected() -> None:
+    pricing, units = 'mode = "per_second", unit_price = "0.05"', 'seconds = "seconds", typical = 4'
+    wide = terms_of(catalog_of(pricing, units), {"seconds": "auto"})
+    narrow = terms_of(catalog_of(pricing, units, hold="estimate"), {"seconds": "auto"})
+    assert amounts(wide) == amounts(narrow) == (50_000, 200_000, 500_000)
+    assert (wide.hold_micro, narrow.hold_micro) == (500_000, 200_000)
+    assert (charge_for(wide, Units(units=9)), charge_for(narrow, Units(units=9))) == (450_000, 200_000)
+    assert terms_of(catalog_of(pricing, units, hold="estimate"), {"seconds": 3}).hold_micro == 150_000
+    assert not narrow.exact
+
+
+def test_the_version_tells_what_is_held() -> None:
+    pricing = 'mode = "per_request", unit_price = "1"'
+    assert catalog_of(pricing).version != catalog_of(pricing, hold="estimate").version

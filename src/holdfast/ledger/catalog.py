@@ -15,6 +15,7 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
     hosting = { mode = "rehost", retention_hours = 168, max_bytes = 268435456 }
     deadlines = { dispatch_s = 60, run_s = 900 }
     charge = { on = ["succeeded"], overrun = "cap" }    # what is always so
+    hold = "maximum"                # or estimate
 
     [providers.gpu]
     kind = "cog"                    # or studio; also previous_secrets, concurrency, polls
@@ -234,6 +235,7 @@ def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig
                 "input_schema": each.input_schema,
                 "hosting": each.hosting,
                 "deadlines": each.deadlines,
+                "hold": each.hold,
             }
             for each in models.values()
         },

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.ledger.input_schema import InputSchema
 from holdfast.ledger.metering import Meter, UnitFields
 from holdfast.ledger.models import (
+    HoldSize,
     Modality,
     Model,
     Otherwise,
@@ -161,6 +162,7 @@ def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schem
     status = cast(Status, table.choice("status", get_args(Status), "active"))
     hosting = _hosting(table.table("hosting"))
     deadlines = _deadlines(table.table("deadlines"))
+    hold = cast(HoldSize, table.choice("hold", get_args(HoldSize), "maximum"))
     _check_charge(table.table("charge"))
     table.close()
     if schema is None or pricing is None:
@@ -193,6 +195,7 @@ def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schem
         tariff=tariff,
         hosting=hosting,
         deadlines=deadlines,
+        hold=hold,
     )
 
 

@@ -18,6 +18,7 @@ Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]
 Status = Literal["active", "deprecated", "disabled"]
 Otherwise = Literal["refuse", "base"]
+HoldSize = Literal["maximum", "estimate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,11 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """One entry of the catalog. ``created`` is in seconds since the epoch."""
+    """One entry of the catalog. ``created`` is in seconds since the epoch.
+
+    ``hold`` says what is set aside for a run: the most it can cost, or what it is expected to cost. The charge
+    never exceeds the hold, so with ``estimate`` whoever runs the service bears what goes beyond.
+    """
 
     id: str
     modality: Modality
@@ -114,6 +119,7 @@ class Model:
     tariff: Tariff = field(repr=False)
     hosting: Hosting
     deadlines: Deadlines
+    hold: HoldSize = "maximum"
 
     @property
     def units(self) -> UnitFields:

@@ -86,7 +86,7 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         estimate_micro=priced.estimate_micro,
         minimum_micro=priced.minimum_micro,
         maximum_micro=priced.maximum_micro,
-        hold_micro=priced.maximum_micro,
+        hold_micro=priced.estimate_micro if model.hold == "estimate" else priced.maximum_micro,
         exact=priced.minimum_micro == priced.maximum_micro,
         basis=priced.basis,
         provider=model.provider,

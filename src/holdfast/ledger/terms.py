@@ -64,8 +64,9 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a task needs to be held, run, hosted and settled, as fixed when it was quoted.
 
-    ``estimate_micro`` is the expected charge, ``hold_micro`` what is set aside (the most it can cost);
-    ``exact`` says the two agree. ``input_hash`` binds the terms to one normalised input.
+    ``estimate_micro`` is the expected charge, ``maximum_micro`` what the largest work would cost, ``hold_micro``
+    what is set aside and never exceeded; ``exact`` says that the work is known beforehand. ``input_hash`` binds the
+    terms to one normalised input.
     """
 
     model: str
