@@ -1,0 +1,121 @@
+"""A task's actor and its review: the place at the provider, and what is said only of the newest version."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import DecideReview, HearHosting, HearNews, Host, PlaceFreed
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.turns import Commit
+from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.news import Moderation, Output, ProviderNews
+from holdfast.ledger.quotes import quote_input
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.task_moves import HostingFailure, ProviderTraits
+from holdfast.ledger.task_steps import on_submitted, on_wake
+from holdfast.ledger.tasks import Task, accept_task
+from holdfast.persistence.units import Fence
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
+
+
+def running_task() -> Task:
+    """A task whose provider has taken its job."""
+    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse"})
+    assert not isinstance(priced, Refusal)
+    task = accept_task(
+        account_id="acct_1",
+        request_id="task_1",
+        hold_id="hold_1",
+        input=priced.input_json,
+        terms=priced.terms,
+        quote_id="quo_1",
+        api_key_id="key_1",
+        now=NOON,
+    )
+    submitted = on_wake(task, NOON, traits=TRAITS, operation_id="op_1").task
+    assert submitted is not None
+    taken = on_submitted(submitted, 1, "job_1", NOON).task
+    assert taken is not None
+    return taken
+
+
+def flagged(task: Task) -> HearNews:
+    news = ProviderNews(
+        source="callback",
+        provider=task.provider,
+        event_id="evt_1",
+        request_id=task.request_id,
+        attempt=1,
+        status="succeeded",
+        outputs=(Output(index=0, url="https://studio.test/0.png"),),
+        moderation=Moderation(flagged=True),
+    )
+    return HearNews(news, b"{}")
+
+
+@pytest.fixture
+async def actor() -> TaskActor:
+    """The actor of a running task. Nothing it decides is written."""
+    nobody: Any = None
+
+    async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+        return running_task(), frozenset()
+
+    world = TaskWorld(
+        accounts=nobody,
+        dispatcher=nobody,
+        desk=nobody,
+        hosting=nobody,
+        outbox=nobody,
+        traits=lambda _: TRAITS,
+        callback_url=lambda _: "https://holdfast.test/v2/callback",
+        now=lambda: NOON,
+        rng=random.Random(1),
+    )
+    made = TaskActor("task_1", Mailbox(10), nobody, load=load, world=world)
+    await made.on_start()
+    return made
+
+
+async def decided(actor: TaskActor, message: Any) -> Commit:
+    commit = await actor.on_receive(message)
+    assert isinstance(commit, Commit)
+    return commit
+
+
+def told(commit: Commit) -> Sequence[Any]:
+    return [tell.command for tell in commit.tells]
+
+
+async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: TaskActor) -> None:
+    task = running_task()
+    frozen = await decided(actor, flagged(task))
+    assert told(frozen) == [PlaceFreed(task.provider, task.request_id)]
+    # It takes none while outputs are being stored after an approval, and so frees none.
+    approved = await decided(actor, DecideReview(approve=True))
+    assert [type(command) for command in told(approved)] == [Host]
+    failure = HostingFailure(position=0, message="not_found", final=True)
+    assert told(await decided(actor, HearHosting(1, (failure,)))) == []
+
+
+async def test_what_changes_nothing_is_said_of_the_newest_version_only(actor: TaskActor) -> None:
+    early = await decided(actor, DecideReview(approve=True))
+    assert isinstance(early.reply, Refusal)
+    assert early.reply.code == "review_not_open"
+    await decided(actor, flagged(running_task()))
+    moved = await decided(actor, DecideReview(approve=True))
+    again = await decided(actor, DecideReview(approve=True))
+    assert again.reply == moved.reply
+    for commit in (early, again):
+        assert (commit.unit.moves, commit.unit.rows, commit.tells) == (False, (), ())
+    first = early.unit.fences[0]
+    assert first == Fence("task", "task_1", running_task().version)
+    assert again.unit.fences == (Fence("task", "task_1", first.expected + 2),)

@@ -1,0 +1,273 @@
+"""An operator's word over real HTTP, on reviews and held payments; and usage that adds up whatever became of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from .card_bank import Payer
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, code_of, loopback_client, ok, until
+from .payment_stories import agrees
+from .quiet_provider import MODEL, QuietProvider, signed
+
+FLAGGED = {"flagged": True, "categories": ["gore"]}
+
+
+class Operator:
+    """Somebody with the operators' token of a service."""
+
+    def __init__(self, service: Service) -> None:
+        token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        self.http = loopback_client(base_url=service.url, timeout=30, headers=headers)
+
+    async def case_of(self, customer: Customer) -> dict[str, Any]:
+        """The one open review of a customer's task, as soon as there is one."""
+
+        async def opened() -> dict[str, Any] | None:
+            query, mine = "?limit=100", []
+            while query:
+                page = ok(await self.http.get(f"/ops/reviews{query}"))
+                mine += [each for each in page["data"] if each["account_id"] == customer.account_id]
+                query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+            return mine[0] if mine else None
+
+        return await until(opened)
+
+    async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx.Response:
+        """Approve or reject."""
+        path = f"/ops/reviews/{case['review_case_id']}/{word}"
+        return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
+
+
+@pytest.fixture
+async def operator(quiet_house: Service) -> AsyncIterator[Operator]:
+    """An operator of the shared service."""
+    operator = Operator(quiet_house)
+    async with operator.http:
+        yield operator
+
+
+async def delivered(customer: Customer, provider: QuietProvider, file: str, **fields: object) -> str:
+    """A task whose provider has told of one output."""
+    request_id: str = ok(await customer.create(MODEL))["request_id"]
+    await tell(customer, provider, request_id, file, **fields)
+    return request_id
+
+
+async def tell(customer: Customer, provider: QuietProvider, request_id: str, file: str, **fields: object) -> None:
+    """Tell of one output, once the provider has the job."""
+
+    async def taken() -> bool:
+        task = await customer.task(request_id)
+        return any(line["status"] == "submitted" for line in task["provider_progress"])
+
+    await until(taken)
+    outputs = [{"url": f"{provider.url}/{file}", "content_type": "image/png"}]
+    body = provider.news(request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, **fields)
+    ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
+
+
+async def test_a_flagged_result_is_frozen_until_it_is_approved_then_stored_and_charged(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="2.00")
+        request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
+        frozen = await ada.task(request_id)
+        assert (frozen["status"], frozen["output"], frozen["review_hold_decision"]) == (
+            "review",
+            [],
+            "capture_blocked",
+        )
+        assert frozen["error"] == "content_policy: the output was flagged, gore"
+        assert await ada.totals() == Totals(Decimal(2), Decimal(1), Decimal(1))
+        case = await operator.case_of(ada)
+        assert (case["reason"], case["hold_credits"], case["task"]) == ("content_flagged", "1.00", frozen)
+        assert case["provider_outputs"][0]["url"] == f"{provider.url}/picture.png"
+        answer = ok(await operator.say(case, "approve", "seen: https://desk.test/1 is fine"))
+        assert answer["decision"] == "capture_approved"
+        done = (await ada.all_ended())[request_id]
+        assert (done["status"], done["review_hold_decision"], done["error"]) == (
+            "succeeded",
+            "capture_approved",
+            None,
+        )
+        assert "approved: seen: [url] is fine" in [line["message"] for line in done["provider_progress"]]
+        assert (await ada.http.get(done["output"][0]["url"])).status_code == 200
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+        again = ok(await operator.say(case, "approve"))
+        assert again["task"]["status"] == "succeeded"
+        late = await operator.say(case, "reject")
+        assert (late.status_code, code_of(late), late.headers["X-Should-Retry"]) == (
+            409,
+            "review_not_open",
+            "false",
+        )
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+    assert quiet_house.audit() == []
+
+
+async def test_a_rejected_result_fails_its_task_and_costs_nothing(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
+        case = await operator.case_of(ada)
+        for _ in range(2):
+            answer = ok(await operator.say(case, "reject", "no"))
+            assert (answer["decision"], answer["task"]["status"]) == ("release_approved", "failed")
+        refused = await operator.say(case, "approve")
+        assert (refused.status_code, code_of(refused)) == (409, "review_not_open")
+        task = await ada.task(request_id)
+        assert (task["output"], task["usage"]["cost_credits"]) == ([], "0.00")
+        assert [line["message"] for line in task["provider_progress"]][-1] == "rejected: no"
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+        assert ok(await operator.http.get(f"/ops/reviews/{case['review_case_id']}"))["task"] == task
+    assert quiet_house.audit() == []
+
+
+async def test_an_approval_of_what_cannot_be_stored_comes_back_to_review(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await delivered(ada, provider, "gone.png")
+        case = await operator.case_of(ada)
+        assert (case["reason"], case["task"]["hosting"]["status"]) == ("hosting_failed", "failed")
+        ok(await operator.say(case, "approve"))
+
+        async def blocked_again() -> bool:
+            task = await ada.task(request_id)
+            return (task["status"], task["review_hold_decision"], task["hosting"]["status"]) == (
+                "review",
+                "capture_blocked",
+                "failed",
+            )
+
+        await until(blocked_again)
+        assert await ada.totals() == Totals(Decimal(1), Decimal(1), Decimal(0))
+        same = await operator.case_of(ada)
+        assert (same["review_case_id"], same["deadline_at"]) == (case["review_case_id"], case["deadline_at"])
+        ok(await operator.say(case, "reject"))
+        assert (await ada.task(request_id))["status"] == "failed"
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+    assert quiet_house.audit() == []
+
+
+async def test_contradicting_decisions_at_once_come_to_one_outcome(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="1.00")
+        request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
+        case = await operator.case_of(ada)
+        statuses: list[int] = []
+
+        async def decide(word: str) -> None:
+            statuses.append((await operator.say(case, word)).status_code)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(decide, "approve" if number % 2 else "reject")
+        assert set(statuses) <= {200, 409}
+        task = (await ada.all_ended())[request_id]
+        left = {"succeeded": Decimal(0), "failed": Decimal(1)}[task["status"]]
+        assert await ada.totals() == Totals(left, Decimal(0), left)
+    assert quiet_house.audit() == []
+
+
+async def test_held_payments_are_resolved_by_an_operators_word(payer: Payer, paid_house: Service) -> None:
+    operator = Operator(paid_house)
+    with trio.fail_after(60):
+        async with operator.http:
+            await resolve_three(payer, operator)
+    assert paid_house.audit() == []
+
+
+async def resolve_three(payer: Payer, operator: Operator) -> None:
+    """One paid short, one in another currency, one not to be credited."""
+    short, foreign, canceled = [await payer.order() for _ in range(3)]
+    for order, how in (
+        (short, {"amount_received": 900}),
+        (foreign, {"currency": "eur"}),
+        (canceled, {"amount_received": 1}),
+    ):
+        await payer.bank.press("payment_intents", order["provider_payment_id"], "pay", **how)
+        await payer.becomes(order["order_id"], status="held")
+
+    async def resolve(order: dict[str, Any], **said: object) -> httpx.Response:
+        return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=said)
+
+    listed = {each["order_id"] for each in ok(await operator.http.get("/ops/payments?limit=100"))["data"]}
+    assert {short["order_id"], foreign["order_id"], canceled["order_id"]} <= listed
+    unnamed = await resolve(foreign, credit=True)
+    assert (unnamed.status_code, code_of(unnamed)) == (400, "invalid_amount")
+    for _ in range(2):
+        assert ok(await resolve(short, credit=True, note="agreed by phone"))["status"] == "credited"
+        assert ok(await resolve(foreign, credit=True, amount="8.00"))["status"] == "credited"
+        assert ok(await resolve(canceled, credit=False))["status"] == "canceled"
+    for refused in (await resolve(short, credit=False), await resolve(canceled, credit=True)):
+        assert (refused.status_code, code_of(refused)) == (409, "payment_order_not_payable")
+    assert await payer.customer.totals() == Totals(Decimal(17), Decimal(0), Decimal(17))
+    statement = await payer.statement()
+    found = await payer.read(short["order_id"])
+    told = [(line["source"], line["reason"]) for line in found["state_history"]]
+    assert ("operator", "agreed by phone") in told
+    for order in (short, foreign, canceled):
+        await payer.bank.quiet(order["provider_payment_id"])
+        agrees(await payer.read(order["order_id"]), statement)
+
+
+# ------------------------------------------------------------------------------------------------- the usage log
+
+
+async def test_what_was_used_adds_up_and_is_what_was_captured(
+    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_house, credit="10.00")
+        made = [await delivered(ada, provider, "picture.png") for _ in range(4)]
+        await delivered(ada, provider, "gone.png")
+        await delivered(ada, provider, "picture.png", moderation=FLAGGED)
+        await until(lambda: ended(ada, made))
+
+        async def lines(query: str = "") -> list[dict[str, str]]:
+            answer = await ada.call("GET", f"/v2/usage/logs?format=csv{query}", as_session=True)
+            assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
+            return list(csv.DictReader(io.StringIO(answer.text, newline="")))
+
+        def cost(found: list[dict[str, str]]) -> Decimal:
+            return sum((Decimal(each["cost_credits"]) for each in found), Decimal(0))
+
+        whole = await lines()
+        assert len(whole) == 6
+        page = ok(await ada.call("GET", "/v2/usage/logs", as_session=True))["data"]
+        assert [each["request_id"] for each in whole] == [each["request_id"] for each in page]
+        statement = ok(await ada.call("GET", "/v2/control/ledger?kind=capture&limit=100", as_session=True))
+        captured = {each["operation_id"]: -Decimal(each["balance_change"]) for each in statement["data"]}
+        assert cost(whole) == sum(captured.values()) == Decimal(4)
+        costs = {each["operation_id"]: Decimal(each["cost_credits"]) for each in whole}
+        assert {key: costs[key] for key in captured} == captured
+        moments = sorted(each["ts"] for each in whole)
+        first, last = moments[0], "2999-01-01"
+        for between in moments[1:]:
+            before = await lines(f"&from={first}&to={between}")
+            behind = await lines(f"&from={between}&to={last}")
+            assert cost(before) + cost(behind) == cost(whole)
+            assert len(before) + len(behind) == len(whole)
+
+
+async def ended(customer: Customer, request_ids: list[str]) -> bool:
+    """Whether these tasks of theirs have succeeded."""
+    tasks = await customer.tasks()
+    return all(tasks[request_id]["status"] == "succeeded" for request_id in request_ids)
