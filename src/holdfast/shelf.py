@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
@@ -14,7 +15,9 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.task_moves import ProviderTraits
 from holdfast.providers.media.base import MediaProvider
-from holdfast.providers.media.cog import CogProvider
+from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
+from holdfast.providers.media.hook_address import PURPOSE, hook_address
+from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -108,10 +111,29 @@ class Shelf:
         url = self._url_of(config)
         if url is None:
             return None
-        token = studio_token(self._settings) if config.url is None else None
+        if config.kind == "replicate":
+            # Faults of the catalog have said so where there is no token.
+            assert config.token is not None
+            return ReplicateProvider(
+                config.name,
+                url,
+                config.own_secrets,
+                token=config.token,
+                address=partial(self._hook_address, config.name),
+                submit_timeout_s=config.submit_timeout_s,
+            )
         return CogProvider(
-            config.name, url, self.secrets_of(config), token=token, submit_timeout_s=config.submit_timeout_s
+            config.name,
+            url,
+            self.secrets_of(config),
+            token=studio_token(self._settings) if config.url is None else config.token,
+            polls=config.polls,
+            events=PLAIN_EVENTS if config.kind == "cog" else EVENTS,
+            submit_timeout_s=config.submit_timeout_s,
         )
+
+    def _hook_address(self, provider: str, url: str, request_id: str, attempt: int) -> str:
+        return hook_address(url, self._settings.derived_key(PURPOSE), provider, request_id, attempt)
 
     def secrets_of(self, config: ProviderConfig) -> tuple[str, ...]:
         """What a provider signs with: its own secret, or the one for providers that have none of their own."""

@@ -95,7 +95,7 @@ def assemble(
         database.gate,
     )
     reporter, dead_letters = Reporter(), DeadLetters()
-    store = _asset_store(settings)
+    store = asset_store(settings)
     posts = {name: WorkerPost(name) for name in WORKERS}
     limits = KeyedLimits(
         mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
@@ -328,7 +328,7 @@ def outbox_factory(
 # ---------------------------------------------------------------------------------------------------- the outside
 
 
-def _asset_store(settings: Settings) -> AssetStore:
+def asset_store(settings: Settings) -> AssetStore:
     """Where results are kept. Raises :class:`SettingsFault` where the library for buckets is not installed."""
     if settings.s3 is None:
         return LocalStore(settings.data_dir)
@@ -389,4 +389,6 @@ def _callback_url(shelf: Shelf, provider: str, public_url: str, local_url: str) 
     """Where a provider calls back: the in-tree studio on loopback, everybody else where the world finds us."""
     config = shelf.catalog.providers.get(provider)
     is_in_tree = config is not None and config.kind == "studio" and config.url is None
-    return f"{local_url if is_in_tree else public_url}/v2/callback"
+    url = f"{local_url if is_in_tree else public_url}/v2/callback"
+    # Whoever speaks in words of its own does so at an address of its own.
+    return url if config is None or config.kind == "studio" else f"{url}/{provider}"

@@ -42,6 +42,7 @@ created = "2026-11-01"
 
 [providers.scripted]
 kind = "cog"
+polls = true
 url = "{url}"
 secret = "{secret}"
 concurrency = 1000

@@ -130,7 +130,7 @@ def test_a_fault_of_a_hosted_provider_is_named_and_shows_no_secret(old: str, new
 
 def test_a_container_is_asked_after_jobs_as_the_catalog_says() -> None:
     gpu = parse().providers["gpu"]
-    assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 16 * 1024 * 1024, None)
+    assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 8 * 1024 * 1024, None)
     for word, expected in (("true", True), ("false", False)):
         text = CATALOG.replace('kind = "cog"', f'kind = "cog"\npolls = {word}\ntoken = "a-gpu-token"')
         assert (parse(text).providers["gpu"].polls, parse(text).providers["gpu"].token) == (expected, "a-gpu-token")

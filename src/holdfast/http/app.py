@@ -24,10 +24,12 @@ from holdfast.http import (
     payment_orders,
     payments_card,
     payments_sandbox,
+    provider_hooks,
     sign_in,
     task_events,
     usage_log,
 )
+from holdfast.http.bounded_body import FrontRequest
 from holdfast.http.calls import answer_call, render_fault, render_refusal
 from holdfast.http.connection import FrontConnection
 from holdfast.http.errors import refusal_of_http
@@ -48,6 +50,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *media_tasks.route.routes,
     *task_events.route.routes,
     *callbacks.route.routes,
+    *provider_hooks.route.routes,
     *usage_log.route.routes,
     *asset_files.route.routes,
     *operator_reviews.route.routes,
@@ -71,6 +74,7 @@ class FrontApp(QuartTrio):
 
     front: Front
     asgi_http_class = FrontConnection
+    request_class = FrontRequest
 
     def prepare_routing(self) -> None:
         """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""

@@ -8,10 +8,12 @@ import msgspec
 
 from holdfast.actors.messages import HearNews
 from holdfast.http.calls import Call
+from holdfast.http.front import Front
 from holdfast.http.media_tasks import TASK_NOT_FOUND, read_back, valid_task_id
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.http.task_shapes import TaskBody
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import Task
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, parse_callback
 from holdfast.providers.signatures import SignatureVerdict, key_name, verify
@@ -20,7 +22,7 @@ route = RouteTable("Callbacks")
 
 SIGNATURE_HEADER: Final = "X-Callback-Signature"
 
-_REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
+REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
     "missing": Refusal(code="missing_signature", message=f"Send the signature in {SIGNATURE_HEADER}."),
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
     "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
@@ -57,39 +59,52 @@ class _Sender(msgspec.Struct):
 )
 async def hear_callback(call: Call) -> Outcome:
     """Applied, duplicate, stale and late news are all answered with the task, so that senders stop repeating."""
+    return await hear_signed(call)
+
+
+async def hear_signed(call: Call, provider: str | None = None) -> Outcome:
+    """Hear news signed in our own way; ``provider`` where the address says whose it is."""
     front = call.front
     sent = call.request.headers.getlist(SIGNATURE_HEADER)
     header = sent[0] if len(sent) == 1 else ",".join(sent)
     named = key_name(header)
+    if provider is not None and named is None:
+        named = provider
+    if provider is not None and named != provider:
+        return REFUSED["invalid"]
     secrets = front.callback_secrets(named)
     if not sent or not header.strip():
-        return _REFUSED["missing"]
+        return REFUSED["missing"]
     if named is None and not any(secrets):
         return Refusal(code="provider_not_configured", message="No callback secret is configured here.")
     verdict = verify(header, call.raw, secrets, now=front.now())
     if verdict != "valid":
-        return _REFUSED[verdict]
+        return REFUSED[verdict]
     # A sender without a key name may say in the body who it is.
-    provider = named or _named_in_body(call.raw)
-    news = parse_callback(provider or "", call.raw)
+    speaker = named or _named_in_body(call.raw)
+    news = parse_callback(speaker or "", call.raw)
     if isinstance(news, Refusal):
         return news
-    request_id = news.request_id
-    task = None
-    if valid_task_id(request_id):
-        task = await front.database.read(lambda rows: task_by_id(rows, request_id))
-    if task is None or (provider is not None and provider != task.provider):
+    task = await task_of_news(front, news.request_id)
+    if task is None or (speaker is not None and speaker != task.provider):
         return TASK_NOT_FOUND
     if named is None:
         # Any provider's secret opened the door; only the task's own provider may speak of it.
         verdict = verify(header, call.raw, front.callback_secrets(task.provider), now=front.now())
         if verdict != "valid":
-            return _REFUSED[verdict]
+            return REFUSED[verdict]
     news = msgspec.structs.replace(news, provider=task.provider)
     done = await call.ask(front.tasks, task.request_id, HearNews(news=news, body=call.raw))
     if isinstance(done, Refusal):
         return done
     return await read_back(front, task.account_id, task.request_id)
+
+
+async def task_of_news(front: Front, request_id: str) -> Task | None:
+    """The task that news names, if there is one."""
+    if not valid_task_id(request_id):
+        return None
+    return await front.database.read(lambda rows: task_by_id(rows, request_id))
 
 
 def _named_in_body(raw: bytes) -> str | None:

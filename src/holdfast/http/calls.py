@@ -32,6 +32,7 @@ from holdfast.actors.messages import (
     TaskAccepted,
 )
 from holdfast.http import bodies
+from holdfast.http.bounded_body import bound_body
 from holdfast.http.credentials import (
     INVALID_API_KEY,
     INVALID_SESSION,
@@ -92,6 +93,8 @@ class Call:
     async def prepare(self) -> Refusal | None:
         """Do what the route declares, before its handler runs."""
         bytes_max = self.route.raw_body_bytes_max or self.front.settings.body_bytes_max
+        if self.route.raw_body_limit is not None:
+            bytes_max = min(bytes_max, self.route.raw_body_limit(self))
         if (self.request.content_length or 0) > bytes_max:
             return _too_large(bytes_max)
         refusal = self._read_credential()
@@ -99,6 +102,7 @@ class Call:
             refusal = await self._prove_caller()
         if refusal is not None or self.route.method == "GET":
             return refusal
+        bound_body(self.request, bytes_max)
         raw = await self.request.get_data(cache=True, as_text=False, parse_form_data=False)
         if len(raw) > bytes_max:
             return _too_large(bytes_max)

@@ -53,6 +53,7 @@ class Auth(Enum):
     SESSION = "session"
     API_KEY = "api_key"
     CALLBACK_SIGNATURE = "callback_signature"
+    PROVIDER_WEBHOOK = "provider_webhook"
     SANDBOX_SIGNATURE = "sandbox_signature"
     CARD_SIGNATURE = "card_signature"
     OPERATOR = "operator"
@@ -97,6 +98,7 @@ class Route:
     body: type[msgspec.Struct] | None
     body_optional: bool
     raw_body_bytes_max: int | None
+    raw_body_limit: Callable[[Call], int] | None
     reply: type[msgspec.Struct] | None
     other_reply: type[msgspec.Struct] | None
     statuses: tuple[int, ...]
@@ -162,6 +164,7 @@ class RouteTable:
         body: type[msgspec.Struct] | None = None,
         body_optional: bool = False,
         raw_body_bytes_max: int | None = None,
+        raw_body_limit: Callable[[Call], int] | None = None,
         reply: type[msgspec.Struct] | None = None,
         other_reply: type[msgspec.Struct] | None = None,
         statuses: tuple[int, ...] = (200,),
@@ -184,6 +187,7 @@ class RouteTable:
                     body=body,
                     body_optional=body_optional,
                     raw_body_bytes_max=raw_body_bytes_max,
+                    raw_body_limit=raw_body_limit,
                     reply=reply,
                     other_reply=other_reply,
                     statuses=statuses,

@@ -36,7 +36,7 @@ ReadSchema = Callable[[str], str]
 PROVIDER_NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
 MODEL_ID = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}(/[A-Za-z0-9._:-]{1,64}){0,3}"
 SECRET_CHARS_MIN = 8
-TOKEN_FORM = r"[!-~]{8,500}"
+PRINTABLE = r"[!-~]{8,500}"
 IN_TREE_STUDIO = "studio"
 """The provider that exists without a table of its own: the studio that the service runs itself."""
 DEADLINE_S_MAX = 30 * 24 * 3600
@@ -52,11 +52,11 @@ _UNIT_NAMES: Mapping[PricingMode, str] = {
 }
 REPLICATE_URL = "https://api.replicate.com"
 CALLBACK_BYTES_LEAST = 64 * 1024
-CALLBACK_BYTES_MOST = 64 * 1024 * 1024
+CALLBACK_BYTES_MOST = 32 * 1024 * 1024
 _CALLBACK_BYTES: Mapping[ProviderKind, int] = {
     "studio": 256 * 1024,
     # Without an upload address a container sends its files inside its webhooks.
-    "cog": 16 * 1024 * 1024,
+    "cog": 8 * 1024 * 1024,
     # The whole input and log come along, outputs as addresses.
     "replicate": 1024 * 1024,
 }
@@ -90,7 +90,7 @@ def read_provider(name: str, table: Table) -> ProviderConfig:
     token = table.optional_text("token") if kind != "studio" else None
     if token is None and kind == "replicate":
         table.fault("token", "is missing: without one the hosted service answers nothing")
-    if token is not None and re.fullmatch(TOKEN_FORM, token) is None:
+    if token is not None and re.fullmatch(PRINTABLE, token) is None:
         # Not by the reader's own pattern, which would quote the token.
         table.fault("token", f"must be {SECRET_CHARS_MIN} to 500 printable characters without blanks")
     bytes_max = _CALLBACK_BYTES[kind]

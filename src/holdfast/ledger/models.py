@@ -46,6 +46,11 @@ class ProviderConfig:
     callback_bytes_max: int = 256 * 1024
     """The largest callback taken from it."""
 
+    @property
+    def own_secrets(self) -> tuple[str, ...]:
+        """The secrets that the catalog gives to this provider alone, the current one first."""
+        return tuple(secret for secret in (self.secret, *self.previous_secrets) if secret)
+
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """A base price that holds where the input has every value in ``when``."""

@@ -47,9 +47,9 @@ _INPUT_CODES: Final = frozenset({"invalid_input", "invalid_upstream_input", "inv
 def on_news(task: Task, news: ProviderNews, now: datetime, *, operation_id: str) -> Step:
     """Hear verified news of a task. ``operation_id`` names the settlement, if the news brings one.
 
-    ``ignored``: it is about another task or from another provider. ``duplicate``: this event was heard before.
-    ``stale``: it is about another attempt. ``late``: something later is known already. The last two are kept
-    as progress.
+    ``ignored``: it is about another task or job, or from another provider. ``duplicate``: this event was heard
+    before. ``stale``: it is about another attempt. ``late``: something later is known already. The last two are
+    kept as progress.
     """
     if news.request_id != task.request_id or news.provider != task.provider:
         return unchanged("ignored")
@@ -58,6 +58,8 @@ def on_news(task: Task, news: ProviderNews, now: datetime, *, operation_id: str)
         return unchanged("duplicate")
     if news.attempt != task.state.attempt or task.state.attempt == 0:
         return _hear_stale(task, news, source_ref, now)
+    if _is_of_another_job(task, news):
+        return unchanged("ignored")
     if task.is_terminal:
         return _hear_late(task, news, source_ref, now)
     if task.status == "review":
@@ -307,6 +309,13 @@ def _contradicted(task: Task, news: ProviderNews, source_ref: str, now: datetime
     return freeze_for_review(
         task, "provider_conflict", "provider_conflict", now, error=error, note=note, hosting=hosting
     )
+
+
+def _is_of_another_job(task: Task, news: ProviderNews) -> bool:
+    """A callback whose job is not the one that this attempt is known to be, however it came here."""
+    told = clean_word(news.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
+    known = task.state.provider_ref
+    return news.source == "callback" and known is not None and told is not None and told != known
 
 
 def _is_flagged(news: ProviderNews) -> bool:

@@ -15,6 +15,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}\Z")
 _TASK = re.compile(r"[!-~]{1,100}\Z")
 _FIELDS = ("request_id", "attempt", "seal")
+PURPOSE = "callback addresses"
+"""What the key of the seals is derived for."""
+
 QUERY_MAX_CHARS = 1000
 
 
