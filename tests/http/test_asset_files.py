@@ -14,6 +14,7 @@ import trio
 from holdfast.http.asset_files import Span, read_range
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence import tables
+from holdfast.providers.assets import AssetMissing, StoreFault
 from holdfast.providers.links import sign_link
 
 if TYPE_CHECKING:
@@ -124,3 +125,31 @@ async def test_links_are_ours_or_forbidden_and_end(world: World) -> None:
 async def test_a_lost_file_is_our_fault_and_no_half_answer(world: World) -> None:
     path = await kept(world, stored=False)
     await world.refused(await world.call("GET", path), 500, "internal_error")
+
+
+async def test_a_file_swept_since_its_row_was_read_has_expired(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await kept(world, stored=False)
+
+    async def swept(key: str, *span: int) -> Any:
+        await world.write(tables.assets.delete())
+        raise AssetMissing(key)
+
+    monkeypatch.setattr(world.store, "open", swept)
+    await world.refused(await world.call("GET", path), 410, "asset_expired")
+
+
+async def test_a_store_that_is_away_is_a_passing_fault_told_without_particulars(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await kept(world)
+
+    async def away(key: str, *span: int) -> Any:
+        raise StoreFault("the bucket 'secret-name' cannot be reached")
+
+    monkeypatch.setattr(world.store, "open", away)
+    response = await world.call("GET", path)
+    error = await world.refused(response, 503, "temporarily_unavailable")
+    assert "secret-name" not in error["message"]
+    assert response.headers["Retry-After"] == "1"

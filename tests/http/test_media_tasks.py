@@ -11,7 +11,7 @@ import pytest
 from holdfast.actors.messages import CancelTask, CreateTask, Replayed, TaskAccepted, TaskRef
 from holdfast.http.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import OutputItem, Review, usage_of
+from holdfast.ledger.tasks import HostingState, OutputItem, Review, usage_of
 from holdfast.persistence import tables
 
 if TYPE_CHECKING:
@@ -288,6 +288,33 @@ async def test_results_have_links_that_work_for_their_hour(world: World) -> None
     assert third["url"] == "https://provider.example/x.png"
     assert (answer["review_case_id"], answer["review_hold_decision"]) == ("rev_1", "capture_approved")
     assert answer["usage"]["cost_credits"] == "0.00"
+
+
+async def test_expired_results_are_still_described_and_have_no_links(world: World) -> None:
+    task = world.task(status="succeeded", wake_at=None)
+    kept = OutputItem(
+        position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+        expires_at=world.now + timedelta(days=1),
+    )  # fmt: skip
+    over = msgspec.structs.replace(kept, position=1, expires_at=world.now)
+    ready = HostingState(status="ready", final_url_ready=True)
+    gone = HostingState(status="expired")
+    shown: dict[str, Any] = {}
+    for hosting, items in ((ready, (kept,)), (ready, (kept, over)), (gone, (kept,))):
+        state = msgspec.structs.replace(task.state, output=items, hosting=hosting)
+        request_id = f"task_{len(shown)}"
+        await world.add_task(msgspec.structs.replace(task, request_id=request_id, state=state))
+        answer = await (await world.as_key("GET", f"/v2/task/{request_id}")).get_json()
+        links = [item["url"] is not None for item in answer["output"]]
+        shown[request_id] = (answer["hosting"]["status"], answer["hosting"]["final_url_ready"], links)
+    assert list(shown.values()) == [
+        ("ready", True, [True]),
+        # Before the sweeper has come by, the clock alone ends a link.
+        ("ready", False, [True, False]),
+        ("expired", False, [False]),
+    ]
+    last = answer["output"][0]
+    assert (last["sha256"], last["bytes"], last["expires_at"]) == ("0" * 64, 5, "2026-11-21T12:00:00.000Z")
 
 
 @pytest.mark.parametrize("request_id", ["task_nope", "%00", "..", "TASK", "a" * 200, "task_%F0%9F%98%80"])

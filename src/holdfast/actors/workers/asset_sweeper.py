@@ -36,7 +36,7 @@ from holdfast.providers.sniffing import EXTENSIONS
 
 log = structlog.get_logger(__name__)
 
-SWEEP_S: Final = 10.0
+SWEEP_S: Final = 5.0
 TASKS_MAX: Final = 200
 CONTENTS_MAX: Final = 1_000
 """How many contents are looked at in one sweep; the next goes on from there, so a day passes millions."""

@@ -1,0 +1,41 @@
+"""Which store the service is put together with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.providers.assets import LocalStore
+from holdfast.providers.assets.s3 import S3Store
+from holdfast.settings import Settings, SettingsFault, load_settings
+from holdfast.wiring import asset_store
+
+BUCKET = {
+    "HOLDFAST_ASSET_STORE": "s3",
+    "HOLDFAST_S3_BUCKET": "results",
+    "HOLDFAST_S3_ACCESS_KEY_ID": "key",
+    "HOLDFAST_S3_SECRET_ACCESS_KEY": "secret",
+}
+
+
+def settings_of(folder: Path, **environ: str) -> Settings:
+    return load_settings({"HOLDFAST_DATA_DIR": str(folder), **environ})
+
+
+def test_results_are_kept_in_a_folder_unless_a_bucket_is_named(tmp_path: Path) -> None:
+    assert isinstance(asset_store(settings_of(tmp_path)), LocalStore)
+    assert isinstance(asset_store(settings_of(tmp_path, **BUCKET)), S3Store)
+
+
+def test_a_bucket_without_its_library_is_told_as_a_setting_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "holdfast.providers.assets.s3")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(SettingsFault) as caught:
+        asset_store(settings_of(tmp_path, **BUCKET))
+    (line,) = caught.value.lines
+    assert line.startswith("HOLDFAST_ASSET_STORE: ")
+    assert "pip install 'holdfast[s3]'" in line
