@@ -124,7 +124,8 @@ async def test_only_what_was_chosen_is_told_and_a_retry_chooses_the_same(
         await ada.all_ended()
         assert (await ada.task(again))["hosting"]["assets_ready_event"] == "skipped"
         assert set(await events(ada, again)) == {"task.processing"}
-        for wrong in ({"webhook_events": ["task.born"]}, {"webhook_events": []}):
+        wrongs: list[dict[str, list[str]]] = [{"webhook_events": ["task.born"]}, {"webhook_events": []}]
+        for wrong in wrongs:
             order = {"model": MODEL, "input": {}, "webhook_url": url, **wrong}
             assert code_of(await ada.call("POST", "/v2/task/create", order)) == "invalid_parameter"
 

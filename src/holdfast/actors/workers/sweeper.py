@@ -10,6 +10,7 @@ import trio
 from sqlalchemy import Connection, text
 
 from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.ledger.webhook_secrets import OVERLAP_S
 from holdfast.persistence.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
@@ -20,6 +21,7 @@ SIGN_INS_KEPT_S = 25 * 3600
 SESSIONS_KEPT_S = 30 * 24 * 3600
 BATCHES_KEPT_S = 3600
 EVENTS_KEPT_S = 90 * 24 * 3600
+OUTBOX_KEPT_S = 30 * 24 * 3600
 
 _EXPIRED = {
     "idempotency_records": (
@@ -40,6 +42,19 @@ _EXPIRED = {
         "delete from payment_events where ctid = any(array(select ctid from payment_events "
         "where order_id is null and received_at < now() - make_interval(secs => :kept_s) limit :most))"
     ),
+    # Events to customers that are delivered or given up, with their attempts.
+    "outbox": (
+        "with gone as (delete from outbox where ctid = any(array(select ctid from outbox "
+        "where done_at < now() - make_interval(secs => :kept_s) limit :most)) returning account_id, event_id), "
+        "tried as (delete from outbox_attempts a using gone "
+        "where a.account_id = gone.account_id and a.event_id = gone.event_id) select from gone"
+    ),
+    # The newest generation says who signs; those before it, only until they no longer do.
+    "webhook_secrets": (
+        "delete from webhook_secrets where ctid = any(array(select s.ctid from webhook_secrets s "
+        "where s.rotated_at < now() - make_interval(secs => :kept_s) and exists (select from webhook_secrets n "
+        "where n.account_id = s.account_id and n.generation > s.generation) limit :most))"
+    ),
     # A look-up follows a lost commit within moments, or within the outage that lost it.
     "journal_batches": (
         "delete from journal_batches where ctid = any(array(select ctid from journal_batches "
@@ -59,6 +74,8 @@ class Sweeper(Worker):
             "sign_ins": SIGN_INS_KEPT_S,
             "sessions": SESSIONS_KEPT_S,
             "payment_events": EVENTS_KEPT_S,
+            "outbox": OUTBOX_KEPT_S,
+            "webhook_secrets": OVERLAP_S,
             "journal_batches": BATCHES_KEPT_S,
         }
 

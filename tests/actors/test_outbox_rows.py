@@ -1,0 +1,304 @@
+"""Events in real rows: claimed fairly and once, ended, sent again, signed, swept, and heard of by their task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy
+import trio
+
+from holdfast.actors.event_desk import EventDesk
+from holdfast.actors.event_messages import EventsDue, HearAnnouncement
+from holdfast.actors.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.messages import CreateTask
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.task_rows import changed_task_row, new_event_rows, new_task_rows
+from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows
+from holdfast.actors.workers.sweeper import OUTBOX_KEPT_S, Sweeper
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.deliveries import PAUSES_S
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.task_moves import ProviderTraits
+from holdfast.ledger.tasks import HostingState, Task, accept_task
+from holdfast.ledger.webhook_secrets import Rotation
+from holdfast.persistence import tables
+from holdfast.persistence.database import Database
+from holdfast.persistence.loading import load_task
+from holdfast.persistence.outbox_claims import DueEvent, claim_due
+from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow, OutboxRow, WebhookSecretRow
+from holdfast.persistence.queries.events import events_of_task
+from holdfast.persistence.rows import Row
+from holdfast.persistence.units import Committed, NotWritten, Unit, Unknown, Verdict
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters, Reporter
+
+LEASE_S = 20.0
+
+
+@dataclass
+class Box:
+    """An outbox in a database, and its journal."""
+
+    world: Any
+    command: CreateTask
+
+    @property
+    def database(self) -> Database:
+        database: Database = self.world.database
+        return database
+
+    def task(self, account_id: str = "acct_1", **state: Any) -> Task:
+        """A task that has ended well and whose owner listens."""
+        task = accept_task(
+            account_id=account_id,
+            request_id=new_id("task"),
+            hold_id=new_id("hold"),
+            input=self.command.input,
+            terms=self.command.terms,
+            quote_id="quo_1",
+            api_key_id=None,
+            now=utc_now(),
+            webhook_url="https://example.com/hook",
+            webhook_events=("task.succeeded", "task.assets_ready"),
+        )
+        ready = msgspec.structs.replace(task.state, hosting=HostingState(status="ready", final_url_ready=True))
+        return msgspec.structs.replace(task, status="succeeded", state=ready, wake_at=None)
+
+    def event(self, task: Task) -> OutboxRow:
+        """The event of the task's end."""
+        return new_event_rows(msgspec.structs.replace(task, status="processing"), task)[0]
+
+    async def write(self, *rows: Row) -> None:
+        assert isinstance(await self.world.journal.write(Unit(rows=rows)), Committed)
+
+    async def plant(self, count: int, account_id: str = "acct_1", *, age_s: float = 1) -> list[OutboxRow]:
+        """Events that became due some time ago, the first one first."""
+        at = utc_now() - timedelta(seconds=age_s)
+        rows = [
+            self.event(self.task(account_id))._replace(due_at=at + timedelta(milliseconds=n)) for n in range(count)
+        ]
+        await self.write(*rows)
+        return rows
+
+    async def claim(
+        self, *, most: int = 100, busy: dict[str, int] | None = None, now: datetime | None = None
+    ) -> Any:
+        rows = OutboxRows(self.database, lease_s=LEASE_S)
+        return await rows.claim(now or utc_now(), most=most, busy=busy or {})
+
+    async def row(self, event_id: str) -> Any:
+        """An event's row as it is."""
+        wanted = sqlalchemy.select(tables.outbox).where(tables.outbox.c.event_id == event_id)
+        return await self.database.read(lambda rows: rows.execute(wanted).one())
+
+    def end(self, event: DueEvent, status: str = "delivered", due_at: datetime | None = None) -> OutboxOutcomeRow:
+        """An outcome of a claimed delivery."""
+        done_at = utc_now() if due_at is None else None
+        return OutboxOutcomeRow(
+            event.account_id, event.event_id, event.attempts, event.round_at, due_at, status, done_at, None
+        )
+
+
+@pytest.fixture
+def box(world: Any, new_task: Callable[..., CreateTask]) -> Box:
+    return Box(world, new_task("key_1"))
+
+
+@dataclass
+class Outbox:
+    """Who would be told that events are due."""
+
+    heard: int = 0
+
+    def tell(self, key: str, command: Any) -> None:
+        assert isinstance(command, EventsDue)
+        self.heard += 1
+
+
+async def test_a_claim_takes_the_oldest_counts_the_attempt_and_looks_like_a_failure_until_told_otherwise(
+    box: Box,
+) -> None:
+    planted = await box.plant(3)
+    now = utc_now()
+    claimed: list[DueEvent] = await box.claim(most=2, now=now)
+    assert sorted(event.event_id for event in claimed) == sorted(row.event_id for row in planted[:2])
+    assert {(event.attempts, event.tries, event.kind) for event in claimed} == {(1, 1, "task.succeeded")}
+    assert claimed[0].task.state.hosting.status == "ready"
+    assert (await box.row(claimed[0].event_id)).due_at == now + timedelta(seconds=LEASE_S)
+    [last] = await box.claim(now=now)
+    assert last.event_id == planted[2].event_id
+    assert await box.claim(now=now) == []
+    later = now + timedelta(seconds=LEASE_S)
+    assert {event.tries for event in await box.claim(now=later)} == {2}
+    assert (await box.row(last.event_id)).due_at == later + timedelta(seconds=PAUSES_S[1])
+
+
+async def test_an_account_gets_its_share_and_the_others_are_not_kept_waiting(box: Box) -> None:
+    await box.plant(20, "acct_loud", age_s=60)
+    await box.plant(1, "acct_calm")
+    first: list[DueEvent] = await box.claim()
+    assert sum(event.account_id == "acct_loud" for event in first) == PER_ACCOUNT_MAX
+    assert sum(event.account_id == "acct_calm" for event in first) == 1
+    assert await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX}) == []
+    assert len(await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX - 1})) == 1
+
+
+async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
+    await box.plant(PER_ACCOUNT_MAX)
+    now = utc_now()
+    taken: list[str] = []
+
+    def both(rows: sqlalchemy.Connection) -> None:
+        limits: dict[str, Any] = {"per_account_max": 2, "busy": {}, "lease_s": LEASE_S}
+        mine = claim_due(rows, now, most=2, **limits)
+        # The other one looks before the first has committed.
+        with rows.engine.begin() as other:
+            theirs = claim_due(other, now, most=100, **limits)
+        taken.extend(event.event_id for event in (*mine, *theirs))
+
+    await box.database.work(both)
+    taken += [event.event_id for event in await box.claim(now=now)]
+    assert len(taken) == len(set(taken)) == PER_ACCOUNT_MAX
+
+
+async def test_an_outcome_counts_only_while_no_other_delivery_or_round_has_begun(box: Box) -> None:
+    [row] = await box.plant(1)
+    [first] = await box.claim()
+    late = utc_now() + timedelta(minutes=1)
+    [second] = await box.claim(now=late)
+    await box.write(box.end(first, "given_up"))
+    assert (await box.row(row.event_id)).status == "pending"
+    desk, outbox = EventDesk(box.world.journal, told := Outbox(), utc_now), told
+    await desk.send_again("acct_1", row.event_id)
+    assert outbox.heard == 1
+    await box.write(box.end(second, "given_up"))
+    again = await box.row(row.event_id)
+    assert (again.status, again.tries, again.attempts) == ("pending", 0, 2)
+    [third] = await box.claim()
+    await box.write(box.end(third))
+    assert (await box.row(row.event_id)).status == "delivered"
+    assert await box.claim(now=late + timedelta(days=9)) == []
+
+
+async def test_secrets_move_on_by_generations_and_a_claim_brings_the_newest(box: Box) -> None:
+    desk = EventDesk(box.world.journal, Outbox(), utc_now)
+    await box.plant(1)
+    first = await desk.rotate_secret("acct_1", 1)
+    await desk.rotate_secret("acct_1", 1)
+    for generation in range(2, 9):
+        await desk.rotate_secret("acct_1", generation)
+    await desk.rotate_secret("acct_other", 1)
+    [event] = await box.claim()
+    assert [rotation.generation for rotation in event.rotations] == [8, 7, 6, 5]
+    at = sqlalchemy.select(tables.webhook_secrets.c.rotated_at).where(
+        tables.webhook_secrets.c.account_id == "acct_1", tables.webhook_secrets.c.generation == 1
+    )
+    assert await box.database.read(lambda rows: rows.execute(at).scalar_one()) == first.at
+
+
+@pytest.mark.parametrize(("verdict", "fault"), [(NotWritten("x"), Unavailable), (Unknown("x"), OutcomeUnknown)])
+async def test_what_was_not_written_is_not_answered(verdict: Verdict, fault: type[Exception]) -> None:
+    class Journal:
+        async def write(self, _: Unit) -> Verdict:
+            return verdict
+
+    told = Outbox()
+    desk = EventDesk(Journal(), told, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
+    with pytest.raises(fault):
+        await desk.send_again("acct_1", "evt_1")
+    assert told.heard == 0
+
+
+async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:
+    task = box.task()
+    event = box.event(task)
+    attempts = [
+        OutboxAttemptRow("acct_1", event.event_id, number, utc_now(), 500, None, 7) for number in range(1, 70)
+    ]
+    await box.write(event._replace(attempts=69), *attempts)
+    [found] = await box.database.read(lambda rows: events_of_task(rows, "acct_1", task.request_id))
+    assert (found.event_id, found.status) == (event.event_id, "pending")
+    assert [attempt.number for attempt in found.attempts] == list(range(69, 19, -1))
+    assert await box.database.read(lambda rows: events_of_task(rows, "acct_2", task.request_id)) == []
+
+
+async def test_events_that_are_done_and_secrets_that_no_longer_sign_are_swept_after_their_time(box: Box) -> None:
+    [old, young, waiting] = await box.plant(3)
+    claimed = {event.event_id: event for event in await box.claim()}
+    past = utc_now() - timedelta(seconds=OUTBOX_KEPT_S + 60)
+    await box.write(
+        box.end(claimed[old.event_id])._replace(done_at=past),
+        box.end(claimed[young.event_id]),
+        *(OutboxAttemptRow("acct_1", row.event_id, 1, past, 200, None, 7) for row in (old, young, waiting)),
+        *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
+        WebhookSecretRow("acct_2", 1, utc_now()),
+    )
+    await Sweeper(WorkerPost("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
+
+    def left(rows: sqlalchemy.Connection) -> Any:
+        events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())
+        attempts = set(rows.execute(sqlalchemy.select(tables.outbox_attempts.c.event_id)).scalars())
+        secrets = rows.execute(
+            sqlalchemy.select(tables.webhook_secrets.c.account_id, tables.webhook_secrets.c.generation)
+        )
+        return events, attempts, {(row.account_id, row.generation) for row in secrets}
+
+    kept = {young.event_id, waiting.event_id}
+    assert await box.database.read(left) == (kept, kept, {("acct_1", 2), ("acct_2", 1)})
+
+
+async def test_a_task_hears_of_the_delivery_in_the_commit_that_ends_the_event_also_on_a_memory_overtaken(
+    box: Box, nursery: trio.Nursery
+) -> None:
+    task = box.task()
+    event = box.event(task)
+    await box.write(*new_task_rows(task), event)
+    [claimed] = await box.claim()
+
+    async def load(request_id: str) -> Any:
+        return await box.database.read(lambda rows: (load_task(rows, request_id), frozenset()))
+
+    nobody = Outbox()
+    task_world = TaskWorld(
+        accounts=box.world.accounts,
+        dispatcher=nobody,
+        desk=nobody,
+        hosting=nobody,
+        outbox=nobody,
+        traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
+        callback_url=lambda _: "",
+        now=utc_now,
+        rng=random.Random(1),
+    )
+
+    async def probe() -> bool:
+        return True
+
+    tasks = KeyedDirectory(
+        "tasks",
+        lambda key, mailbox: TaskActor(key, mailbox, box.world.journal, load=load, world=task_world),
+        gate=box.database.gate,
+        probe=probe,
+        reporter=Reporter(),
+        dead_letters=DeadLetters(),
+    )
+    await nursery.start(lambda *, task_status: tasks.run(task_status))
+    with trio.fail_after(20):
+        # Awake with a memory in which nothing can be announced; then another process moves the task on.
+        earlier = msgspec.structs.replace(task, status="processing", version=2)
+        await box.write(changed_task_row(earlier))
+        lost = HearAnnouncement(False, ())
+        await tasks.ask(task.request_id, lost)
+        await box.write(changed_task_row(msgspec.structs.replace(task, version=3)))
+        await tasks.ask(task.request_id, HearAnnouncement(True, (box.end(claimed),)))
+    now = await box.database.read(lambda rows: load_task(rows, task.request_id))
+    assert (now.version, now.state.hosting.assets_ready_event) == (4, "sent")
+    assert (await box.row(event.event_id)).status == "delivered"
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,267 @@
+"""The outbox worker on a clock of its own: the whole back-off, slow receivers, and what is told to whom."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from holdfast.actors.event_messages import EventsDue, HearAnnouncement
+from holdfast.actors.messages import Command, CreateTask
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.deliveries import PAUSES_S, Answer, pause_after
+from holdfast.ledger.tasks import EventKind, Task, accept_task
+from holdfast.ledger.webhook_secrets import webhook_secret
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.outbox_claims import DueEvent
+from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.units import Committed, Unit, Verdict
+from holdfast.providers.standard_webhooks import verify_standard
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+KEY = b"k" * 32
+THREE_DAYS_S = 259_200
+TICK_S = 60.0
+
+
+@dataclass
+class Office:
+    """A worker with rows, a journal, tasks and receivers that are all in memory."""
+
+    task: Task
+    post: WorkerPost = field(default_factory=lambda: WorkerPost("outbox"))
+    events: dict[str, DueEvent] = field(default_factory=dict)
+    due_at: dict[str, datetime] = field(default_factory=dict)
+    sent: list[tuple[float, str, dict[str, str], bytes]] = field(default_factory=list)
+    under_way: Counter[str] = field(default_factory=Counter)
+    most_under_way: Counter[str] = field(default_factory=Counter)
+    attempts: list[OutboxAttemptRow] = field(default_factory=list)
+    outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
+    told: list[tuple[str, HearAnnouncement]] = field(default_factory=list)
+    answer: Callable[[str], Answer] = lambda _: Answer(200)
+    answer_after_s: Callable[[str], float] = lambda _: 0.0
+    render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
+
+    def now(self) -> datetime:
+        return NOON + timedelta(seconds=trio.current_time() - self.begun_s)
+
+    def add(self, event_id: str, account_id: str = "acct_1", kind: EventKind = "task.failed") -> None:
+        """An event that is due now, for a receiver of the account's own."""
+        at = self.now()
+        url = f"https://{account_id}.test/"
+        self.events[event_id] = DueEvent(account_id, event_id, kind, url, at, 0, at, 0, self.task, ())
+        self.due_at[event_id] = at
+
+    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
+        await trio.lowlevel.checkpoint()
+        taken: list[DueEvent] = []
+        many = Counter(busy)
+        for event_id, due_at in sorted(self.due_at.items(), key=lambda item: item[1]):
+            event = self.events[event_id]
+            if due_at <= now and len(taken) < most and many[event.account_id] < PER_ACCOUNT_MAX:
+                many[event.account_id] += 1
+                claimed = event._replace(attempts=event.attempts + 1, tries=event.tries + 1)
+                self.events[event_id] = claimed
+                self.due_at[event_id] = now + timedelta(seconds=max(20, pause_after(claimed.tries)))
+                taken.append(claimed)
+        return taken
+
+    async def count_pending(self) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(self.due_at)
+
+    async def write(self, unit: Unit) -> Verdict:
+        """The journal's part of it."""
+        await trio.lowlevel.checkpoint()
+        attempt, outcome = unit.rows
+        assert isinstance(attempt, OutboxAttemptRow)
+        assert isinstance(outcome, OutboxOutcomeRow)
+        self.attempts.append(attempt)
+        self.outcomes.append(outcome)
+        if outcome.due_at is None:
+            del self.due_at[outcome.event_id]
+        else:
+            self.due_at[outcome.event_id] = outcome.due_at
+        return Committed()
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        """The tasks' part of it."""
+        assert isinstance(command, HearAnnouncement)
+        self.told.append((key, command))
+
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        self.sent.append((trio.current_time() - self.begun_s, url, dict(headers), body))
+        self.under_way[url] += 1
+        self.most_under_way[url] = max(self.under_way[url], self.most_under_way[url])
+        self.most_under_way["all"] = max(self.under_way.total(), self.most_under_way["all"])
+        await trio.sleep(self.answer_after_s(url))
+        self.under_way[url] -= 1
+        return self.answer(url)
+
+    async def run(self, nursery: trio.Nursery, *, tick_s: float = TICK_S) -> None:
+        """Start a worker."""
+        worker = OutboxWorker(
+            self.post,
+            rows=self,
+            journal=cast(Journal, self),
+            tasks=self,
+            render=self.render,
+            send=self.send,
+            secrets_key=KEY,
+            give_up_s=THREE_DAYS_S,
+            now=self.now,
+            rng=random.Random(7),
+            tick_s=tick_s,
+        )
+        await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+
+    begun_s: float = field(default_factory=trio.current_time)
+
+
+@pytest.fixture
+def picture(new_task: Callable[..., CreateTask]) -> Task:
+    """A task, as an event shows it."""
+    command = new_task("key_1")
+    return accept_task(
+        account_id="acct_1",
+        request_id="task_1",
+        hold_id="hold_1",
+        input=command.input,
+        terms=command.terms,
+        quote_id=command.quote_id,
+        api_key_id="key_1",
+        now=NOON,
+    )
+
+
+async def test_a_dead_receiver_is_tried_ten_times_in_three_days_under_one_id_and_then_given_up(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    office = Office(picture, answer=lambda _: Answer(503))
+    office.add("evt_1")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(THREE_DAYS_S + 3600)
+        nursery.cancel_scope.cancel()
+
+    times = [at for at, *_ in office.sent]
+    assert len(times) == 10
+    assert times[0] == 0
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    for gap, pause_s in zip(gaps[:-1], PAUSES_S, strict=False):
+        assert pause_s <= gap <= 1.25 * pause_s + TICK_S
+    assert THREE_DAYS_S <= times[-1] <= THREE_DAYS_S + TICK_S
+    assert {headers["webhook-id"] for _, _, headers, _ in office.sent} == {"evt_1"}
+    assert [row.number for row in office.attempts] == list(range(1, 11))
+    assert [row.status for row in office.outcomes] == ["pending"] * 9 + ["given_up"]
+    assert office.outcomes[-1].done_at is not None
+    assert office.due_at == {}
+
+
+async def test_each_attempt_is_signed_anew_for_its_own_time(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    office = Office(picture, answer=lambda _: Answer(500 if len(office.sent) < 3 else 204))
+    office.add("evt_1")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(1000)
+        nursery.cancel_scope.cancel()
+
+    secret = webhook_secret(KEY, "acct_1", 0)
+    assert len(office.sent) == 3
+    assert len({headers["webhook-timestamp"] for _, _, headers, _ in office.sent}) == 3
+    for at, _, headers, body in office.sent:
+        assert verify_standard(headers, body, [secret], now=NOON + timedelta(seconds=at)) == "valid"
+        assert verify_standard(headers, body + b" ", [secret], now=NOON + timedelta(seconds=at)) == "invalid"
+        assert len(base64.b64decode(headers["webhook-signature"].removeprefix("v1,"))) == 32
+
+
+async def test_a_receiver_that_hangs_holds_up_its_owner_and_nobody_else(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    office = Office(picture, answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
+    for number in range(50):
+        office.add(f"evt_slow_{number:02}", "acct_slow")
+    office.add("evt_quick", "acct_quick")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(1)
+        assert [row.event_id for row in office.outcomes] == ["evt_quick"]
+        await trio.sleep(15 * (50 / PER_ACCOUNT_MAX) + 20)
+        nursery.cancel_scope.cancel()
+    assert office.most_under_way["https://acct_slow.test/"] == PER_ACCOUNT_MAX
+    assert Counter(row.status for row in office.outcomes) == {"delivered": 51}
+
+
+async def test_deliveries_at_once_are_bounded_and_go_on_as_soon_as_there_is_room(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    office = Office(picture, answer_after_s=lambda _: 1.0)
+    for number in range(2 * DELIVERIES_MAX):
+        office.add(f"evt_{number:03}", f"acct_{number}")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(2.5)
+        nursery.cancel_scope.cancel()
+    assert office.most_under_way["all"] == DELIVERIES_MAX
+    assert len(office.outcomes) == 2 * DELIVERIES_MAX
+
+
+async def test_what_a_commit_made_due_is_delivered_at_once(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    office = Office(picture)
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(10)
+        office.add("evt_1")
+        office.post.tell("task_1", EventsDue())
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [at for at, *_ in office.sent] == [10]
+
+
+async def test_the_end_of_the_word_that_results_are_ready_is_the_tasks_to_write(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    answers = iter([Answer(None, error="unreachable"), Answer(200)])
+    office = Office(picture, answer=lambda _: next(answers))
+    office.add("evt_1", kind="task.assets_ready")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(2 * TICK_S)
+        nursery.cancel_scope.cancel()
+    [(request_id, heard)] = office.told
+    assert (request_id, heard.delivered) == ("task_1", True)
+    assert [type(row) for row in heard.rows] == [OutboxAttemptRow, OutboxOutcomeRow]
+    assert [row.status for row in office.outcomes] == ["pending"]
+    assert office.attempts[0].error == "unreachable"
+
+
+async def test_trouble_with_one_event_is_a_failed_attempt_of_it_and_no_more(
+    autojump_clock: trio.testing.MockClock, picture: Task
+) -> None:
+    def render(event: DueEvent) -> bytes:
+        if event.event_id == "evt_odd" and event.attempts == 1:
+            raise ValueError("cannot be written")
+        return b"{}"
+
+    office = Office(picture, render=render)
+    office.add("evt_odd")
+    office.add("evt_good")
+    async with trio.open_nursery() as nursery:
+        await office.run(nursery)
+        await trio.sleep(2 * TICK_S)
+        nursery.cancel_scope.cancel()
+    assert [(row.event_id, row.attempts) for row in office.outcomes] == [("evt_good", 1), ("evt_odd", 2)]
