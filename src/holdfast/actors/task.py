@@ -54,7 +54,7 @@ from holdfast.ledger.task_steps import (
     on_review,
     on_wake,
 )
-from holdfast.ledger.tasks import Task
+from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.rows import AssetRow, AssetsRemovedRow, Row, TaskEventRow
@@ -252,11 +252,12 @@ class TaskActor(JournaledActor):
         if events:
             tells.append(Tell(self._world.outbox, self._request_id, EventsDue()))
         rows = (changed_task_row(after), *rows, *events)
-        if after.status != before.status:
+        if usage_of(after) != usage_of(before):
             rows = (*rows, changed_usage_row(after))
-            if after.is_terminal and after.status != "succeeded" and before.state.output:
-                # Stored in vain: without a row the sweeper takes the content away.
-                rows = (*rows, AssetsRemovedRow(after.account_id, self._request_id))
+        ends = after.is_terminal and not before.is_terminal
+        if ends and after.status != "succeeded" and before.state.output:
+            # Stored in vain: without a row the sweeper takes the content away.
+            rows = (*rows, AssetsRemovedRow(after.account_id, self._request_id))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
