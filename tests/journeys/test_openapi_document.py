@@ -1,0 +1,232 @@
+"""Every operation of the OpenAPI document at a running service, with data that fits and data that does not.
+
+Whatever is sent, the answer's status, headers, media type and body are as the document says, and never a 5xx.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from holdfast.http.app import ROUTES
+from holdfast.http.routes import Auth, Route
+from holdfast.providers.signatures import sign
+
+from .card_bank import WEBHOOK_SECRET, CardBank
+from .conftest import new_folder
+from .house import CALLBACK_SECRET, IMAGE, OPERATOR_TOKEN, Customer, Service, loopback_client, ok
+
+EXAMPLES = 12
+"""Calls of each operation with data that fits, and as many with data that does not."""
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+ORDER = {"amount": "1.00"}
+TASK = {"model": "studio/image-1", "input": IMAGE}
+NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_payment_order"}
+"""Operations that answer 404 or 409 here: nothing waits for an operator."""
+
+
+@dataclass
+class Good:
+    """What to send along so that an operation succeeds."""
+
+    body: dict[str, Any] | None = None
+    query: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Visitor:
+    """Everybody's credentials, and the ids of things that are there, by the name a path gives them."""
+
+    service: Service
+    session: str
+    leaving: str
+    key: str
+    things: dict[str, str] = field(default_factory=dict)
+    good: dict[str, Good] = field(default_factory=dict)
+
+    def prove(self, route: Route, sent: Any) -> Any:
+        """Make a prepared request one of somebody who may send it."""
+        auth, session = route.auth, self.leaving if route.handler.__name__ == "sign_out" else self.session
+        body = sent.body or b""
+        body = body.encode() if isinstance(body, str) else body
+        bearer = {"session": session, "api_key": self.key, "optional": self.key, "operator": OPERATOR_TOKEN}
+        if auth.value in bearer:
+            sent.headers["Authorization"] = f"Bearer {bearer[auth.value]}"
+        elif auth.value in {"callback_signature", "provider_webhook"}:
+            sent.headers["X-Callback-Signature"] = sign(CALLBACK_SECRET, body, at=int(time.time()))
+        elif auth.value == "card_signature":
+            sent.headers["Cardprovider-Signature"] = sign(WEBHOOK_SECRET, body, at=int(time.time()))
+        return sent
+
+
+async def arrive(service: Service, bank: CardBank) -> Visitor:
+    """Sign in, and have one of everything."""
+    async with loopback_client(base_url=service.url, timeout=30) as http:
+        ada, leaving = Customer(http), Customer(http)
+        await ada.sign_in()
+        await leaving.sign_in()
+        await ada.recharge("1000.00")
+        task = ok(await ada.call("POST", "/v2/task/create", {**TASK, "webhook_url": "http://127.0.0.1:9/"}))
+        request_id = task["request_id"]
+        ended = (await ada.all_ended())[request_id]
+        card = ok(await ada.call("POST", "/v2/control/payments/cardprovider", ORDER, as_session=True))
+        await bank.press("payment_intents", card["provider_payment_id"], "pay")
+        [*_, event] = await bank.events_of(card["provider_payment_id"])
+        callback = ok(await ada.call("POST", "/v2/control/payments/sandbox", ORDER, as_session=True))["callback"]
+        spare = ok(await ada.call("POST", "/v2/control/api-keys", {}, as_session=True))
+        events = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
+        email = {"email": "somebody@example.com"}
+        code = ok(await http.post("/v2/control/auth/otp", json=email))
+    link = httpx.URL(ended["output"][0]["url"])
+    news = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
+    news |= {"status": "processing", "sequence": 1}
+    things = {
+        "request_id": request_id,
+        "order_id": card["order_id"],
+        "api_key_id": spare["api_key_id"],
+        "model_id": str(TASK["model"]),
+        "asset_id": link.path.rpartition("/")[2],
+        "event_id": events[0]["event_id"],
+        "provider": "studio",
+    }
+    good = {
+        "request_code": Good({"email": "somebody.else@example.com"}),
+        "verify_code": Good({**email, "otp_id": code["otp_id"], "otp": code["debug_otp"]}),
+        "create_api_key": Good({}),
+        "recharge": Good(ORDER),
+        "create_sandbox_order": Good(ORDER),
+        "hear_sandbox_callback": Good(
+            callback["payload"], headers={callback["signature_header"]: callback["signature"]}
+        ),
+        "create_card_order": Good(ORDER),
+        "hear_card_webhook": Good(event),
+        "quote": Good(TASK),
+        "create_task": Good(TASK),
+        "resolve_payment_order": Good({"credit": True}),
+        "hear_callback": Good(news),
+        "hear_provider_webhook": Good(news),
+        "fetch_asset": Good(query=dict(link.params)),
+    }
+    return Visitor(service, ada.session, leaving.session, ada.key, things, good)
+
+
+@pytest.fixture(scope="module")
+def visitor(bank: CardBank) -> Iterator[Visitor]:
+    """A service of these tests' own, and somebody at it."""
+    folder = new_folder()
+    service = Service(folder, OPERATOR_TOKEN=OPERATOR_TOKEN, **bank.settings())
+    try:
+        service.start()
+        bank.serve(service)
+        yield trio.run(arrive, service, bank)
+        assert service.audit() == []
+        assert service.faults() == []
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        bank.webhook_url = ""
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def document(visitor: Visitor) -> Any:
+    """The document as it is served."""
+    served = httpx.get(f"{visitor.service.url}/openapi.json", verify=False).json()
+    schema = schemathesis.openapi.from_dict(served)
+    # Credentials are ours to send; a call without them is tried once for each operation.
+    schema.config.generation.with_security_parameters = False
+    return schema
+
+
+def operation_of(document: Any, route: Route) -> Any:
+    return document[route.path][route.method]
+
+
+def call(visitor: Visitor, route: Route, case: Any, *, proved: bool = True) -> Any:
+    """Send a case; its answer must be one that the document tells of."""
+    auth = functools.partial(visitor.prove, route) if proved else None
+    answer = case.call(base_url=visitor.service.url, auth=auth, timeout=30)
+    case.validate_response(answer, checks=CHECKS)
+    return answer
+
+
+def test_the_document_is_the_one_these_tests_go_by(document: Any) -> None:
+    told = {(found.ok().method.upper(), found.ok().path) for found in document.get_all_operations()}
+    assert told == {(route.method, route.path) for route in ROUTES}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.handler.__name__)
+def test_every_operation_answers_as_the_document_says(visitor: Visitor, document: Any, route: Route) -> None:
+    operation = operation_of(document, route)
+    name = route.handler.__name__
+    good = visitor.good.get(name, Good())
+    parts = {part.name: part for part in operation.path_parameters}
+    known = {part: visitor.things.get(part, "nothing") for part in parts}
+
+    def good_case() -> Any:
+        sent: dict[str, Any] = {"path_parameters": known, "query": good.query, "headers": good.headers}
+        if good.body is not None:
+            sent |= {"body": good.body, "media_type": "application/json"}
+        return operation.Case(**sent)
+
+    if route.auth not in {Auth.NONE, Auth.OPTIONAL}:
+        refused = call(visitor, route, operation.Case(path_parameters=known), proved=False)
+        assert refused.status_code in {400, 401, 415}
+    strategies = [
+        operation.as_strategy(mode, **fixed)
+        for mode in GenerationMode
+        for fixed in ([{}, {"path_parameters": known}] if known else [{}])
+    ]
+
+    @settings(
+        max_examples=2 * EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=st.one_of(strategies))
+    def answers(case: Any) -> None:
+        call(visitor, route, case)
+
+    if name != "sign_out":
+        answers()
+    answer = call(visitor, route, good_case())
+    if name in NOTHING_TO_DECIDE:
+        assert answer.status_code in {404, 409}
+    elif name == "cancel_task":
+        assert answer.status_code == 409
+    else:
+        assert answer.status_code == 200, answer.content
+    if name == "sign_out":
+        answers()
