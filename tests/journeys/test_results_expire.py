@@ -1,0 +1,141 @@
+"""Stored results at the end of their time, in a folder and in a bucket: links, bytes, rows, money."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+import trio
+
+from .conftest import NewCustomer, NewService
+from .house import Customer, Service, code_of, ok, until
+
+if TYPE_CHECKING:
+    from tests.bucket_server import BucketServer
+
+INPUT = {"prompt": "the last light of the year", "width": 256, "height": 256, "n": 1, "seed": 3}
+
+
+class Keep(Protocol):
+    """Whether content is stored, asked past the service."""
+
+    def __call__(self, sha256: str) -> bool: ...
+
+
+def bring_forward(service: Service, request_id: str) -> None:
+    """Move the end of a task's results, and the claims on them, to now."""
+    with psycopg.connect(service.database_url) as rows:
+        rows.execute("update assets set expires_at = now() where request_id = %s", (request_id,))
+        rows.execute(
+            "update contents set claimed_at = claimed_at - interval '1 day' where sha256 in "
+            "(select sha256 from assets where request_id = %s)",
+            (request_id,),
+        )
+
+
+async def expired(ada: Customer, request_id: str) -> dict[str, Any]:
+    """The task, as soon as its hosting has expired."""
+
+    async def look() -> dict[str, Any] | None:
+        task = await ada.task(request_id)
+        return task if task["hosting"]["status"] == "expired" else None
+
+    return await until(look)
+
+
+async def test_results_in_a_folder_are_served_until_their_time_is_over(
+    house: Service, new_customer: NewCustomer
+) -> None:
+    def is_kept(sha256: str) -> bool:
+        return (house.data_dir / "assets" / sha256[:2] / f"{sha256}.png").is_file()
+
+    await the_time_of_a_result(house, is_kept, await new_customer(house, credit="1.00"))
+
+
+async def test_results_in_a_bucket_are_served_until_their_time_is_over(
+    bucket: BucketServer, new_service: NewService, new_customer: NewCustomer
+) -> None:
+    bucket.empty()
+    service = new_service(**bucket.settings())
+    await trio.to_thread.run_sync(service.start)
+    assert bucket.objects() == {}
+
+    def is_kept(sha256: str) -> bool:
+        return f"assets/{sha256[:2]}/{sha256}.png" in bucket.objects()
+
+    await the_time_of_a_result(service, is_kept, await new_customer(service, credit="1.00"))
+    assert not (service.data_dir / "assets").exists()
+    assert list((service.data_dir / "incoming").iterdir()) == []
+    assert service.faults() == []
+
+
+async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -> None:
+    """Two tasks make the same picture; the time of one ends, then that of the other."""
+    with trio.fail_after(90):
+        body = {"model": "studio/image-1", "input": INPUT}
+        first, second = [ok(await ada.call("POST", "/v2/task/create", body))["request_id"] for _ in range(2)]
+        tasks = await ada.all_ended()
+        [item], [same] = tasks[first]["output"], tasks[second]["output"]
+        sha256 = item["sha256"]
+        assert same["sha256"] == sha256
+        assert is_kept(sha256)
+
+        whole = await ada.http.get(item["url"])
+        assert (whole.status_code, whole.headers["Content-Type"]) == (200, "image/png")
+        assert (hashlib.sha256(whole.content).hexdigest(), len(whole.content)) == (sha256, item["bytes"])
+        for asked, expected in (("bytes=0-7", whole.content[:8]), ("bytes=-5", whole.content[-5:])):
+            part = await ada.http.get(item["url"], headers={"Range": asked})
+            assert (part.status_code, part.content) == (206, expected)
+        beyond = await ada.http.get(item["url"], headers={"Range": f"bytes={item['bytes']}-"})
+        assert beyond.status_code == 416
+        totals, usage = await ada.totals(), ok(await ada.call("GET", "/v2/usage/logs", as_session=True))
+
+        bring_forward(service, first)
+        over = await expired(ada, first)
+        assert (over["status"], over["hosting"]["final_url_ready"]) == ("succeeded", False)
+        [described] = over["output"]
+        assert (described["url"], described["sha256"], described["bytes"]) == (None, sha256, item["bytes"])
+        assert over["usage"] == tasks[first]["usage"]
+        assert code_of(await ada.http.get(item["url"])) == "asset_expired"
+        # The other task made the very same picture, and its time is not over.
+        assert (await ada.http.get(same["url"])).content == whole.content
+
+        bring_forward(service, second)
+        await expired(ada, second)
+
+        async def has_gone() -> bool:
+            return not await trio.to_thread.run_sync(is_kept, sha256)
+
+        await until(has_gone)
+        gone = await ada.http.get(same["url"])
+        assert (gone.status_code, code_of(gone)) == (410, "asset_expired")
+        assert await ada.totals() == totals
+        assert ok(await ada.call("GET", "/v2/usage/logs", as_session=True)) == usage
+        # What has been swept may be made and stored anew.
+        again = ok(await ada.call("POST", "/v2/task/create", body))["request_id"]
+        [anew] = (await ada.all_ended())[again]["output"]
+        assert (await ada.http.get(anew["url"])).content == whole.content
+    assert service.audit() == []
+
+
+def test_a_bucket_that_refuses_us_is_told_at_the_start(bucket: BucketServer, new_service: NewService) -> None:
+    wrong = replace(bucket, place=replace(bucket.place, secret_access_key="not-the-secret"))
+    service = new_service(**wrong.settings())
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve"],
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == (
+        "Results cannot be stored: the bucket 'results' refuses us: the secret of the access key is wrong."
+    )
+    assert "not-the-secret" not in done.stderr + done.stdout
