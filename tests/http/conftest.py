@@ -198,7 +198,7 @@ class Stage:
 
     async def call(self, method: str, path: str, **kwargs: Any) -> Response:
         """Call as nobody in particular."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             return await self.app.test_client().open(path, method=method, **kwargs)
 
     async def as_key(
