@@ -98,9 +98,12 @@ def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int
 
 def test_migrate_and_audit_start_the_embedded_database_themselves(data_dir: Path) -> None:
     first = run("migrate")
-    assert (first.exit_code, first.output.strip()) == (0, "database at revision 0001: applied 0001")
+    assert first.exit_code == 0
+    revision, applied = first.output.strip().removeprefix("database at revision ").split(": applied ")
+    assert applied.split(", ")[0] == "0001"
+    assert applied.split(", ")[-1] == revision
     again = run("migrate")
-    assert again.output.strip() == "database at revision 0001: nothing to do"
+    assert again.output.strip() == f"database at revision {revision}: nothing to do"
     audit = run("audit")
     assert audit.exit_code == 0
     assert all(line.startswith("ok ") for line in audit.output.splitlines())

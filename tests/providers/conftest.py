@@ -149,16 +149,23 @@ async def ear() -> AsyncIterator[Ear]:
 
 @pytest.fixture
 def start_studio(tmp_path: Path) -> StartStudio:
-    """Start a studio; keywords go to its workshop, ``token`` to its application."""
+    """Start a studio; keywords go to its workshop, ``token`` and ``gallery`` to its application."""
 
     @asynccontextmanager
-    async def start(*, token: str | None = None, **options: Any) -> AsyncIterator[RunningStudio]:
+    async def start(
+        *, token: str | None = None, gallery: bool = False, **options: Any
+    ) -> AsyncIterator[RunningStudio]:
         shop = Workshop(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
                 await serve_studio(
-                    secret=SECRET, files_dir=tmp_path, token=token, workshop=shop, task_status=task_status
+                    secret=SECRET,
+                    files_dir=tmp_path,
+                    token=token,
+                    gallery=gallery,
+                    workshop=shop,
+                    task_status=task_status,
                 )
 
             port = await nursery.start(run)

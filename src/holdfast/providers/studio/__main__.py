@@ -29,6 +29,7 @@ class Order(msgspec.Struct, frozen=True):
     host: str
     port: int
     log_format: str
+    gallery: bool = False
 
 
 async def main() -> None:
@@ -51,6 +52,7 @@ async def main() -> None:
                 files_dir=Path(order.files_dir),
                 host=order.host,
                 port=order.port,
+                gallery=order.gallery,
             )
         )
         print("ready", flush=True)  # noqa: T201 - the word its starter waits for

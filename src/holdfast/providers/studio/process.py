@@ -25,6 +25,7 @@ async def run_studio_process(
     host: str,
     port: int,
     log_format: str,
+    gallery: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the studio until cancelled; reports started once it listens. Raises :class:`StudioEnded`.
@@ -39,6 +40,7 @@ async def run_studio_process(
         "host": host,
         "port": port,
         "log_format": log_format,
+        "gallery": gallery,
     }
     # A session of its own: a Ctrl-C at the terminal is for the service, which then ends the studio in its turn.
     process = await trio.lowlevel.open_process(

@@ -19,6 +19,7 @@ async def serve_studio(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
+    gallery: bool = False,
     workshop: Workshop | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -28,7 +29,7 @@ async def serve_studio(
     ``RuntimeError`` should the server end by itself.
     """
     shop = workshop or Workshop(secret, files_dir)
-    app = create_studio(shop, token=token)
+    app = create_studio(shop, token=token, gallery=gallery)
 
     async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         await serve_app(app, host=host, port=port, task_status=task_status)

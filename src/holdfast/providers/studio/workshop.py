@@ -12,6 +12,7 @@ import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -141,6 +142,10 @@ class Workshop:
         """The job, if it is still remembered."""
         return self._jobs.get(job_id)
 
+    def recent(self, most: int) -> list[Job]:
+        """The newest jobs that are still remembered, newest first."""
+        return list(islice(reversed(self._jobs.values()), most))
+
     def cancel(self, job_id: str) -> Job | None:
         """Stop a job at its next step; one that is over stays as it ended."""
         job = self._jobs.get(job_id)
@@ -160,8 +165,12 @@ class Workshop:
 
     def link(self, kept: Kept) -> str:
         """A URL that fetches the file for a short while."""
+        return self.base_url + self.path(kept)
+
+    def path(self, kept: Kept) -> str:
+        """The same without the studio's own address."""
         expires_at = self._now() + timedelta(seconds=self._link_life_s)
-        return f"{self.base_url}/files/{kept.name}?{sign_link(kept.name, expires_at, self.link_key)}"
+        return f"/files/{kept.name}?{sign_link(kept.name, expires_at, self.link_key)}"
 
     async def expire(self) -> None:
         """Forget jobs that ended long ago, and the oldest ended ones above the limit, with their files."""
