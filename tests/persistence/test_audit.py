@@ -25,6 +25,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence import tables
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.audit_checks import Check
+from holdfast.persistence.audit_events import EVENT_RULES
 from holdfast.persistence.audit_orders import COLUMNS, HISTORY, NET, ORDER_RULES
 from holdfast.persistence.audit_orders import STATUSES as ORDER_STATUSES
 from holdfast.persistence.audit_rules import RULES
@@ -204,6 +205,38 @@ class Books:
             {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
         )
 
+    def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
+        """Let the owner of a task listen to these kinds, and write their events."""
+        request_id = f"task_{name}"
+        request = {"hold_id": f"hold_{name}", "webhook_url": "https://example.com", "webhook_events": [*kinds]}
+        state = {
+            "completed_at": datetime.now(UTC).isoformat(),
+            "hosting": {"assets_ready_event": "sent" if status == "delivered" else "failed"},
+        }
+        self.connection.execute(
+            update(tables.tasks).where(tables.tasks.c.request_id == request_id).values(request=request, state=state)
+        )
+        for kind in kinds:
+            event = {"account_id": self.state.account_id, "event_id": f"evt_{name}_{kind}"}
+            self.connection.execute(
+                insert(tables.outbox).values(
+                    **event,
+                    request_id=request_id,
+                    kind=kind,
+                    url="https://example.com",
+                    created_at=START,
+                    status=status,
+                    attempts=1,
+                    round_at=START,
+                    tries=1,
+                    done_at=START,
+                    snapshot={},
+                )
+            )
+            self.connection.execute(
+                insert(tables.outbox_attempts).values(**event, number=1, at=START, duration_ms=7)
+            )
+
     def order(self, name: str, *events: PaymentEvent) -> None:
         """A card order of ten credits that has taken these events in."""
         order_id = f"ord_{name}"
@@ -290,8 +323,10 @@ def write_books(connection: Connection) -> None:
     ada.task("done", 3_000_000)
     ada.task("open", 1_000_000)
     ada.end("done", "succeeded", 2_500_000)
+    ada.announce("done", "task.succeeded", "task.assets_ready")
     ada.task("gone", 2_000_000)
     ada.end("gone", "canceled", None)
+    ada.announce("gone", "task.canceled", status="given_up")
     ada.task("free", 0)
     ada.end("free", "succeeded", 0)
     ada.reverse(9_000_000)
@@ -336,7 +371,7 @@ def tamper(url: str, *statements: str) -> None:
 
 def test_an_empty_database_keeps_every_promise(database_url: str) -> None:
     checks = audit(database_url)
-    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES)
+    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES)
     assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
 
 
@@ -383,6 +418,7 @@ def in_state(order_id: str, path: str, value: object) -> str:
     return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{told}') where order_id = '{order_id}'"
 
 
+ANNOUNCED, HEARD = (rule.name for rule in EVENT_RULES)
 LISTED, RESERVED, CASH, KEPT = (rule.name for rule in ORDER_RULES)
 
 ADA = "account_id = 'acct_ada'"
@@ -457,8 +493,11 @@ ADA = "account_id = 'acct_ada'"
         (["update usage_entries set operation_id = 'op_x' where request_id = 'task_open'"], {USAGE}),
         (["delete from usage_entries where request_id = 'task_gone'"], {USAGE, STATUSES}),
         (["update usage_entries set status = 'queued' where request_id = 'task_gone'"], {STATUSES}),
-        (["update tasks set status = 'failed' where request_id = 'task_done'"], {ENDS, STATUSES}),
-        (["update tasks set status = 'processing' where request_id = 'task_gone'"], {ENDS, STATUSES}),
+        (["update tasks set status = 'failed' where request_id = 'task_done'"], {ENDS, STATUSES, ANNOUNCED}),
+        (
+            ["update tasks set status = 'processing' where request_id = 'task_gone'"],
+            {ENDS, STATUSES, ANNOUNCED},
+        ),
         (["update tasks set status = 'canceled' where request_id = 'task_open'"], {ENDS, STATUSES}),
         (["update tasks set request = '{}' where request_id = 'task_open'"], {PAIRS}),
         (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
@@ -501,6 +540,13 @@ ADA = "account_id = 'acct_ada'"
             {CASH, CHAINS},
         ),
         (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
+        (["delete from outbox where kind = 'task.canceled'"], {ANNOUNCED, ORPHANS}),
+        (["update outbox set kind = 'task.failed' where kind = 'task.canceled'"], {ANNOUNCED}),
+        (["update outbox set kind = 'task.succeeded' where kind = 'task.assets_ready'"], {ANNOUNCED}),
+        (["update tasks set request = '{\"hold_id\": \"hold_gone\"}' where request_id = 'task_gone'"], {ANNOUNCED}),
+        (["update outbox set request_id = 'task_x' where kind = 'task.succeeded'"], {ANNOUNCED, ORPHANS}),
+        (["update tasks set state = '{}' where request_id = 'task_done'"], {HEARD}),
+        (["update outbox set status = 'given_up', request_id = 'task_gone'"], {ANNOUNCED}),
     ],
 )
 def test_each_broken_promise_is_found(books_url: str, statements: list[str], names: set[str]) -> None:

@@ -29,6 +29,13 @@ def example_of(column: Column[Any]) -> Any:
     return examples.get(column.type.python_type, datetime(2026, 11, 20, tzinfo=UTC))
 
 
+def ended_task() -> dict[str, Any]:
+    """A task that ended before anybody was told of it."""
+    row = {column.name: example_of(column) for column in metadata.tables["tasks"].columns}
+    told = {"request": {"webhook_url": "https://example.com"}, "state": {"hosting": {"status": "ready"}}}
+    return row | told | {"request_id": "task_ended", "status": "succeeded"}
+
+
 @pytest.fixture
 def empty_url(database_url: str) -> str:
     """A database with nothing in it."""
@@ -92,6 +99,8 @@ def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: 
             if connection.execute(text("select to_regclass(:name)"), {"name": name}).scalar_one() is None:
                 continue
             connection.execute(table.insert().values({c.name: example_of(c) for c in table.columns}))
+            if name == "tasks":
+                connection.execute(table.insert().values(ended_task()))
             kept[name] = connection.execute(table.select()).all()
         connection.commit()
     assert "outbox" not in kept
@@ -101,7 +110,11 @@ def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: 
 
     with connected(empty_url) as connection:
         for name, rows in kept.items():
-            assert connection.execute(metadata.tables[name].select()).all() == rows
+            found = connection.execute(metadata.tables[name].select()).all()
+            assert found[0] == rows[0]
+            assert len(found) == len(rows)
+        ended = connection.execute(metadata.tables["tasks"].select()).all()[1]
+        assert ended.state["hosting"] == {"status": "ready", "assets_ready_event": "skipped"}
         assert connection.execute(metadata.tables["outbox"].select()).all() == []
         asset = kept["assets"][0]
         known = [(asset.sha256, asset.content_type, asset.created_at, None)]

@@ -26,6 +26,7 @@ from holdfast.ledger.account import (
 )
 from holdfast.ledger.tasks import TERMINAL
 from holdfast.persistence.audit_checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit_events import EVENT_RULES
 from holdfast.persistence.audit_orders import ORDER_RULES, walk_orders
 from holdfast.persistence.audit_rules import RULES, Rule
 
@@ -57,7 +58,7 @@ def run_audit(connection: Connection) -> list[Check]:
     with connection.begin():
         checks = _walk_history(connection)
         checks += walk_orders(connection)
-        checks += [_judge(connection, rule) for rule in (*RULES, *ORDER_RULES)]
+        checks += [_judge(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES)]
     return checks
 
 

@@ -39,6 +39,10 @@ _ORPHANS = """
         where not exists (select from tasks t where (t.account_id, t.request_id) = (u.account_id, u.request_id))
     union all select 'task event ' || event_id from task_events e
         where not exists (select from tasks t where (t.account_id, t.request_id) = (e.account_id, e.request_id))
+    union all select 'event ' || event_id from outbox e
+        where not exists (select from tasks t where (t.account_id, t.request_id) = (e.account_id, e.request_id))
+    union all select 'attempt ' || event_id || ' ' || number from outbox_attempts d
+        where not exists (select from outbox e where (e.account_id, e.event_id) = (d.account_id, d.event_id))
     union all select 'asset ' || asset_id from assets f
         where not exists (select from tasks t where (t.account_id, t.request_id) = (f.account_id, f.request_id))
 """

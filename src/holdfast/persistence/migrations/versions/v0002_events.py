@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables of version 2; no row that is there changes."""
+    """Make the tables of version 2, and say of ended tasks that their results will not be announced."""
     op.create_table(
         "outbox",
         sa.Column("account_id", sa.Text(), nullable=False),
@@ -57,4 +57,12 @@ def upgrade() -> None:
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("rotated_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("account_id", "generation", name=op.f("pk_webhook_secrets")),
+    )
+    # Version 1 took addresses and wrote to none of them.
+    op.execute(
+        """
+        update tasks set state = jsonb_set(state::jsonb, '{hosting,assets_ready_event}', '"skipped"')::json
+        where status = 'succeeded' and request ->> 'webhook_url' is not null
+          and coalesce(state -> 'hosting' ->> 'assets_ready_event', 'pending') = 'pending'
+        """
     )
