@@ -318,10 +318,7 @@ class HearHosting(Command["TaskRef"]):
 
 @dataclass(frozen=True, slots=True)
 class ExpireAssets(Command["TaskRef"]):
-    """The time of the task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone.
-
-    Only for tasks whose rows say so; the sweeper has looked. One that has not ended keeps what it has.
-    """
+    """The time of an ended task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone."""
 
 
 @dataclass(frozen=True, slots=True)
