@@ -1,0 +1,262 @@
+"""Lists of ten thousand: every entry once though others arrive, and the last page for the price of the first."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, event, text
+
+from holdfast.ledger.catalog import load_catalog
+from holdfast.ledger.quotes import quote_input
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks import Review, accept_task
+from holdfast.persistence.database import connected
+from holdfast.persistence.queries.orders import held_orders
+from holdfast.persistence.queries.reviews import open_reviews
+from holdfast.persistence.queries.tasks import tasks_of_account
+from holdfast.persistence.queries.usage import usage_of_account
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+COUNT = 10_000
+PAGE = 100
+ADA, BOB = "acct_ada", "acct_bob"
+US = timedelta(microseconds=1)
+
+
+@functools.cache
+def documents(*, in_review: bool = False) -> dict[str, str]:
+    """What a task's row holds in JSON, of the usual length."""
+    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    assert not isinstance(priced, Refusal)
+    task = accept_task(
+        account_id=ADA,
+        request_id="task_1",
+        hold_id="hold_1",
+        input=priced.input_json,
+        terms=priced.terms,
+        quote_id="quo_" + "1" * 300,
+        api_key_id="key_1",
+        now=NOON,
+    )
+    state = task.state
+    if in_review:
+        review = Review(case_id="rev_1", reason="content_flagged", decision="capture_blocked", deadline_at=NOON)
+        state = msgspec.structs.replace(state, review=review)
+    return {"request": msgspec.json.encode(task.request).decode(), "state": msgspec.json.encode(state).decode()}
+
+
+def add_tasks(
+    rows: Connection, account_id: str, first: int, count: int, *, status: str = "succeeded", wakes: bool = False
+) -> None:
+    """Tasks numbered from ``first``, three at each microsecond, one in a hundred failed."""
+    rows.execute(
+        text(
+            "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
+            "wake_at, dispatched, request, state) "
+            "select :account, 'task_' || :account || lpad(n::text, 9, '0'), 1, "
+            "case when n % 100 = 0 and :status = 'succeeded' then 'failed' else :status end, "
+            "case when n % 2 = 0 then 'studio/image-1' else 'studio/tone-1' end, 'studio', "
+            "cast(:noon as timestamptz) + make_interval(secs => (n / 3) * 1e-6), cast(:noon as timestamptz), "
+            "case when :wakes then cast(:noon as timestamptz) end, true, cast(:request as json), "
+            "cast(:state as json) from generate_series(cast(:first as int), cast(:last as int)) n"
+        ),
+        {
+            "account": account_id,
+            "noon": NOON,
+            "first": first,
+            "last": first + count - 1,
+            "status": status,
+            "wakes": wakes,
+            **documents(in_review=status == "review"),
+        },
+    )
+
+
+def add_usage(rows: Connection, account_id: str, count: int) -> None:
+    """A usage line for each of the first tasks; every third cost something."""
+    rows.execute(
+        text(
+            "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, "
+            "billable_units, tokens_in, tokens_out, latency_ms, cost_micro, error, operation_id, status_history) "
+            "select account_id, request_id, created_at, model, 'image', 'key_1', status, 1, 0, 0, 10, "
+            "case when right(request_id, 1)::int % 3 = 0 then right(request_id, 3)::int else 0 end, null, null, "
+            """'[{"status": "queued", "ts": "2026-11-20T12:00:00Z"}]' from tasks """
+            "where account_id = :account order by created_at limit :count"
+        ),
+        {"account": account_id, "count": count},
+    )
+
+
+class Reads:
+    """Runs reads and tells what each cost: the pages of the database that its query touched."""
+
+    def __init__(self, rows: Connection) -> None:
+        self.rows = rows
+        self._plans: list[dict[str, Any]] = []
+
+    def cost(self, read: Callable[[Connection], Any]) -> tuple[int, str]:
+        """The buffers that the one query of ``read`` touches, and its plan."""
+        asked: list[tuple[str, Any]] = []
+
+        def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
+            asked.append((statement, parameters))
+
+        event.listen(self.rows, "before_cursor_execute", note)
+        try:
+            read(self.rows)
+        finally:
+            event.remove(self.rows, "before_cursor_execute", note)
+        [(statement, parameters)] = asked
+        [[[plan]]] = self.rows.exec_driver_sql(
+            f"explain (analyze, buffers, format json) {statement}", parameters
+        ).all()
+        found = plan["Plan"]
+        return found["Shared Hit Blocks"] + found["Shared Read Blocks"], str(found)
+
+
+@pytest.fixture
+def rows(database_url: str) -> Any:
+    """A connection to a database where two accounts have ten thousand tasks each."""
+    with connected(database_url) as connection:
+        # Mixed, so that an account's rows do not lie side by side.
+        for first in range(0, COUNT, 1000):
+            for account_id in (ADA, BOB):
+                add_tasks(connection, account_id, first, 1000)
+        add_usage(connection, ADA, COUNT)
+        connection.execute(text("analyze tasks"))
+        connection.execute(text("analyze usage_entries"))
+        yield connection
+        connection.rollback()
+
+
+def walk(
+    rows: Connection,
+    list_page: Callable[..., list[Any]],
+    time: str,
+    *,
+    between: Callable[[int], None],
+    **narrow: Any,
+) -> list[str]:
+    """Every id of ADA's list, page by page."""
+    seen: list[str] = []
+    after = None
+    while True:
+        entries = list_page(rows, ADA, limit=PAGE, after=after, **narrow)
+        if not entries:
+            return seen
+        seen += [entry.request_id for entry in entries]
+        after = (getattr(entries[-1], time), entries[-1].request_id)
+        between(len(seen))
+
+
+def test_ten_thousand_tasks_come_once_each_while_new_ones_arrive(rows: Connection) -> None:
+    arrived = 0
+
+    def arrive(_: int) -> None:
+        nonlocal arrived
+        add_tasks(rows, ADA, COUNT + 3 + arrived * 10, 10)
+        arrived += 1
+
+    seen = walk(rows, tasks_of_account, "created_at", between=arrive)
+    assert arrived == COUNT // PAGE
+    assert seen == [f"task_{ADA}{number:09}" for number in reversed(range(COUNT))]
+
+
+@pytest.mark.parametrize(
+    ("list_page", "time"), [(tasks_of_account, "created_at"), (usage_of_account, "ts")], ids=["tasks", "usage"]
+)
+def test_the_last_page_costs_what_the_first_does(
+    rows: Connection, list_page: Callable[..., list[Any]], time: str
+) -> None:
+    reads = Reads(rows)
+    first, plan = reads.cost(lambda rows: list_page(rows, ADA, limit=PAGE))
+    seen = list_page(rows, ADA, limit=COUNT)
+    edge = seen[-PAGE - 1]
+    after = (getattr(edge, time), edge.request_id)
+    last, last_plan = reads.cost(lambda rows: list_page(rows, ADA, limit=PAGE, after=after))
+    assert len(list_page(rows, ADA, limit=PAGE, after=after)) == PAGE
+    assert "_listing" in plan
+    assert "_listing" in last_plan
+    assert last <= 2 * first + 10, (first, last)
+    whole, _ = reads.cost(lambda rows: list_page(rows, ADA, limit=COUNT))
+    assert first * 10 < whole, (first, whole)
+
+
+@pytest.mark.parametrize(
+    "filters", [{"status": "succeeded"}, {"model": "studio/tone-1"}, {"status": "failed"}, {"status": "canceled"}]
+)
+def test_a_filter_reads_the_accounts_own_rows_and_stops_when_the_page_is_full(
+    rows: Connection, filters: dict[str, str]
+) -> None:
+    """One that lets little through has to look at more rows: at worst at all of the account's, never at others'."""
+    # One account is half of this table, and reading all of it may be cheaper; among many accounts it never is.
+    rows.execute(text("set local enable_seqscan = off"))
+    reads = Reads(rows)
+    unfiltered, _ = reads.cost(lambda rows: tasks_of_account(rows, ADA, limit=PAGE))
+    all_of_them, _ = reads.cost(lambda rows: tasks_of_account(rows, ADA, limit=COUNT))
+    cost, plan = reads.cost(lambda rows: tasks_of_account(rows, ADA, limit=PAGE, filters=filters))
+    found = len(tasks_of_account(rows, ADA, limit=PAGE, filters=filters))
+    # Either index leads with the account.
+    assert "ix_tasks_listing" in plan or "pk_tasks" in plan
+    if filters in ({"status": "succeeded"}, {"model": "studio/tone-1"}):
+        assert (found, cost <= 3 * unfiltered) == (PAGE, True), (unfiltered, cost)
+    else:
+        assert found == (PAGE if filters == {"status": "failed"} else 0)
+        assert cost <= all_of_them + 10, (all_of_them, cost)
+
+
+def test_open_reviews_are_found_without_a_look_at_ended_tasks(rows: Connection) -> None:
+    for number in range(10):
+        add_tasks(rows, f"acct_{number}", number * 100, 100, status="processing", wakes=True)
+    add_tasks(rows, BOB, 2 * COUNT, 30, status="review", wakes=True)
+    rows.execute(text("analyze tasks"))
+    reads = Reads(rows)
+    cost, plan = reads.cost(lambda rows: open_reviews(rows, limit=PAGE))
+    assert len(open_reviews(rows, limit=PAGE, reason="content_flagged")) == 30
+    assert open_reviews(rows, limit=PAGE, reason="manual") == []
+    assert "ix_tasks_due" in plan
+    in_flight = 1030
+    # At most a page of the database for each row that has not ended, and the index itself.
+    assert cost <= in_flight + 50, cost
+    assert rows.execute(text("select count(*) from tasks")).scalar_one() >= 20 * in_flight * 0.9
+    first = open_reviews(rows, limit=20)
+    rest = open_reviews(rows, limit=20, after=(first[-1].created_at, first[-1].request_id))
+    assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]
+
+
+def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None:
+    rows.execute(
+        text(
+            "insert into orders (account_id, order_id, version, provider, status, reconcile_status, created_at, "
+            "updated_at, expires_at, request, state) select :account, 'ord_' || n, 1, 'cardprovider', 'credited', "
+            "'reconciled', :noon, :noon, :noon, '{}', '{}' from generate_series(1, 20000) n"
+        ),
+        {"account": ADA, "noon": NOON},
+    )
+    rows.execute(text("analyze orders"))
+    cost, plan = Reads(rows).cost(lambda rows: held_orders(rows, limit=PAGE))
+    assert "ix_orders_odd" in plan
+    assert cost < 10
+
+
+def test_usage_of_two_spans_adds_up_to_the_whole(rows: Connection) -> None:
+    def cost(since: datetime, until: datetime) -> tuple[int, int]:
+        found = usage_of_account(rows, ADA, limit=2 * COUNT, since=since, until=until)
+        return len(found), sum(entry.cost_micro for entry in found)
+
+    total = rows.execute(
+        text("select sum(cost_micro) from usage_entries where account_id = :account"), {"account": ADA}
+    ).scalar_one()
+    assert total > 0
+    assert cost(NOON, NOON + COUNT * US) == (COUNT, total)
+    dice = random.Random(7)
+    for _ in range(20):
+        a, b, c = sorted(NOON + dice.randrange(-10, COUNT // 3 + 10) * US for _ in range(3))
+        (left_count, left), (right_count, right) = cost(a, b), cost(b, c)
+        assert (left_count + right_count, left + right) == cost(a, c)
