@@ -12,44 +12,51 @@ from typing import Any
 import structlog
 import trio
 
+from holdfast import metrics
 from holdfast.actors.messages import CancelJob, HearCancel, HearPoll, HearSubmission, Poll, Submit
 from holdfast.actors.turns import Teller
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.workers.worker import POST_MAX, Worker, WorkerPost
 from holdfast.providers.media.base import MediaProvider, NotSent, PollFault
 
 log = structlog.get_logger(__name__)
 
-CALLS_MAX = 64
+CALLS_MAX = 32
+"""How many calls to one provider are under way at once: one that does not answer holds up its own tasks only."""
 
 
 class ProviderDesk(Worker):
-    """Carries jobs, polls and cancels to the providers, a bounded number at a time."""
+    """Carries jobs, polls and cancels to the providers, to each a bounded number at a time."""
 
     def __init__(self, post: WorkerPost, *, providers: Mapping[str, MediaProvider], tasks: Teller) -> None:
         super().__init__(post)
         self._providers = providers
         self._tasks = tasks
-        self._calls = trio.CapacityLimiter(CALLS_MAX)
+        self._calls: dict[str, trio.CapacityLimiter] = {}
+        self._errands = 0
 
     async def on_receive(self, message: Any) -> None:
-        """Start an errand; wait for room first, so that the mailbox holds what cannot be carried yet."""
-        borrower = object()
-        await self._calls.acquire_on_behalf_of(borrower)
-        self.nursery.start_soon(self._errand, message, borrower)
+        """Start an errand, or drop it where too many wait already: the task's row brings it up again."""
+        if self._errands >= POST_MAX:
+            metrics.DEAD_LETTERS.labels("full").inc()
+            log.warning("too many errands wait", message=type(message).__name__)
+            return
+        self._errands += 1
+        self.nursery.start_soon(self._errand, message)
 
-    async def _errand(self, message: Any, borrower: object) -> None:
+    async def _errand(self, message: Any) -> None:
         try:
-            if isinstance(message, Submit):
-                await self._submit(message)
-            elif isinstance(message, Poll):
-                await self._poll(message)
-            elif isinstance(message, CancelJob):
-                await self._cancel(message)
+            async with self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX)):
+                if isinstance(message, Submit):
+                    await self._submit(message)
+                elif isinstance(message, Poll):
+                    await self._poll(message)
+                elif isinstance(message, CancelJob):
+                    await self._cancel(message)
         except Exception:
             # One provider's odd answer must not end everybody's errands; the task's row brings it up again.
             log.exception("errand broke", message=type(message).__name__)
         finally:
-            self._calls.release_on_behalf_of(borrower)
+            self._errands -= 1
 
     async def _submit(self, submit: Submit) -> None:
         provider = self._providers.get(submit.provider)

@@ -1,0 +1,76 @@
+"""The provider desk: one provider's trouble is no other's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from holdfast.actors.messages import CancelJob, HearPoll, HearSubmission, Poll, Submit
+from holdfast.actors.workers.desk import CALLS_MAX, ProviderDesk
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.providers.media.base import Accepted, Job
+
+
+class Tasks:
+    """What the tasks are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def tell(self, key: str, command: Any) -> None:
+        self.told.append((key, command))
+
+
+class Good:
+    cancels = True
+
+    async def submit(self, job: Job) -> Accepted:
+        return Accepted(job.request_id, "queued")
+
+    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> None:
+        return None
+
+
+class Stuck(Good):
+    """Answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def submit(self, job: Job) -> Accepted:
+        self.asked += 1
+        await trio.sleep_forever()
+        raise AssertionError(job)
+
+
+class Odd(Good):
+    """Breaks."""
+
+    async def submit(self, job: Job) -> Accepted:
+        raise ZeroDivisionError(job)
+
+
+def submit(provider: str, request_id: str) -> Submit:
+    return Submit(provider, Job(request_id, 1, "image-1", {}, "http://127.0.0.1/v2/callback"))
+
+
+async def test_a_provider_that_does_not_answer_or_breaks_holds_up_nobody_else(autojump_clock: Any) -> None:
+    tasks, stuck = Tasks(), Stuck()
+    providers: Any = {"good": Good(), "stuck": stuck, "odd": Odd()}
+    post = WorkerPost("desk")
+    desk = ProviderDesk(post, providers=providers, tasks=tasks)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: desk.run(task_status=task_status))
+            for number in range(3 * CALLS_MAX):
+                post.tell("", submit("stuck", f"task_s{number}"))
+            post.tell("", submit("odd", "task_o"))
+            post.tell("", submit("good", "task_1"))
+            post.tell("", Poll("good", "task_1", 1, "job"))
+            post.tell("", CancelJob("nobody", "task_1", 1, "job"))
+            await trio.sleep(1)
+            told = [("task_1", HearSubmission(1, Accepted("task_1", "queued"))), ("task_1", HearPoll(1, None))]
+            assert sorted(tasks.told, key=str) == sorted(told, key=str)
+            assert stuck.asked == CALLS_MAX
+            nursery.cancel_scope.cancel()
