@@ -1,0 +1,209 @@
+"""Calls about events over real rows: what was announced, sending it again, the secret, and the body itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.actors.messages import CreateTask, TaskAccepted
+from holdfast.actors.task_rows import new_event_rows
+from holdfast.http.event_shapes import announcement
+from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT
+from holdfast.ledger.tasks import HostingState, OutputItem, Progress, Task
+from holdfast.persistence import tables
+from holdfast.persistence.outbox_claims import DueEvent
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+TASK = "task_" + "1" * 32
+EVENTS = f"/v2/task/{TASK}/events"
+SECRET = "/v2/control/webhook-secret"
+CREATE = "/v2/task/create"
+URL = "https://example.com/hook"
+POSTER: dict[str, Any] = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}, "webhook_url": URL}
+
+
+def ended(stage: Stage) -> Task:
+    """A task that has ended well and tells of it."""
+    task = stage.task()
+    asset = OutputItem(position=0, asset_id="asset_1", content_type="image/png", sha256="00", bytes=7)
+    line = Progress(ts=stage.now, status="succeeded", source_ref="poll:1")
+    state = msgspec.structs.replace(
+        task.state,
+        output=(asset,),
+        progress=(line,),
+        completed_at=stage.now,
+        hosting=HostingState(status="ready", final_url_ready=True),
+    )
+    request = msgspec.structs.replace(task.request, webhook_url=URL)
+    return msgspec.structs.replace(task, status="succeeded", state=state, request=request)
+
+
+async def plant(world: World, *, attempts: int = 0, **columns: Any) -> list[str]:
+    """Write the task and its two events; their ids, the older one first."""
+    task = ended(world)
+    await world.add_task(task)
+    rows = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
+    for number, row in enumerate(rows):
+        values = row._asdict() | {"snapshot": {}, "created_at": world.now + timedelta(seconds=number)} | columns
+        await world.write(tables.outbox.insert().values(**values))
+        for attempt in range(1, attempts + 1):
+            await world.write(
+                tables.outbox_attempts.insert().values(
+                    account_id=row.account_id,
+                    event_id=row.event_id,
+                    number=attempt,
+                    at=world.now,
+                    status_code=None if attempt == 1 else 500,
+                    error="unreachable: ConnectError" if attempt == 1 else None,
+                    duration_ms=7,
+                )
+            )
+    return [row.event_id for row in rows]
+
+
+async def test_events_are_told_newest_first_each_with_its_attempts(world: World) -> None:
+    _, newer = await plant(world, attempts=2)
+    await world.write(tables.outbox.update().values(attempts=2))
+    told = (await (await world.as_key("GET", EVENTS)).get_json())["data"]
+    assert [event["type"] for event in told] == ["task.assets_ready", "task.succeeded"]
+    assert told[0] == {
+        "event_id": newer,
+        "type": "task.assets_ready",
+        "status": "pending",
+        "url": URL,
+        "created_at": "2026-11-20T12:00:01.000Z",
+        "next_attempt_at": "2026-11-20T12:00:00.000Z",
+        "done_at": None,
+        "reason": None,
+        "attempts": [
+            {"number": 2, "at": "2026-11-20T12:00:00.000Z", "status_code": 500, "error": None, "duration_ms": 7},
+            {
+                "number": 1, "at": "2026-11-20T12:00:00.000Z", "status_code": None,
+                "error": "unreachable: ConnectError", "duration_ms": 7,
+            },
+        ],
+    }  # fmt: skip
+
+
+async def test_a_task_nobody_listens_to_has_no_events_and_a_task_of_others_is_none(world: World) -> None:
+    await world.add_task(world.task())
+    assert await (await world.as_key("GET", EVENTS)).get_json() == {"data": []}
+    await world.write(tables.tasks.update().values(account_id=world.other_account_id))
+    for request_id in (TASK, "task_unheard", "task_%00"):
+        await world.refused(await world.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
+
+
+async def test_an_event_is_sent_again_at_its_owners_word_only(world: World) -> None:
+    event_id, _ = await plant(world, status="given_up", due_at=None, done_at=world.now, reason="not taken in time")
+    desk: Any = world.front.events
+    answer = await world.as_key("POST", f"{EVENTS}/{event_id}/resend")
+    assert answer.status_code == 200
+    assert (await answer.get_json())["event_id"] == event_id
+    assert desk.sent_again == [(world.account_id, event_id)]
+    for unknown in ("evt_unheard", "EVT", "evt_%00"):
+        await world.refused(await world.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
+    other_task = f"/v2/task/task_unheard/events/{event_id}/resend"
+    await world.refused(await world.as_key("POST", other_task), 404, "task_not_found")
+    reader = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
+    heads = {"Authorization": f"Bearer {reader.secret}"}
+    assert (await world.call("GET", EVENTS, headers=heads)).status_code == 200
+    refused = await world.call("POST", f"{EVENTS}/{event_id}/resend", headers=heads)
+    await world.refused(refused, 403, "insufficient_scope")
+    await world.refused(await world.as_session("GET", EVENTS), 401, "wrong_credential_type")
+    assert len(desk.sent_again) == 1
+
+
+async def test_the_secret_is_the_accounts_own_and_is_replaced_by_the_next_one(world: World) -> None:
+    first = await (await world.as_session("GET", SECRET)).get_json()
+    assert first["secret"].startswith("whsec_")
+    assert (first["rotated_at"], first["previous_valid_until"]) == (None, None)
+    second = await (await world.as_session("POST", f"{SECRET}/rotate")).get_json()
+    assert second["secret"] != first["secret"]
+    assert (second["rotated_at"], second["previous_valid_until"]) == (
+        "2026-11-20T12:00:00.000Z",
+        "2026-11-21T12:00:00.000Z",
+    )
+    values = {"account_id": world.account_id, "generation": 1, "rotated_at": world.now - timedelta(days=2)}
+    await world.write(tables.webhook_secrets.insert().values(**values))
+    now = await (await world.as_session("GET", SECRET)).get_json()
+    assert (now["secret"], now["previous_valid_until"]) == (second["secret"], None)
+    await world.as_session("POST", f"{SECRET}/rotate")
+    desk: Any = world.front.events
+    assert desk.rotated == [(world.account_id, 1), (world.account_id, 2)]
+    await world.refused(await world.as_key("GET", SECRET), 401, "wrong_credential_type")
+
+
+async def accept(key: str, command: Any) -> TaskAccepted:
+    return TaskAccepted(TASK, command.quote_id, "queued", None, 12_000, "basis")
+
+
+@pytest.mark.parametrize(
+    ("extra", "kinds"),
+    [
+        ({}, CHOSEN_BY_DEFAULT),
+        ({"webhook_events": None}, CHOSEN_BY_DEFAULT),
+        ({"webhook_events": ["task.failed", "task.processing", "task.failed"]}, ("task.processing", "task.failed")),
+        ({"webhook_url": None}, None),
+    ],
+)
+async def test_the_kinds_a_task_will_announce_are_fixed_on_create(
+    stage: Stage, extra: dict[str, Any], kinds: tuple[str, ...] | None
+) -> None:
+    stage.know_key()
+    stage.accounts.answer = accept
+    assert (await stage.as_key("POST", CREATE, json={**POSTER, **extra})).status_code == 200
+    command = stage.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert command.webhook_events == kinds
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"webhook_events": []}, "webhook_events"),
+        ({"webhook_events": ["task.succeeded"], "webhook_url": None}, "webhook_events"),
+        ({"webhook_events": ["task.born"]}, "webhook_events[0]"),
+        ({"webhook_events": "task.succeeded"}, "webhook_events"),
+        ({"webhook_url": "http://example.com/hook"}, "webhook_url"),
+        ({"webhook_url": "https://169.254.169.254/"}, "webhook_url"),
+        ({"webhook_url": "https://[::ffff:10.0.0.1]/"}, "webhook_url"),
+        ({"webhook_url": "https://localhost/"}, "webhook_url"),
+        ({"webhook_url": "https://user:pw@example.com/"}, "webhook_url"),
+    ],
+)
+async def test_what_could_not_be_announced_is_refused_on_create(
+    world: World, extra: dict[str, Any], param: str
+) -> None:
+    world.configure(webhook_local_allowed=False)
+    answer = await world.as_key("POST", CREATE, json={**POSTER, **extra})
+    error = await world.refused(answer, 400, "invalid_parameter")
+    assert error["param"] == param
+
+
+async def test_a_retry_announces_what_the_first_task_did(world: World) -> None:
+    task = ended(world)
+    request = msgspec.structs.replace(task.request, webhook_events=("task.failed",))
+    await world.add_task(msgspec.structs.replace(task, request=request))
+    world.accounts.answer = accept
+    assert (await world.as_key("POST", f"/v2/task/{TASK}/retry")).status_code == 200
+    command = world.accounts.asked[0][1]
+    assert isinstance(command, CreateTask)
+    assert (command.webhook_url, command.webhook_events) == (URL, ("task.failed",))
+
+
+async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world: World) -> None:
+    task = ended(world)
+    await world.add_task(task)
+    event = DueEvent(world.account_id, "evt_1", "task.succeeded", URL, world.now, 1, world.now, 1, task, ())
+    told = msgspec.json.decode(announcement(world.front, event))
+    read = await (await world.as_key("GET", f"/v2/task/{TASK}")).get_json()
+    del read["provider_progress"]
+    assert told == {
+        "id": "evt_1", "type": "task.succeeded", "timestamp": "2026-11-20T12:00:00.000Z", "data": read
+    }  # fmt: skip
+    assert told["data"]["output"][0]["url"].startswith(f"{world.public_url}/v2/assets/asset_1?")
