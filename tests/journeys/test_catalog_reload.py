@@ -112,4 +112,3 @@ async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs
         assert await cost(ada, newcomer) == "0.50"
         assert (await ada.totals()).balance == Decimal("14.50")
     assert service.audit() == []
-    assert service.stop() == 0
