@@ -37,7 +37,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(v\d[=,])[\w+/=-]{8,}"), rf"\1{SCRUBBED}"),
     # Keys and tokens known by their prefix, and the secret half of a payment intent.
     (
-        re.compile(r"(?<![A-Za-z0-9])(hk_live_|hk_test_|hk_(?!live_|test_)|hst_|whsec_|sk_|rk_)[\w+/=-]{5,}"),
+        re.compile(r"(?<![A-Za-z0-9])(hk_live_|hk_test_|hk_(?!live_|test_)|hst_|whsec_|sk_|rk_|r8_)[\w+/=-]{5,}"),
         rf"\1{SCRUBBED}",
     ),
     (re.compile(r"_secret_\w+"), f"_secret_{SCRUBBED}"),

@@ -277,6 +277,40 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
             assert await cog.cancel("task_01", 1, None) == outcome
 
 
+@pytest.mark.parametrize(
+    ("polls", "status", "told", "asks_again"),
+    [
+        (True, 404, "unknown", True),
+        (True, 405, "fault", True),
+        (None, 404, "fault", True),
+        (None, 410, "fault", True),
+        (None, 405, "fault", False),
+        (None, 501, "fault", False),
+        (None, 500, "fault", True),
+        (None, 200, "news", True),
+    ],
+)
+async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job(
+    serve_app: ServeApp, polls: bool | None, status: int, told: str, asks_again: bool
+) -> None:
+    with trio.fail_after(20):
+        async with serve_app(answering(status, b'{"status":"processing"}')) as url:
+            cog = CogProvider("studio", url, polls=polls)
+            try:
+                if told == "fault":
+                    with pytest.raises(PollFault):
+                        await cog.poll("task_01", 1, None)
+                else:
+                    assert (await cog.poll("task_01", 1, None) is None) is (told == "unknown")
+                assert cog.polls is asks_again
+            finally:
+                await cog.close()
+
+
+def test_a_server_that_is_said_not_to_answer_is_never_asked() -> None:
+    assert not CogProvider("studio", "http://127.0.0.1:9", polls=False).polls
+
+
 @pytest.mark.parametrize("url", ["", "studio:9", "ftp://a/", "http://"])
 def test_provider_needs_a_web_address(url: str) -> None:
     with pytest.raises(ValueError, match="url of provider"):
