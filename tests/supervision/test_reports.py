@@ -59,6 +59,7 @@ def test_planted_secrets_do_not_survive(text: str, secret: str) -> None:
     "text",
     [
         "task_0199f3c2aa017000800000000000beef holds 9.76 of acct_0199f3c2aa017000800000000000cafe",
+        "catalog cat_2a4c6b8d0e1f3a5c in force",
         "holdfast/workers/hosting did not stop within 5 s",
         "tokens_in=12, risk_status: none; ask_timeout 10",
         "SupervisorDirectoryActorMailbox.handle_message_or_refuse in holdfast_supervision_reports",
