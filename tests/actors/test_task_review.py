@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.actors.mailbox import Mailbox
@@ -20,6 +21,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_moves import HostingFailure, ProviderTraits
 from holdfast.ledger.task_steps import on_submitted, on_wake
 from holdfast.ledger.tasks import Task, accept_task
+from holdfast.persistence.rows import TaskEventRow
 from holdfast.persistence.units import Fence
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -104,6 +106,32 @@ async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: Task
     assert [type(command) for command in told(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
     assert told(await decided(actor, HearHosting(1, (failure,)))) == []
+
+
+async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: TaskActor) -> None:
+    first = await decided(actor, flagged(running_task()))
+    again = await decided(actor, flagged(running_task()))
+    assert again.reply == first.reply
+    assert (again.unit.moves, again.unit.rows) == (False, ())
+    assert again.unit.fences == (Fence("task", "task_1", first.unit.fences[0].expected + 1),)
+
+
+async def test_a_provider_that_talks_without_end_is_heard_and_not_written_down(
+    actor: TaskActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.actors.task.EVENTS_KEPT_MAX", 2)
+
+    def news(number: int, **fields: Any) -> HearNews:
+        told = {"event_id": f"evt_{number}", "status": "processing", "sequence": number, "outputs": (), **fields}
+        return HearNews(msgspec.structs.replace(flagged(running_task()).news, **told), b"{}")
+
+    kept = [await decided(actor, news(number)) for number in (1, 2, 3)]
+    assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in kept] == [1, 1, 0]
+    assert kept[2].unit.moves
+    late = await decided(actor, news(4, sequence=1))
+    assert (late.unit.moves, late.unit.rows) == (False, ())
+    done = await decided(actor, news(5, status="succeeded", outputs=flagged(running_task()).news.outputs))
+    assert done.unit.moves
 
 
 async def test_what_changes_nothing_is_said_of_the_newest_version_only(actor: TaskActor) -> None:

@@ -26,13 +26,15 @@ from holdfast.providers.signatures import sign
 
 NAME = "scripted"
 SECRET = "scripted-provider-secret-0123456789abcdef"
+OLD_SECRET = "scripted-provider-secret-of-last-year-0123"
+NARROW_NAME = "narrow"
 OTHER_NAME = "other"
 OTHER_SECRET = "other-provider-secret-0123456789abcdefghi"
 FILE_BYTES_MAX = 1024 * 1024
 POUR_BLOCK_BYTES = 64 * 1024
 
-IMAGE, CLIP, LINK, HASTY, GONE, BRIEF, POLLED, STORING = (
-    f"hand/{name}" for name in ("image", "clip", "link", "hasty", "gone", "brief", "polled", "storing")
+IMAGE, CLIP, LINK, HASTY, GONE, BRIEF, POLLED, STORING, NARROW = (
+    f"hand/{name}" for name in ("image", "clip", "link", "hasty", "gone", "brief", "polled", "storing", "narrow")
 )
 
 CATALOG = """
@@ -45,8 +47,15 @@ kind = "cog"
 polls = true
 url = "{url}"
 secret = "{secret}"
+previous_secrets = ["{old_secret}"]
 concurrency = 1000
 submit_timeout_s = 1
+
+[providers.narrow]
+kind = "cog"
+url = "{url}"
+secret = "{secret}"
+concurrency = 1
 
 [providers.other]
 kind = "cog"
@@ -103,6 +112,10 @@ deadlines = {{ dispatch_s = 1, run_s = 1, silence_s = 1 }}
 id = "hand/gone"
 upstream = {{ provider = "gone" }}
 deadlines = {{ dispatch_s = 1 }}
+
+[[models]]
+id = "hand/narrow"
+upstream = {{ provider = "narrow" }}
 
 [[models]]
 id = "hand/brief"
@@ -332,6 +345,7 @@ class ScriptedProvider:
         text = CATALOG.format(
             url=self.url,
             secret=SECRET,
+            old_secret=OLD_SECRET,
             other_url=self.other_url,
             other_secret=OTHER_SECRET,
             gone_url=self.gone_url,

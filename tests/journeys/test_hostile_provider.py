@@ -19,6 +19,7 @@ from .house import Service, code_of, ok
 from .scripted_provider import (
     CLIP,
     HASTY,
+    OLD_SECRET,
     OTHER_NAME,
     OTHER_SECRET,
     PICTURE,
@@ -156,6 +157,22 @@ async def another_provider_has_no_say(tale: Tale) -> None:
     await goes_well_after_all(tale)
 
 
+async def secrets_are_rolled(tale: Tale) -> None:
+    """Last year's secret is still believed, alone or beside a wrong one; the same news written anew is not."""
+    await tale.begins()
+    await tale.is_taken()
+    body = tale.news("processing", percent=10)
+    written_anew = json.dumps(json.loads(body), indent=1).encode()
+    assert code_of(await tale.post(written_anew, signed(body, secret=OLD_SECRET))) == "invalid_signature"
+    headers = signed(body, secret=OLD_SECRET)
+    right = headers["X-Callback-Signature"].rpartition("v1=")[2]
+    headers["X-Callback-Signature"] = signed(body, secret=OTHER_SECRET)["X-Callback-Signature"] + f",v1={right}"
+    assert ok(await tale.post(body, headers))["status"] == "processing"
+    body = tale.news("processing", percent=20)
+    assert ok(await tale.post(body, signed(body, secret=OLD_SECRET)))["status"] == "processing"
+    await goes_well_after_all(tale)
+
+
 async def said_a_hundred_times_at_once(tale: Tale) -> None:
     """A hundred copies of one event at once: one row of it, one capture."""
     await tale.begins(n=2)
@@ -208,6 +225,15 @@ async def more_than_was_quoted(tale: Tale) -> None:
     await tale.succeeds(tale.file(), usage={"units": 2**62, "unit": "second"})
     await tale.becomes("succeeded")
     await tale.stands(*PAID, cost="0.30", units=10**15, hosting="ready")
+
+
+async def nothing_was_used(tale: Tale) -> None:
+    """A success that counts no units is delivered and costs nothing; the whole hold goes back."""
+    await tale.begins(CLIP, seconds=3)
+    await tale.runs()
+    await tale.succeeds(tale.file(), usage={"units": 0, "unit": "second"})
+    await tale.becomes("succeeded")
+    await tale.stands(*PAID, cost="0.00", units=0, hosting="ready")
 
 
 async def fewer_than_were_ordered(tale: Tale) -> None:
@@ -306,9 +332,9 @@ async def speaks_after_the_end(tale: Tale) -> None:
 
 STORIES: tuple[Story, ...] = (
     rubbish_is_no_event, other_attempts_are_stale, another_provider_has_no_say, said_a_hundred_times_at_once,
-    answered_twice, told_backwards, more_than_was_quoted, fewer_than_were_ordered, more_than_were_ordered,
-    done_without_anything, done_and_asked_for_the_outputs, nonsense_at_the_door, nonsense_when_asked,
-    nonsense_to_the_end, silent_to_the_end, speaks_after_the_end,
+    secrets_are_rolled, answered_twice, told_backwards, more_than_was_quoted, nothing_was_used,
+    fewer_than_were_ordered, more_than_were_ordered, done_without_anything, done_and_asked_for_the_outputs,
+    nonsense_at_the_door, nonsense_when_asked, nonsense_to_the_end, silent_to_the_end, speaks_after_the_end,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Each story is one row, or one way into it. All are told side by side at one serv
 from __future__ import annotations
 
 import threading
+from decimal import Decimal
 
 import trio
 
@@ -14,22 +15,18 @@ from .house import Service, Totals, code_of, ok
 from .scripted_provider import (
     BRIEF,
     CLIP,
-    GONE,
-    HASTY,
     IMAGE,
     LINK,
+    NARROW,
+    NARROW_NAME,
     PICTURE,
-    POLLED,
     TAKEN,
     Script,
     ScriptedProvider,
-    cuts,
-    finished,
-    hangs,
     in_turn,
     is_file,
     says,
-    tells,
+    signed,
     waits,
 )
 from .task_tales import CREDIT, Story, Tale, nothing_is_left_open, tell_all
@@ -63,10 +60,30 @@ async def retried(tale: Tale) -> None:
     again = ok(await tale.customer.call("POST", f"/v2/task/{tale.request_id}/retry"))
     assert (again["status"], again["retry_of"]) == ("queued", tale.request_id)
     credit = await tale.customer.totals()
-    assert credit == Totals(*map(type(tale.hold), (CREDIT, "2.00", "8.00")))
+    assert credit == Totals(*map(Decimal, (CREDIT, "2.00", "8.00")))
     assert await tale.task() == first
     ok(await tale.customer.call("POST", f"/v2/task/{again['request_id']}/cancel"))
     assert (await tale.customer.totals()).held == 0
+
+
+async def retried_and_canceled_before_its_turn(tale: Tale) -> None:
+    """A retry that waits for a place → the customer cancels → canceled: the provider is never called for it."""
+    await tale.begins(NARROW)
+    await tale.is_taken()
+    no = tale.news("failed", error={"message": "no"})
+    ok(await tale.post(no, signed(no, name=NARROW_NAME)))
+    other = Tale(f"{tale.name}.other", tale.service, tale.provider, tale.customer)
+    await other.begins(NARROW)
+    await other.is_taken()
+    again = ok(await tale.customer.call("POST", f"/v2/task/{tale.request_id}/retry"))["request_id"]
+    credit = await tale.customer.totals()
+    assert credit == Totals(*map(Decimal, (CREDIT, "2.00", "8.00")))
+    canceled = ok(await tale.customer.call("POST", f"/v2/task/{again}/cancel"))
+    assert (canceled["status"], canceled["retry_of"]) == ("canceled", tale.request_id)
+    ok(await other.cancels())
+    await other.until(lambda _: other.calls == ["PUT", "cancel"])
+    assert tale.provider.calls[f"{again}.1"] == []
+    assert await tale.customer.totals() == Totals(*map(Decimal, (CREDIT, "0.00", CREDIT)))
 
 
 async def taken(tale: Tale) -> None:
@@ -78,6 +95,20 @@ async def taken(tale: Tale) -> None:
     assert len(task["provider_progress"]) == 2
     await tale.stands("queued")
     await tale.cancels()
+
+
+async def spoken_of_before_the_answer(tale: Tale) -> None:
+    """queued → a callback overtakes the answer to the submission → processing; that answer, a no, is late."""
+    gate = threading.Event()
+    tale.gates.append(gate)
+    await tale.begins(script=Script(put=waits(gate, says(422, {}))))
+    await tale.until(lambda _: tale.calls == ["PUT"])
+    await tale.hears("processing", provider_ref=tale.job)
+    gate.set()
+    await tale.stands("queued", "processing")
+    await tale.succeeds(tale.file())
+    await tale.becomes("succeeded")
+    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
 
 
 async def running(tale: Tale) -> None:
@@ -315,89 +346,6 @@ async def canceled_over_there(tale: Tale) -> None:
     await tale.stands("queued", "processing", "failed", error="canceled_by_provider", hosting="skipped")
 
 
-# ------------------------------------------------------------------------------------------------------- deadlines
-
-
-async def never_finished(tale: Tale) -> None:
-    """queued → the deadline passes, the last poll tells no end → failed provider_timeout: released, job stopped."""
-    await tale.begins(HASTY, Script(get=tells("starting")))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_timeout", hosting="skipped")
-    await tale.until(lambda _: tale.calls[-1] == "cancel")
-    assert "GET" in tale.calls
-
-
-async def finished_unheard(tale: Tale) -> None:
-    """queued → the deadline passes, the last poll finds a success → stored → succeeded."""
-    await tale.begins(HASTY, Script(get=finished(tale.file())))
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-
-
-async def callback_lost(tale: Tale) -> None:
-    """queued → silence → polls find the work and then its end → succeeded."""
-    script = Script(get=in_turn(tells("processing", progress={"percent": 50}), finished(tale.file())))
-    await tale.begins(POLLED, script)
-    await tale.becomes("succeeded")
-    task = await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-    told = [line["source_ref"] for line in task["provider_progress"]]
-    assert told == ["system:submit", "poll:1", "poll:2", "system:hosting"]
-    assert tale.calls == ["PUT", "GET", "GET"]
-
-
-async def unreachable(tale: Tale) -> None:
-    """queued → surely never sent, tries used up → failed provider_unavailable: released."""
-    await tale.begins(GONE)
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_unavailable", hosting="skipped")
-
-
-async def too_busy(tale: Tale) -> None:
-    """queued → the provider has no place for it until the deadline → failed provider_unavailable: released."""
-    await tale.begins(HASTY, Script(put=says(429, {}, Retry_After=1)))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_unavailable", hosting="skipped")
-
-
-async def busy_at_first(tale: Tale) -> None:
-    """queued → busy once, then taken → processing → succeeded, by one job."""
-    await tale.begins(script=Script(put=in_turn(says(503, {}), TAKEN)))
-    await tale.is_taken()
-    assert tale.calls == ["PUT", "PUT"]
-    await tale.succeeds(tale.file())
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-
-
-async def unresolved(tale: Tale) -> None:
-    """queued → perhaps sent, never answered → failed submit_ambiguous: released, at the house's expense."""
-    await tale.begins(HASTY, Script(put=hangs))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="submit_ambiguous", hosting="skipped")
-
-
-async def cut_off_at_first(tale: Tale) -> None:
-    """queued → the answer is cut off → submitted again under the same name → succeeded, by one job."""
-    await tale.begins(script=Script(put=in_turn(cuts, says(500, {}), TAKEN)))
-    await tale.is_taken()
-    assert tale.calls == ["PUT", "PUT", "PUT"]
-    await tale.succeeds(tale.file())
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-
-
-async def lost_over_there(tale: Tale) -> None:
-    """queued → the provider knows the job no more → given anew; the first attempt's word is stale."""
-    await tale.begins(POLLED, Script(get=in_turn(says(404, {}), tells("processing"))))
-    second = f"{tale.request_id}.2"
-    await tale.until(lambda task: tale.provider.calls[second] == ["PUT"] and task["status"] == "queued")
-    task = await tale.succeeds(tale.file())
-    assert (task["status"], tale.last_line(task, "stale")["source_ref"]) == ("queued", "callback:evt_1")
-    await tale.succeeds(tale.file(), attempt=2)
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-
-
 # -------------------------------------------------------------------------------------------------- after the end
 
 
@@ -417,14 +365,12 @@ async def after_the_end(tale: Tale) -> None:
 
 
 STORIES: tuple[Story, ...] = (
-    created, retried, taken, running,
+    created, retried, retried_and_canceled_before_its_turn, taken, spoken_of_before_the_answer, running,
     stored_from_queued, stored_from_processing, less_than_held, handed_on_from_queued, handed_on_from_processing,
     partly_stored,
     unstorable, flagged_from_queued, flagged_from_processing, contradicted, review_lapsed,
     canceled_while_queued, canceled_while_processing, canceled_while_storing,
     failed_at_work, moderated, refused_at_the_door, forbidden_at_the_door, canceled_over_there,
-    never_finished, finished_unheard, callback_lost, unreachable, too_busy, busy_at_first, unresolved,
-    cut_off_at_first, lost_over_there,
     after_the_end,
 )  # fmt: skip
 

@@ -62,6 +62,8 @@ from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 
 SETTLE_DEADLINE_S = 30.0
+EVENTS_KEPT_MAX = 5_000
+"""How many of a provider's events are kept for one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,12 @@ class TaskActor(JournaledActor):
         news, at = command.news, self._world.now()
         event = (news.provider, news.event_id)
         if event in self._heard:
-            return self._ref()
+            # The first telling may still be on its way to the disk; the sender of this one must not outrun it.
+            return self._confirm(self._ref())
         step = on_news(self._task, news, at, operation_id=new_id("op"))
+        if len(self._heard) >= EVENTS_KEPT_MAX:
+            # Somebody who talks without end is listened to, and no longer written down.
+            return await self._take(step) if step.verdict == "applied" else self._confirm(self._ref())
         row = TaskEventRow(self._task.account_id, self._request_id, *event, at, step.verdict, command.body)
         taken = await self._take(step, row)
         self._heard.add(event)
