@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import random
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -413,6 +415,16 @@ async def test_a_store_that_cannot_be_written_is_told_without_its_particulars(sh
         _, heard = await ear.next()
     (failure,) = heard.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
+
+
+async def test_what_was_left_half_fetched_goes_at_the_next_start(shop: Shop) -> None:
+    incoming = shop.folder / "incoming"
+    incoming.mkdir()
+    for name, age_s in (("incoming-old", 90_000), ("incoming-young", 60)):
+        (incoming / name).write_bytes(b"half")
+        os.utime(incoming / name, (time.time() - age_s,) * 2)
+    await hosting_worker(shop, Ear())
+    assert [path.name for path in incoming.iterdir()] == ["incoming-young"]
 
 
 async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -> None:

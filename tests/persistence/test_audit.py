@@ -205,6 +205,23 @@ class Books:
             {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
         )
 
+    def store(self, name: str) -> None:
+        """A task's result, and the content behind it."""
+        content = {"sha256": "0" * 64, "content_type": "image/png"}
+        self.connection.execute(
+            insert(tables.assets).values(
+                account_id=self.state.account_id,
+                request_id=f"task_{name}",
+                position=0,
+                asset_id=f"asset_{name}",
+                bytes=1,
+                created_at=START,
+                expires_at=START + timedelta(days=7),
+                **content,
+            )
+        )
+        self.connection.execute(insert(tables.contents).values(claimed_at=START, **content))
+
     def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
         """Let the owner of a task listen to these kinds, and write their events."""
         request_id = f"task_{name}"
@@ -324,6 +341,7 @@ def write_books(connection: Connection) -> None:
     ada.task("open", 1_000_000)
     ada.end("done", "succeeded", 2_500_000)
     ada.announce("done", "task.succeeded", "task.assets_ready")
+    ada.store("done")
     ada.task("gone", 2_000_000)
     ada.end("gone", "canceled", None)
     ada.announce("gone", "task.canceled", status="given_up")
@@ -409,6 +427,7 @@ USAGE = "each usage entry names the operation that settled its request, and cost
 PAIRS = "each task has its one hold, and each hold its task"
 ENDS = "a task has ended exactly when its hold is settled, and succeeded exactly when it was captured"
 STATUSES = "each task has one usage entry with its status and model"
+CONTENTS = "each stored result's content is known, and nobody is removing it"
 ORPHANS = "no row belongs to nothing"
 
 
@@ -540,6 +559,9 @@ ADA = "account_id = 'acct_ada'"
             {CASH, CHAINS},
         ),
         (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
+        (["update contents set doomed_at = now()"], {CONTENTS}),
+        (["update contents set content_type = 'image/gif'"], {CONTENTS}),
+        (["update assets set request_id = 'task_x'"], {ORPHANS}),
         (["delete from outbox where kind = 'task.canceled'"], {ANNOUNCED, ORPHANS}),
         (["update outbox set kind = 'task.failed' where kind = 'task.canceled'"], {ANNOUNCED}),
         (["update outbox set kind = 'task.succeeded' where kind = 'task.assets_ready'"], {ANNOUNCED}),

@@ -201,5 +201,15 @@ RULES: tuple[Rule, ...] = (
         where (u.status, u.model) is distinct from (t.status, t.model)
         """,
     ),
+    Rule(
+        "each stored result's content is known, and nobody is removing it",
+        "select count(*) from assets",
+        """
+        select f.asset_id || ': its content is '
+               || case when c.sha256 is null then 'unknown' else 'being removed' end
+        from assets f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
+        where c.sha256 is null or c.doomed_at is not null
+        """,
+    ),
     Rule("no row belongs to nothing", "select count(*) from accounts", _ORPHANS),
 )

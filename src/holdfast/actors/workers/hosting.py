@@ -28,6 +28,7 @@ from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
 from holdfast.providers.guarded import GuardedClient, Origin
+from holdfast.providers.leftovers import clear_leftovers
 from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)
@@ -64,6 +65,13 @@ class HostingWorker(Worker):
         self._now = now
         self._rounds: dict[str, trio.CapacityLimiter] = {}
         self._under_way: set[tuple[str, int]] = set()
+
+    async def on_start(self) -> None:  # type: ignore[override]  # may await
+        """Clear away what earlier lives left half fetched."""
+        try:
+            await trio.to_thread.run_sync(clear_leftovers, self._incoming_dir)
+        except OSError as fault:
+            log.warning("leftovers cannot be cleared", reason=fault.strerror)
 
     async def on_receive(self, message: Any) -> None:
         """Start a round of hosting, unless the same one is under way."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterable
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +20,9 @@ from holdfast.providers.assets.base import (
     asset_key,
     checked_key,
 )
+from holdfast.providers.leftovers import clear_leftovers
 
 THREADS_MAX_COUNT = 8
-STALE_AFTER_S = 24 * 3600
 
 
 class LocalStore:
@@ -41,7 +39,7 @@ class LocalStore:
 
     async def prepare(self) -> None:
         """Make the folders, and clear away what a crash left half written more than a day ago."""
-        await trio.to_thread.run_sync(self._prepare, limiter=self._threads)
+        await trio.to_thread.run_sync(clear_leftovers, self._aside, limiter=self._threads)
 
     async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
         """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
@@ -83,14 +81,6 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)
-
-    def _prepare(self) -> None:
-        self._aside.mkdir(parents=True, exist_ok=True)
-        oldest = time.time() - STALE_AFTER_S
-        for path in self._aside.iterdir():
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
 
     def _put_file(self, source: Path, key: str, sha256: str) -> None:
         entry = _Entry(self._aside)

@@ -34,6 +34,7 @@ from holdfast.providers.assets.base import (
     asset_key,
     checked_key,
 )
+from holdfast.providers.leftovers import clear_leftovers
 from holdfast.settings import S3Place
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class S3Store:
             region=place.region,
             virtual_hosted_style_request=False,
             skip_signature=False,
+            # Removing many at once is not part of every server's protocol; we never do.
+            disable_bulk_delete=True,
             credential_provider=self._credential,
             client_options={
                 "allow_http": endpoint.startswith("http:"),
@@ -100,6 +103,7 @@ class S3Store:
             obstore.get(self._bucket, key).bytes()
             obstore.delete(self._bucket, key)
 
+        await trio.to_thread.run_sync(clear_leftovers, self._incoming_dir, limiter=self._threads)
         await self._run(probe)
 
     async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
