@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from holdfast.http.errors import ERROR_TABLE
+from holdfast.ledger.catalog import load_catalog
 
 from .journeys.house import Service
 
@@ -92,6 +93,16 @@ def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tm
 def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
     code = compile(script_of(page, "python").replace(ADDRESS, service.url), str(page), "exec")
     exec(code, {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "toml")], ids=named)
+def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path: Path) -> None:
+    shipped = ROOT / "src" / "holdfast" / "ledger" / "default_catalog"
+    shutil.copytree(shipped, tmp_path / "catalog")
+    with (tmp_path / "catalog" / "catalog.toml").open("a") as file:
+        file.write(script_of(page, "toml"))
+    known = load_catalog(None).models
+    assert load_catalog(tmp_path / "catalog" / "catalog.toml").models.keys() > known.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -62,6 +62,15 @@ def test_news_of_another_task_or_provider_is_not_heard(make_acked: MakeTask, mak
         assert hear(make_acked(), news) == Step(task=None, verdict="ignored")
 
 
+@pytest.mark.parametrize("status", ["processing", "succeeded", "failed"])
+def test_a_callback_about_another_job_than_the_attempts_own_is_not_heard(
+    make_acked: MakeTask, make_news: MakeNews, status: str
+) -> None:
+    assert hear(make_acked(), make_news(status, provider_ref="job-2")) == Step(task=None, verdict="ignored")
+    assert hear(make_acked(), make_news(status, provider_ref="job-1")).verdict == "applied"
+    assert hear(make_acked(), make_news(status, provider_ref=None)).verdict == "applied"
+
+
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_news_of_another_attempt_is_fenced_off(make_acked: MakeTask, make_news: MakeNews, attempt: int) -> None:
     step = hear(make_acked(), make_news("failed", attempt=attempt))
