@@ -35,6 +35,7 @@ DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages nobody answered or rea
 DATABASE_AWAY = Counter("holdfast_database_away", "Times the database went away.")
 ORDER_LOOKS = Counter("holdfast_order_looks", "Looks at due payment orders, by how they ended.", ["result"])
 ORDERS_HELD = Gauge("holdfast_orders_held", "Payment orders in the database that wait for an operator.")
+REVIEWS_OPEN = Gauge("holdfast_reviews_open", "Tasks in the database whose review waits for an operator.")
 ORDERS_MISMATCHED = Gauge(
     "holdfast_orders_mismatched",
     "Payment orders in the database that differ from what their provider says.",

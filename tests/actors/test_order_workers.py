@@ -415,6 +415,12 @@ async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
         await office.run(Reconciler)
         sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
         await office.change("update orders set wake_at = now() where provider = 'sandbox'")
+        for number, status, wake_at in ((1, "review", "now()"), (2, "processing", "now()"), (3, "failed", "null")):
+            await office.change(
+                "insert into tasks (account_id, request_id, version, status, model, provider, created_at, "
+                f"updated_at, wake_at, dispatched, request, state) select 'acct_1', 'task_{number}', 1, "
+                f"'{status}', 'm', 'p', now(), now(), {wake_at}, true, '{{}}', '{{}}'"
+            )
         metrics.ORDERS_HELD.set(0)
 
         async def settled() -> bool:
@@ -428,6 +434,7 @@ async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
         for worker in workers:
             await worker.stop()
     assert metrics.ORDERS_HELD._value.get() == 1
+    assert metrics.REVIEWS_OPEN._value.get() == 1
     assert metrics.ORDERS_MISMATCHED._value.get() == 1
 
 

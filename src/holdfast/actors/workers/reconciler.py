@@ -38,7 +38,8 @@ _CLAIM = (
 )
 _ODD = text(
     "select count(*) filter (where status = 'held') as held, "
-    "count(*) filter (where reconcile_status = 'mismatch') as mismatched "
+    "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
+    "(select count(*) from tasks where wake_at is not null and status = 'review') as in_review "
     "from orders where status = 'held' or reconcile_status = 'mismatch'"
 )
 
@@ -106,6 +107,7 @@ class Reconciler(OrderWorker):
                 row = await self._database.read(lambda connection: connection.execute(_ODD).one())
                 metrics.ORDERS_HELD.set(row.held)
                 metrics.ORDERS_MISMATCHED.set(row.mismatched)
+                metrics.REVIEWS_OPEN.set(row.in_review)
             except DatabaseAway:
                 pass
             await trio.sleep(COUNT_S)
