@@ -11,16 +11,15 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
 
-import pytest
 import trio
 import trio.testing
 
 from holdfast.actors.event_messages import EventsDue, HearAnnouncement
-from holdfast.actors.messages import Command, CreateTask
+from holdfast.actors.messages import Command
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.deliveries import PAUSES_S, Answer, pause_after
-from holdfast.ledger.tasks import EventKind, Task, accept_task
+from holdfast.ledger.tasks import EventKind
 from holdfast.ledger.webhook_secrets import webhook_secret
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.outbox_claims import DueEvent
@@ -38,7 +37,6 @@ TICK_S = 60.0
 class Office:
     """A worker with rows, a journal, tasks and receivers that are all in memory."""
 
-    task: Task
     post: WorkerPost = field(default_factory=lambda: WorkerPost("outbox"))
     events: dict[str, DueEvent] = field(default_factory=dict)
     due_at: dict[str, datetime] = field(default_factory=dict)
@@ -59,7 +57,7 @@ class Office:
         """An event that is due now, for a receiver of the account's own."""
         at = self.now()
         url = f"https://{account_id}.test/"
-        self.events[event_id] = DueEvent(account_id, event_id, kind, url, at, 0, at, 0, self.task, ())
+        self.events[event_id] = DueEvent(account_id, event_id, "task_1", kind, url, at, 0, at, 0, "{}", ())
         self.due_at[event_id] = at
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
@@ -128,26 +126,10 @@ class Office:
     begun_s: float = field(default_factory=trio.current_time)
 
 
-@pytest.fixture
-def picture(new_task: Callable[..., CreateTask]) -> Task:
-    """A task, as an event shows it."""
-    command = new_task("key_1")
-    return accept_task(
-        account_id="acct_1",
-        request_id="task_1",
-        hold_id="hold_1",
-        input=command.input,
-        terms=command.terms,
-        quote_id=command.quote_id,
-        api_key_id="key_1",
-        now=NOON,
-    )
-
-
 async def test_a_dead_receiver_is_tried_ten_times_in_three_days_under_one_id_and_then_given_up(
-    autojump_clock: trio.testing.MockClock, picture: Task
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(picture, answer=lambda _: Answer(503))
+    office = Office(answer=lambda _: Answer(503))
     office.add("evt_1")
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
@@ -168,10 +150,8 @@ async def test_a_dead_receiver_is_tried_ten_times_in_three_days_under_one_id_and
     assert office.due_at == {}
 
 
-async def test_each_attempt_is_signed_anew_for_its_own_time(
-    autojump_clock: trio.testing.MockClock, picture: Task
-) -> None:
-    office = Office(picture, answer=lambda _: Answer(500 if len(office.sent) < 3 else 204))
+async def test_each_attempt_is_signed_anew_for_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
+    office = Office(answer=lambda _: Answer(500 if len(office.sent) < 3 else 204))
     office.add("evt_1")
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
@@ -188,9 +168,9 @@ async def test_each_attempt_is_signed_anew_for_its_own_time(
 
 
 async def test_a_receiver_that_hangs_holds_up_its_owner_and_nobody_else(
-    autojump_clock: trio.testing.MockClock, picture: Task
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(picture, answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
+    office = Office(answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
     for number in range(50):
         office.add(f"evt_slow_{number:02}", "acct_slow")
     office.add("evt_quick", "acct_quick")
@@ -205,9 +185,9 @@ async def test_a_receiver_that_hangs_holds_up_its_owner_and_nobody_else(
 
 
 async def test_deliveries_at_once_are_bounded_and_go_on_as_soon_as_there_is_room(
-    autojump_clock: trio.testing.MockClock, picture: Task
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(picture, answer_after_s=lambda _: 1.0)
+    office = Office(answer_after_s=lambda _: 1.0)
     for number in range(2 * DELIVERIES_MAX):
         office.add(f"evt_{number:03}", f"acct_{number}")
     async with trio.open_nursery() as nursery:
@@ -218,10 +198,8 @@ async def test_deliveries_at_once_are_bounded_and_go_on_as_soon_as_there_is_room
     assert len(office.outcomes) == 2 * DELIVERIES_MAX
 
 
-async def test_what_a_commit_made_due_is_delivered_at_once(
-    autojump_clock: trio.testing.MockClock, picture: Task
-) -> None:
-    office = Office(picture)
+async def test_what_a_commit_made_due_is_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    office = Office()
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
         await trio.sleep(10)
@@ -233,10 +211,10 @@ async def test_what_a_commit_made_due_is_delivered_at_once(
 
 
 async def test_the_end_of_the_word_that_results_are_ready_is_the_tasks_to_write(
-    autojump_clock: trio.testing.MockClock, picture: Task
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     answers = iter([Answer(None, error="unreachable"), Answer(200)])
-    office = Office(picture, answer=lambda _: next(answers))
+    office = Office(answer=lambda _: next(answers))
     office.add("evt_1", kind="task.assets_ready")
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
@@ -250,18 +228,23 @@ async def test_the_end_of_the_word_that_results_are_ready_is_the_tasks_to_write(
 
 
 async def test_trouble_with_one_event_is_a_failed_attempt_of_it_and_no_more(
-    autojump_clock: trio.testing.MockClock, picture: Task
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     def render(event: DueEvent) -> bytes:
         if event.event_id == "evt_odd" and event.attempts == 1:
             raise ValueError("cannot be written")
         return b"{}"
 
-    office = Office(picture, render=render)
+    office = Office(render=render)
     office.add("evt_odd")
     office.add("evt_good")
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
         await trio.sleep(2 * TICK_S)
         nursery.cancel_scope.cancel()
-    assert [(row.event_id, row.attempts) for row in office.outcomes] == [("evt_good", 1), ("evt_odd", 2)]
+    assert Counter((row.event_id, row.attempts, row.status) for row in office.outcomes) == {
+        ("evt_odd", 1, "pending"): 1,
+        ("evt_good", 1, "delivered"): 1,
+        ("evt_odd", 2, "delivered"): 1,
+    }
+    assert [row.error for row in office.attempts if row.event_id == "evt_odd"] == ["internal fault", None]

@@ -199,7 +199,10 @@ async def test_a_retry_announces_what_the_first_task_did(world: World) -> None:
 async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world: World) -> None:
     task = ended(world)
     await world.add_task(task)
-    event = DueEvent(world.account_id, "evt_1", "task.succeeded", URL, world.now, 1, world.now, 1, task, ())
+    [row, _] = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
+    event = DueEvent(
+        world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, row.snapshot, ()
+    )
     told = msgspec.json.decode(announcement(world.front, event))
     read = await (await world.as_key("GET", f"/v2/task/{TASK}")).get_json()
     del read["provider_progress"]

@@ -45,7 +45,7 @@ _CLAIM = text(
         due_at = :now + make_interval(secs => greatest(:lease_s,
             (cast(:pauses_s as float8[]))[least(o.tries + 1, cardinality(cast(:pauses_s as float8[])))]))
     from due where o.account_id = due.account_id and o.event_id = due.event_id
-    returning o.account_id, o.event_id, o.kind, o.url, o.created_at, o.attempts, o.round_at, o.tries,
+    returning o.account_id, o.event_id, o.request_id, o.kind, o.url, o.created_at, o.attempts, o.round_at, o.tries,
               cast(o.snapshot as text) as snapshot
     """
 )
@@ -64,14 +64,20 @@ class DueEvent(NamedTuple):
 
     account_id: str
     event_id: str
+    request_id: str
     kind: EventKind
     url: str
     created_at: datetime
     attempts: int
     round_at: datetime
     tries: int
-    task: Task
+    snapshot: str
     rotations: tuple[Rotation, ...]
+
+    @property
+    def task(self) -> Task:
+        """The task as it stood. Raises :class:`msgspec.ValidationError` for one that this program cannot read."""
+        return _TASK.decode(self.snapshot)
 
 
 def claim_due(
@@ -105,13 +111,14 @@ def claim_due(
         DueEvent(
             account_id=row.account_id,
             event_id=row.event_id,
+            request_id=row.request_id,
             kind=row.kind,
             url=row.url,
             created_at=row.created_at,
             attempts=row.attempts,
             round_at=row.round_at,
             tries=row.tries,
-            task=_TASK.decode(row.snapshot),
+            snapshot=row.snapshot,
             rotations=rotations.get(row.account_id, ()),
         )
         for row in claimed

@@ -164,7 +164,7 @@ class OutboxWorker(Worker):
         try:
             await self._attempt(event)
         except Exception:
-            # One event's trouble must not end everybody's; unwritten, the attempt counts as failed.
+            # One event's trouble must not end everybody's; without an outcome the attempt counts as failed.
             log.exception("delivery broke", event_id=event.event_id)
         finally:
             had_no_room = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
@@ -176,8 +176,14 @@ class OutboxWorker(Worker):
 
     async def _attempt(self, event: DueEvent) -> None:
         at, begun = self._now(), trio.current_time()
-        body = self._render(event)
-        answer = await self._send(event.url, body, self._headers(event, at, body))
+        try:
+            body = self._render(event)
+        except Exception:
+            # It may yet be read by a later program; until then it is given up in its time like any other.
+            log.exception("an event cannot be written", event_id=event.event_id)
+            answer = Answer(None, error="internal fault")
+        else:
+            answer = await self._send(event.url, body, self._headers(event, at, body))
         duration_ms = round((trio.current_time() - begun) * 1000)
         outcome = judge(
             answer,
@@ -191,9 +197,7 @@ class OutboxWorker(Worker):
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
-            log.info(
-                "event given up", event_id=event.event_id, request_id=event.task.request_id, why=outcome.reason
-            )
+            log.info("event given up", event_id=event.event_id, request_id=event.request_id, why=outcome.reason)
 
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [
@@ -207,7 +211,7 @@ class OutboxWorker(Worker):
     ) -> None:
         if event.kind == ASSETS_READY and outcome.status != "pending":
             # The task shows whether this one arrived: both change in one commit, made by the task's actor.
-            self._tasks.tell(event.task.request_id, HearAnnouncement(outcome.status == "delivered", rows))
+            self._tasks.tell(event.request_id, HearAnnouncement(outcome.status == "delivered", rows))
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):
