@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import boto3  # type: ignore[import-untyped]  # it brings no types along
-
 from holdfast.settings import S3Place
 
 BUCKET = "results"
@@ -108,6 +106,9 @@ def _bucket_at(url: str) -> S3Place:
 
 
 def _client(service: str, url: str, key_id: str, secret: str) -> Any:
+    # Imported late: it takes its time, and most sessions have no bucket.
+    import boto3  # type: ignore[import-untyped]  # it brings no types along
+
     return boto3.client(
         service,
         endpoint_url=url,
