@@ -16,6 +16,8 @@ from typing import Any
 from holdfast.settings import S3Place
 
 BUCKET = "results"
+NO_BUCKET = "nowhere"
+"""A bucket that may be used and does not exist."""
 REGION = "eu-central-1"
 OPEN_CALLS = 3
 """How many calls are let in unsigned: those that make a user, its key and its rights."""
@@ -95,7 +97,7 @@ def _bucket_at(url: str) -> S3Place:
     iam.create_user(UserName="holdfast")
     key = iam.create_access_key(UserName="holdfast")["AccessKey"]
     needed = ["PutObject", "GetObject", "DeleteObject", "AbortMultipartUpload", "ListBucket", "CreateBucket"]
-    places = [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"]
+    places = [f"arn:aws:s3:::{name}{end}" for name in (BUCKET, NO_BUCKET) for end in ("", "/*")]
     rights = {"Effect": "Allow", "Action": [f"s3:{each}" for each in needed], "Resource": places}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [rights]})
     iam.put_user_policy(UserName="holdfast", PolicyName="results", PolicyDocument=policy)

@@ -233,6 +233,7 @@ async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
         ({"secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
         ({"access_key_id": "AKIAUNKNOWN"}, "it does not know the access key"),
         ({"bucket": "elsewhere"}, "has no right"),
+        ({"bucket": "nowhere"}, "there is no bucket 'nowhere'"),
         ({"endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
     ],
 )
@@ -247,6 +248,13 @@ async def test_a_bucket_that_cannot_be_used_is_told_in_a_sentence_without_secret
         whole = "".join(traceback.format_exception(caught.value))
         for secret in ("wrong-secret", bucket.place.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
             assert secret not in whole
+
+
+async def test_a_file_that_cannot_be_read_is_not_a_bucket_that_is_missing(
+    tmp_path: Path, bucket: BucketServer
+) -> None:
+    with pytest.raises(StoreFault, match="the file to be stored cannot be read"):
+        await s3_store(bucket, tmp_path).put(tmp_path / "gone", SHA, "png")
 
 
 async def test_what_stands_in_the_environment_for_others_changes_nothing(

@@ -176,9 +176,13 @@ class S3Store:
         }
 
     def _send(self, source: Path, key: str, sha256: str) -> None:
-        with source.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise AssetCorrupt("the content does not have the hash it was announced with")
+        try:
+            with source.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as fault:
+            raise StoreFault("the file to be stored cannot be read") from fault
+        if found != sha256:
+            raise AssetCorrupt("the content does not have the hash it was announced with")
         obstore.put(self._bucket, key, source, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE_MAX)
 
     async def _piece(self, key: str, start: int, stop: int) -> bytes:
@@ -193,7 +197,7 @@ class S3Store:
             # Whoever is cancelled need not wait for the server: each call is bounded, and ends by itself.
             return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
         except FileNotFoundError as fault:
-            if key is not None:
+            if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
                 raise AssetMissing(key) from None
             raise StoreFault(f"there is no bucket {self._place.bucket!r}") from _scrubbed(fault)
         except exceptions.BaseError as fault:
