@@ -256,7 +256,7 @@ def test_usage_of_two_spans_adds_up_to_the_whole(rows: Connection) -> None:
     assert total > 0
     assert cost(NOON, NOON + COUNT * US) == (COUNT, total)
     dice = random.Random(7)
-    for _ in range(20):
+    for _ in range(8):
         a, b, c = sorted(NOON + dice.randrange(-10, COUNT // 3 + 10) * US for _ in range(3))
         (left_count, left), (right_count, right) = cost(a, b), cost(b, c)
         assert (left_count + right_count, left + right) == cost(a, c)
