@@ -24,7 +24,9 @@ from tests.providers.replicate_server import Hosted, hosted_service
 from .conftest import NewCustomer, new_folder
 from .house import Customer, Service, Totals, code_of, ok, until
 
-HOSTED, SILENT, VERSIONED, BOXED = "up/hosted", "up/silent", "up/versioned", "up/boxed"
+HOSTED, SILENT, VERSIONED, HASTY, BOXED = (
+    f"up/{name}" for name in ("hosted", "silent", "versioned", "hasty", "boxed")
+)
 
 CATALOG = """
 [catalog]
@@ -66,6 +68,11 @@ upstream = {{ provider = "cloud", model = "{version}" }}
 id = "up/silent"
 upstream = {{ provider = "cloud", model = "studio/image" }}
 deadlines = {{ silence_s = 1 }}
+
+[[models]]
+id = "up/hasty"
+upstream = {{ provider = "cloud", model = "studio/image" }}
+deadlines = {{ dispatch_s = 1 }}
 
 [[models]]
 id = "up/boxed"
@@ -242,6 +249,38 @@ async def test_a_submission_whose_answer_was_cut_runs_once_and_is_known_by_its_w
         hosted.finish(job, output=f"{hosted.url}/delivery/out.png")
         await becomes(ada, request_id, "succeeded")
         assert [each["id"] for each in hosted.with_prompt("cut off")] == [job]
+        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
+
+
+async def test_a_prediction_that_shows_itself_after_its_task_was_given_up_is_stopped(
+    hosted: Hosted, ada: Customer
+) -> None:
+    with trio.fail_after(60):
+        hosted.accidents.append("cut")
+        request_id = await create(ada, HASTY, "too late")
+        job = await taken(hosted, "too late")
+        assert (await becomes(ada, request_id, "failed"))["error"].startswith("submit_ambiguous")
+        assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
+        hosted.start(job)
+
+        async def stopped() -> bool:
+            return job in hosted.canceled
+
+        await until(stopped)
+        assert (await ada.task(request_id))["status"] == "failed"
+        assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
+
+
+async def test_a_refused_token_and_a_busy_service_only_cost_time(
+    hosted: Hosted, ada: Customer, upstream_house: Service
+) -> None:
+    with trio.fail_after(60):
+        hosted.accidents += [401, 429]
+        request_id = await create(ada, HOSTED, "refused at first")
+        job = await taken(hosted, "refused at first")
+        assert any(line["event"] == "provider refuses us" for line in upstream_house.log_lines())
+        hosted.finish(job, output=f"{hosted.url}/delivery/out.png")
+        await becomes(ada, request_id, "succeeded")
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
