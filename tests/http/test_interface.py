@@ -14,6 +14,7 @@ from holdfast.http.app import ROUTES
 from holdfast.http.errors import ERROR_TABLE
 from holdfast.http.front import Readiness
 from holdfast.http.openapi import describe, error_codes
+from holdfast.ledger.task_events import EVENT_KINDS
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage
@@ -87,6 +88,7 @@ async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage)
     assert len(told) == len(ROUTES)
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert set(document["webhooks"]) == set(EVENT_KINDS)
     for route in ROUTES:
         assert set(error_codes(route)) <= set(ERROR_TABLE)
     references = set(re.findall(r'"#/components/schemas/(\w+)"', str(document).replace("'", '"')))

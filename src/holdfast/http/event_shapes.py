@@ -6,8 +6,9 @@ import msgspec
 
 from holdfast.http.front import Front
 from holdfast.http.shapes import Time, time_or_none
-from holdfast.http.task_shapes import task_body
+from holdfast.http.task_shapes import TaskPicture, task_picture
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.tasks import EventKind
 from holdfast.ledger.webhook_secrets import Signing, webhook_secret
 from holdfast.persistence.outbox_claims import DueEvent
 from holdfast.persistence.queries.events import EventRecord
@@ -44,6 +45,15 @@ class EventList(msgspec.Struct, frozen=True):
     """A task's events, newest first."""
 
     data: list[EventBody]
+
+
+class TaskEvent(msgspec.Struct, frozen=True):
+    """What is posted to a task's ``webhook_url``: ``data`` is the task as it stood at ``timestamp``."""
+
+    id: str
+    type: EventKind
+    timestamp: Time
+    data: TaskPicture
 
 
 class WebhookSecretBody(msgspec.Struct, frozen=True):
@@ -89,8 +99,10 @@ def webhook_secret_body(front: Front, account_id: str, found: Signing) -> Webhoo
 
 def announcement(front: Front, event: DueEvent) -> bytes:
     """The body that is posted: the task as it stood at the event, its links signed as of now."""
-    data = msgspec.to_builtins(task_body(front, event.task))
-    # Kept out of the picture to keep it small.
-    del data["provider_progress"]
-    told = {"id": event.event_id, "type": event.kind, "timestamp": format_time(event.created_at), "data": data}
+    told = TaskEvent(
+        id=event.event_id,
+        type=event.kind,
+        timestamp=format_time(event.created_at),
+        data=task_picture(front, event.task),
+    )
     return msgspec.json.encode(told)

@@ -12,7 +12,10 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.http.errors import ERROR_TABLE, ErrorAnswer
+from holdfast.http.event_shapes import TaskEvent
 from holdfast.http.routes import Auth, Parameter, Route
+from holdfast.ledger.task_events import EVENT_KINDS
+from holdfast.ledger.tasks import EventKind
 
 JsonSchema = dict[str, Any]
 
@@ -40,6 +43,15 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.CARD_SIGNATURE: [{"card_signature": []}],
     Auth.OPERATOR: [{"operator": []}],
 }
+
+_WEBHOOK_HEADERS: Final = tuple(
+    Parameter(name=name, place="header", description=description, required=True)
+    for name, description in (
+        ("webhook-id", "The event's id, the same at each delivery."),
+        ("webhook-timestamp", "When this delivery was signed, in unix seconds."),
+        ("webhook-signature", "`v1,<base64>`, one or several with blanks between, over `id.timestamp.body`."),
+    )
+)
 
 _DESCRIPTION: Final = """\
 Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), times RFC 3339 in UTC. Unset fields
@@ -71,7 +83,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     told = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
     shapes = {shape for shape in told if shape is not None}
     _, schemas = msgspec.json.schema_components(
-        sorted({*shapes, ErrorAnswer}, key=lambda shape: shape.__name__), ref_template=_REF
+        sorted({*shapes, ErrorAnswer, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
     )
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
@@ -82,6 +94,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
         "servers": [{"url": public_url}],
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
         "paths": dict(paths),
+        "webhooks": {kind: {"post": _announced(kind)} for kind in EVENT_KINDS},
         "components": {
             "schemas": schemas,
             "headers": {
@@ -102,6 +115,18 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
                 "card_signature": {"type": "apiKey", "in": "header", "name": "Cardprovider-Signature"},
             },
         },
+    }
+
+
+def _announced(kind: EventKind) -> JsonSchema:
+    """What a customer's own server is posted."""
+    return {
+        "summary": f"A task's event {kind}, posted to its webhook_url",
+        "tags": ["Events"],
+        "security": [],
+        "parameters": [_parameter(header) for header in _WEBHOOK_HEADERS],
+        "requestBody": {"required": True, "content": _json(_reference(TaskEvent))},
+        "responses": {"2XX": {"description": "Taken. Anything else is tried again; 410 ends it."}},
     }
 
 

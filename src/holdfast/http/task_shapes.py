@@ -84,8 +84,8 @@ class ProgressBody(msgspec.Struct, frozen=True):
     raw_status: str | None
 
 
-class TaskBody(msgspec.Struct, frozen=True):
-    """A media task. ``usage`` is empty until the task has ended."""
+class TaskPicture(msgspec.Struct, frozen=True):
+    """A media task without its progress. ``usage`` is empty until the task has ended."""
 
     request_id: str
     quote_id: str
@@ -100,13 +100,18 @@ class TaskBody(msgspec.Struct, frozen=True):
     usage: FreeForm
     output: list[OutputBody]
     hosting: HostingBody
-    provider_progress: list[ProgressBody]
     review_case_id: str | None
     review_reason: str | None
     review_hold_decision: str | None
     error: str | None
     metadata: dict[str, str]
     urls: dict[str, str]
+
+
+class TaskBody(TaskPicture, frozen=True):
+    """A media task. ``usage`` is empty until the task has ended."""
+
+    provider_progress: list[ProgressBody]
 
 
 class TaskList(msgspec.Struct, frozen=True):
@@ -165,11 +170,17 @@ def task_created(front: Front, accepted: TaskAccepted) -> TaskCreated:
 
 def task_body(front: Front, task: Task) -> TaskBody:
     """Write a task, its links signed as of now."""
+    picture = msgspec.structs.asdict(task_picture(front, task))
+    return TaskBody(**picture, provider_progress=[_progress(line) for line in task.state.progress])
+
+
+def task_picture(front: Front, task: Task) -> TaskPicture:
+    """Write a task but for its progress, its links signed as of now."""
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     now = front.now()
     output = [_output(front, item, now, is_kept=hosting.status != "expired") for item in state.output]
-    return TaskBody(
+    return TaskPicture(
         request_id=task.request_id,
         quote_id=request.quote_id,
         status=task.status,
@@ -193,7 +204,6 @@ def task_body(front: Front, task: Task) -> TaskBody:
             assets_ready_event=hosting.assets_ready_event,
             error=hosting.error,
         ),
-        provider_progress=[_progress(line) for line in state.progress],
         review_case_id=review.case_id if review else None,
         review_reason=review.reason if review else None,
         review_hold_decision=review.decision if review else None,
