@@ -200,52 +200,25 @@ async def test_the_old_secret_still_verifies_after_a_new_one_was_drawn(
             assert standardwebhooks.Webhook(secret).verify(post.body, post.headers) == post.event
 
 
-async def test_killed_between_the_end_and_the_word_of_it_the_word_still_comes_under_one_id(
-    new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver, tmp_path: Path
-) -> None:
-    service = new_service(CATALOG=str(provider.write_catalog(tmp_path)), WEBHOOK_TIMEOUT_S="1")
-    await trio.to_thread.run_sync(service.start)
-    with trio.fail_after(120):
-        ada = await new_customer(service, credit="10.00")
-        unheard = await create(ada, f"{ears.url}/unheard")
-        ears.mute.add("/unheard")
-        ok(await ada.call("POST", f"/v2/task/{unheard}/cancel"))
-        await ears.wait("/unheard", 1)
-        request_ids = [await create(ada, f"{ears.url}/killed") for _ in range(5)]
-        for request_id in request_ids:
-            ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
-        service.kill()
-        ears.mute.clear()
-        await trio.to_thread.run_sync(service.start)
-        for request_id in (unheard, *request_ids):
-            await settled(ada, request_id, "task.canceled", "delivered")
-        ids = {(post.event["data"]["request_id"], post.event_id) for post in ears.at("/killed")}
-        assert sorted(request_id for request_id, _ in ids) == sorted(request_ids)
-        assert len({post.event_id for post in ears.at("/unheard")}) == 1
-        assert len(ears.at("/unheard")) == 2
-    assert service.audit() == []
-    assert service.faults() == []
-
-
 @pytest.fixture
-def twins(
+async def twins(
     new_service: NewService, shared_url: str, provider: QuietProvider, tmp_path: Path
 ) -> tuple[Service, Service]:
     """Two services on one database."""
-    catalog = str(provider.write_catalog(tmp_path))
-    services = tuple(new_service(DATABASE_URL=shared_url, CATALOG=catalog) for _ in range(2))
-    for service in services:
-        service.start()
+    settings = {"CATALOG": str(provider.write_catalog(tmp_path)), "WEBHOOK_TIMEOUT_S": "1"}
+    services = [new_service(DATABASE_URL=shared_url, **settings) for _ in range(2)]
+    async with trio.open_nursery() as nursery:
+        for service in services:
+            nursery.start_soon(trio.to_thread.run_sync, service.start)
     return services[0], services[1]
 
 
-async def test_two_processes_share_deliveries_without_doubling_any(
+async def test_two_processes_double_no_delivery_and_over_a_kill_each_end_is_told_under_one_id(
     twins: tuple[Service, Service], new_customer: NewCustomer, ears: Receiver
 ) -> None:
-    services = twins
     with trio.fail_after(120):
-        ada = await new_customer(services[0], credit="100.00")
-        async with httpx.AsyncClient(base_url=services[1].url, timeout=30) as other:
+        ada = await new_customer(twins[0], credit="100.00")
+        async with httpx.AsyncClient(base_url=twins[1].url, timeout=30) as other:
             homes = [ada.http, other]
 
             async def run(number: int) -> None:
@@ -261,8 +234,24 @@ async def test_two_processes_share_deliveries_without_doubling_any(
             await settled(ada, request_id, "task.canceled", "delivered")
         assert Counter(Counter(post.event_id for post in posts).values()) == {1: 40}
         assert len({post.event["data"]["request_id"] for post in posts}) == 40
-        delivered = [service.metric("holdfast_event_deliveries_total") for service in services]
-        assert sum(delivered) == 40
-    assert services[0].audit() == []
-    for service in services:
-        assert service.faults() == []
+        assert sum(twin.metric("holdfast_event_deliveries_total") for twin in twins) == 40
+
+        ears.mute.add("/unheard")
+        unheard = await create(ada, f"{ears.url}/unheard")
+        ok(await ada.call("POST", f"/v2/task/{unheard}/cancel"))
+        await ears.wait("/unheard", 1)
+        request_ids = [await create(ada, f"{ears.url}/killed") for _ in range(5)]
+        for request_id in request_ids:
+            ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        for twin in twins:
+            twin.kill()
+        ears.mute.clear()
+        await trio.to_thread.run_sync(twins[0].start)
+        for request_id in (unheard, *request_ids):
+            await settled(ada, request_id, "task.canceled", "delivered")
+        ids = {(post.event["data"]["request_id"], post.event_id) for post in ears.at("/killed")}
+        assert sorted(request_id for request_id, _ in ids) == sorted(request_ids)
+        assert len({post.event_id for post in ears.at("/unheard")}) == 1
+        assert len(ears.at("/unheard")) == 2
+    assert twins[0].audit() == []
+    assert twins[0].faults() == []
