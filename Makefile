@@ -25,6 +25,12 @@ demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check 
 	$(BIN)/python -m holdfast demo
 
 test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
+	@for tool in curl chromium; do \
+		command -v $$tool >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $$tool" && apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$tool >/dev/null; } || \
+		{ echo "The tests need $$tool. On Debian and Ubuntu: apt install $$tool" >&2; exit 1; }; \
+	done
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports

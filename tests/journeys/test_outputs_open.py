@@ -1,0 +1,205 @@
+"""What the studio makes opens elsewhere: in picture libraries, in decoders of sound and video, in a browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import av
+import httpx
+import pytest
+import trio
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+from .house import IMAGE, Customer, Service, loopback_client, ok
+
+FRAMES_PER_S = 12
+CLIP_S = 3.0
+TONE_S = 1.5
+WAIT_MS = 60_000
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]
+
+PROBE = """([kind, url, wait]) => new Promise((resolve, reject) => {
+  const media = document.createElement(kind);
+  media.muted = true;
+  media.preload = "auto";
+  media.onerror = () => reject(new Error(`${kind} error ${media.error.code}: ${media.error.message}`));
+  media.oncanplaythrough = () => {
+    media.oncanplaythrough = null;
+    const told = {duration: media.duration, width: media.videoWidth, height: media.videoHeight};
+    media.onseeked = () => {
+      told.soughtTo = media.currentTime;
+      media.onended = () => resolve({...told, endedAt: media.currentTime});
+      media.play().catch(reject);
+    };
+    media.currentTime = media.duration / 2;
+  };
+  document.body.append(media);
+  media.src = url;
+  setTimeout(() => reject(new Error(`${kind} still in state ${media.readyState}`)), wait);
+})"""
+"""Load a medium until it can be played through, seek to its middle, and play it to its end."""
+
+
+@dataclass
+class Made:
+    """One result: what the task tells of it, and its bytes as the link gave them."""
+
+    told: dict[str, Any]
+    content: bytes
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return str(self.told["url"])
+
+
+def picture() -> str:
+    """A picture to change, in base64."""
+    stream = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+async def make_all(house: Service) -> dict[str, Made]:
+    """Have each model make something, and fetch it."""
+    change = {"image": picture(), "operation": "resize", "width": 96, "height": 64}
+    orders: dict[str, tuple[str, dict[str, Any]]] = {
+        "poster": ("studio/image-1", IMAGE),
+        **{f"edited {form}": ("studio/edit-1", {**change, "format": form}) for form in ("png", "jpeg", "webp")},
+        "tone": ("studio/tone-1", {"prompt": "rain", "duration": TONE_S}),
+        "clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": CLIP_S}),
+        "large clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": 1, "resolution": "720p"}),
+    }
+    async with loopback_client(base_url=house.url, timeout=30) as http:
+        ada = Customer(http)
+        await ada.sign_in()
+        await ada.recharge("10.00")
+        made = {}
+        for name, (model, wanted) in orders.items():
+            created = await ada.call("POST", "/v2/task/create", {"model": model, "input": wanted})
+            made[name] = ok(created)["request_id"]
+        tasks = await ada.all_ended()
+        found = {}
+        for name, request_id in made.items():
+            assert tasks[request_id]["status"] == "succeeded", tasks[request_id]
+            [told] = tasks[request_id]["output"]
+            answer = await http.get(told["url"])
+            assert (answer.status_code, answer.headers["Content-Type"]) == (200, told["content_type"])
+            found[name] = Made(told, answer.content)
+        return found
+
+
+@pytest.fixture(scope="module")
+def made(house: Service) -> dict[str, Made]:
+    """A result of each kind."""
+    return trio.run(make_all, house)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser without a window."""
+    assert CHROMIUM is not None, "these tests need a browser; on Debian and Ubuntu: apt install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("poster", "PNG"), ("edited png", "PNG"), ("edited jpeg", "JPEG"), ("edited webp", "WEBP")]
+)
+def test_pictures_are_what_they_are_called(made: dict[str, Made], name: str, form: str) -> None:
+    one = made[name]
+    with Image.open(io.BytesIO(one.content)) as image:
+        image.verify()
+    with Image.open(io.BytesIO(one.content)) as image:
+        image.load()
+        assert (image.format, image.get_format_mimetype()) == (form, one.told["content_type"])
+        assert image.size == (one.told["width"], one.told["height"])
+        lows_and_highs = image.convert("L").getextrema()
+    assert lows_and_highs[0] != lows_and_highs[1]
+
+
+def test_a_sound_is_read_by_the_standard_library_and_by_a_decoder(made: dict[str, Made]) -> None:
+    one = made["tone"]
+    with wave.open(io.BytesIO(one.content)) as sound:
+        assert sound.getnframes() / sound.getframerate() == pytest.approx(TONE_S)
+        rate = sound.getframerate()
+    with av.open(io.BytesIO(one.content), "r") as container:
+        frames = list(container.decode(audio=0))
+    assert sum(frame.samples for frame in frames) / rate == pytest.approx(TONE_S)
+    assert one.told["duration_s"] == TONE_S
+
+
+@pytest.mark.parametrize(
+    ("name", "length_s", "size"), [("clip", CLIP_S, (640, 360)), ("large clip", 1.0, (1280, 720))]
+)
+def test_a_clip_is_decoded_frame_by_frame(
+    made: dict[str, Made], name: str, length_s: float, size: tuple[int, int]
+) -> None:
+    with av.open(io.BytesIO(made[name].content), "r") as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.name == "vp8"
+        assert container.duration is not None
+        assert container.duration / 1_000_000 == pytest.approx(length_s, abs=0.001)
+        frames = list(container.decode(stream))
+        assert len(frames) == round(length_s * FRAMES_PER_S)
+        assert {(frame.width, frame.height) for frame in frames} == {size}
+        times = [frame.time for frame in frames]
+        assert times == pytest.approx([number / FRAMES_PER_S for number in range(len(frames))], abs=0.001)
+        pictures = {bytes(frame.planes[0]) for frame in frames}
+        assert len(pictures) > len(frames) / 2
+        container.seek(int(length_s / 2 * 1_000_000), backward=True, any_frame=False)
+        sought = next(container.decode(stream))
+        assert sought.time == pytest.approx(length_s / 2, abs=2 / FRAMES_PER_S)
+    assert made[name].told["duration_s"] == length_s
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "length_s"),
+    [("clip", "video", CLIP_S), ("large clip", "video", 1.0), ("tone", "audio", TONE_S)],
+)
+def test_a_browser_plays_and_seeks_what_a_page_shows(
+    made: dict[str, Made], browser: Browser, name: str, kind: str, length_s: float
+) -> None:
+    page = browser.new_page()
+    page.set_content("<!doctype html><title>a customer's page</title><body>")
+    seen = page.evaluate(PROBE, [kind, made[name].url, WAIT_MS])
+    page.close()
+    assert seen["duration"] == pytest.approx(length_s, abs=0.01)
+    assert seen["soughtTo"] == pytest.approx(length_s / 2, abs=0.01)
+    assert seen["endedAt"] == pytest.approx(length_s, abs=0.05)
+    if kind == "video":
+        assert (seen["width"], seen["height"]) == (made[name].told["width"], made[name].told["height"])
+
+
+def test_the_page_of_the_interface_fits_a_desk_and_a_hand(house: Service, browser: Browser) -> None:
+    operations = httpx.get(f"{house.url}/openapi.json", verify=False).json()["paths"]
+    troubles: list[str] = []
+    for width in (1280, 390):
+        page = browser.new_page(viewport={"width": width, "height": 844})
+        page.on("console", lambda message: troubles.append(message.text))
+        page.goto(f"{house.url}/docs")
+        text = page.inner_text("body")
+        assert [path for path in operations if path not in text] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.styleSheets[0].cssRules.length") > 0
+        page.close()
+    assert troubles == []
