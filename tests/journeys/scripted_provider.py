@@ -33,9 +33,8 @@ OTHER_SECRET = "other-provider-secret-0123456789abcdefghi"
 FILE_BYTES_MAX = 1024 * 1024
 POUR_BLOCK_BYTES = 64 * 1024
 
-IMAGE, CLIP, LINK, HASTY, GONE, BRIEF, POLLED, STORING, NARROW = (
-    f"hand/{name}" for name in ("image", "clip", "link", "hasty", "gone", "brief", "polled", "storing", "narrow")
-)
+_MODELS = ("image", "clip", "link", "hasty", "doubtful", "gone", "brief", "polled", "storing", "narrow")
+IMAGE, CLIP, LINK, HASTY, DOUBTFUL, GONE, BRIEF, POLLED, STORING, NARROW = (f"hand/{name}" for name in _MODELS)
 
 CATALOG = """
 [catalog]
@@ -49,7 +48,7 @@ url = "{url}"
 secret = "{secret}"
 previous_secrets = ["{old_secret}"]
 concurrency = 1000
-submit_timeout_s = 1
+submit_timeout_s = 5
 
 [providers.narrow]
 kind = "cog"
@@ -106,7 +105,12 @@ hosting = {{ mode = "passthrough" }}
 [[models]]
 id = "hand/hasty"
 upstream = {{ provider = "scripted" }}
-deadlines = {{ dispatch_s = 1, run_s = 1, silence_s = 1 }}
+deadlines = {{ run_s = 1, silence_s = 1 }}
+
+[[models]]
+id = "hand/doubtful"
+upstream = {{ provider = "scripted" }}
+deadlines = {{ dispatch_s = 1 }}
 
 [[models]]
 id = "hand/gone"
@@ -130,7 +134,7 @@ deadlines = {{ silence_s = 1 }}
 [[models]]
 id = "hand/storing"
 upstream = {{ provider = "scripted" }}
-deadlines = {{ hosting_s = 1, overall_s = 4 }}
+deadlines = {{ hosting_s = 1, overall_s = 6 }}
 """
 
 

@@ -107,7 +107,7 @@ class Tale:
         """The task as its owner reads it."""
         return await self.customer.task(self.request_id)
 
-    async def until(self, found: Callable[[dict[str, Any]], bool], *, within_s: float = 30) -> dict[str, Any]:
+    async def until(self, found: Callable[[dict[str, Any]], bool], *, within_s: float = 60) -> dict[str, Any]:
         """The task, once it is so."""
 
         async def look() -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ class Tale:
         except trio.TooSlowError:
             raise AssertionError(f"{self.name}: still {await self.task()}") from None
 
-    async def becomes(self, status: str, *, within_s: float = 30) -> dict[str, Any]:
+    async def becomes(self, status: str, *, within_s: float = 60) -> dict[str, Any]:
         """The task, once it has that status. It may not end with another."""
         task = await self.until(lambda task: task["status"] in {status, *ENDED}, within_s=within_s)
         assert task["status"] == status, task

@@ -25,6 +25,7 @@ from .scripted_provider import (
     PICTURE,
     POLLED,
     TAKEN,
+    Answer,
     Script,
     ScriptedProvider,
     finished,
@@ -288,22 +289,29 @@ async def nonsense_at_the_door(tale: Tale) -> None:
     await goes_well_after_all(tale)
 
 
-async def nonsense_when_asked(tale: Tale) -> None:
-    """Polls answered by nonsense tell nothing; the next true answer does."""
+async def finds_out_in_the_end(tale: Tale, *nonsense: Answer) -> None:
+    """Polls answered by nonsense tell nothing; the next true answer does, whatever its numbers."""
     numbers = b'{"status": "succeeded", "output": [%b], "metrics": {"units": 1%b}}'
-    get = in_turn(
-        says(200, b"<html>", "text/html"),
-        says(200, b'{"status": "succeeded", "output": ["\xff"]}'),
-        says(200, b'{"status": "processing", "progress": {"percent": 900}}'),
-        finished(tale.file("b.png"), id="task_of_somebody_else.1"),
-        says(200, numbers % (json.dumps(tale.file()).encode(), b"0" * 30)),
-    )
-    await tale.begins(POLLED, Script(get=get))
+    truth = says(200, numbers % (json.dumps(tale.file()).encode(), b"0" * 30))
+    await tale.begins(POLLED, Script(get=in_turn(*nonsense, truth)))
     await tale.becomes("succeeded")
     task = await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
-    assert tale.calls == ["PUT"] + ["GET"] * 5
-    refs = [line["source_ref"] for line in task["provider_progress"]]
-    assert refs == ["system:submit", "poll:5", "system:hosting"]
+    polls = 1 + len(nonsense)
+    assert tale.calls[: 1 + polls] == ["PUT"] + ["GET"] * polls
+    told = [line["source_ref"].partition(":")[0] for line in task["provider_progress"]]
+    assert told == ["system", "poll", "system"]
+
+
+async def nonsense_when_asked(tale: Tale) -> None:
+    """A page and broken text are no answers."""
+    broken = b'{"status": "succeeded", "output": ["\xff"]}'
+    await finds_out_in_the_end(tale, says(200, b"<html>", "text/html"), says(200, broken))
+
+
+async def out_of_bounds_when_asked(tale: Tale) -> None:
+    """What is out of bounds, and what is told of another job, is no answer."""
+    other_job = finished(tale.file("b.png", is_file(noise(20))), id="task_of_somebody_else.1")
+    await finds_out_in_the_end(tale, tells("processing", progress={"percent": 900}), other_job)
 
 
 async def nonsense_to_the_end(tale: Tale) -> None:
@@ -334,7 +342,8 @@ STORIES: tuple[Story, ...] = (
     rubbish_is_no_event, other_attempts_are_stale, another_provider_has_no_say, said_a_hundred_times_at_once,
     secrets_are_rolled, answered_twice, told_backwards, more_than_was_quoted, nothing_was_used,
     fewer_than_were_ordered, more_than_were_ordered, done_without_anything, done_and_asked_for_the_outputs,
-    nonsense_at_the_door, nonsense_when_asked, nonsense_to_the_end, silent_to_the_end, speaks_after_the_end,
+    nonsense_at_the_door, nonsense_when_asked, out_of_bounds_when_asked,
+    nonsense_to_the_end, silent_to_the_end, speaks_after_the_end,
 )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from .house import Service, Totals, code_of, ok
 from .scripted_provider import (
     BRIEF,
     CLIP,
-    IMAGE,
     LINK,
     NARROW,
     NARROW_NAME,
@@ -23,7 +22,6 @@ from .scripted_provider import (
     TAKEN,
     Script,
     ScriptedProvider,
-    in_turn,
     is_file,
     says,
     signed,
@@ -199,19 +197,14 @@ async def partly_stored(tale: Tale) -> None:
 # -------------------------------------------------------------------------------------------------------- reviews
 
 
-async def in_review(tale: Tale, model: str = IMAGE) -> None:
-    """processing → nothing can be stored → review: the hold stays open, its capture is blocked."""
-    await tale.begins(model)
+async def unstorable(tale: Tale) -> None:
+    """processing → nothing can be stored → review (hosting_failed) → the customer cancels → released."""
+    await tale.begins()
     await tale.runs()
-    await tale.succeeds(tale.file("lost.png", in_turn(says(404, {}), is_file(PICTURE))))
+    await tale.succeeds(tale.file("lost.png", says(404, {})))
     task = await tale.becomes("review")
     review = (task["review_reason"], task["review_hold_decision"])
     assert review == ("hosting_failed", "capture_blocked")
-
-
-async def unstorable(tale: Tale) -> None:
-    """processing → nothing can be stored → review (hosting_failed) → the customer cancels → released."""
-    await in_review(tale)
     await tale.stands("queued", "processing", "review", error="hosting_failed: not_found", hosting="failed")
     ok(await tale.cancels())
     path = ("queued", "processing", "review", "canceled")
@@ -257,7 +250,9 @@ async def contradicted(tale: Tale) -> None:
 
 async def review_lapsed(tale: Tale) -> None:
     """review → nobody decides in time → failed: released."""
-    await in_review(tale, BRIEF)
+    await tale.begins(BRIEF)
+    await tale.runs()
+    await tale.succeeds(tale.file("lost.png", says(404, {})))
     task = await tale.becomes("failed")
     assert task["review_hold_decision"] == "released_by_timeout"
     path = ("queued", "processing", "review", "failed")

@@ -9,6 +9,8 @@ from typing import Any
 import httpcore
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from quart import Response, redirect, request
 from quart_trio import QuartTrio
 
@@ -303,6 +305,16 @@ async def test_one_providers_request_does_not_lead_to_another_configured_origin(
             async with client.open("GET", "http://one.local:81/0") as response:
                 assert response.status == 200
             await client.close()
+
+
+@given(text=st.text(max_size=60), start=st.sampled_from(["", "http://", "https://", "//", "https://a.example/"]))
+def test_any_text_is_a_plain_https_url_or_blocked(text: str, start: str) -> None:
+    client = GuardedClient(ssl_context=CONTEXT)
+    try:
+        client.check(start + text)
+    except Blocked:
+        return
+    assert (start + text).lstrip().lower().startswith("https:")
 
 
 async def test_redirects_are_counted(serve_app: ServeApp) -> None:

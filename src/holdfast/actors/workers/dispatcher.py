@@ -83,14 +83,15 @@ class Dispatcher(Worker):
         self._database = database
         self._tasks = tasks
         self._places = places
-        self._now = now
         self._held: dict[str, dict[str, float]] = {}
         # Providers for whose places rows may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
         self._ticks = 0
         self._is_busy = False
         self._placed_at: dict[str, float] = {}
-        self._recover_before: datetime | None = None
+        # What was touched before we began is nobody's; what has been touched since is in living hands.
+        self._recover_before: datetime = now()
+        self._has_recovered = False
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
         """Look around now and then, and keep an eye on how busy the loop is."""
@@ -144,9 +145,9 @@ class Dispatcher(Worker):
                 await self._place_waiting(provider)
         if not look_everywhere:
             return
-        if self._recover_before is None:
+        if not self._has_recovered:
             await self._database.work(lambda connection: connection.execute(_ALL_DUE).rowcount)
-            self._recover_before = self._now()
+            self._has_recovered = True
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
         for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
             self._tasks.tell(row.request_id, Wake(recovering=row.updated_at < self._recover_before))
