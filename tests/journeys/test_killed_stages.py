@@ -1,4 +1,4 @@
-"""``kill -9`` at each stage of a task's life: afterwards one job, one charge."""
+"""``kill -9`` at each stage of a task's life: afterwards one job, one charge, one event."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import trio
 from .conftest import NewCustomer, new_folder
 from .house import Customer, Service, Totals, ok, until
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
+from .receiver import receiver
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,9 @@ def slow_provider() -> Iterator[QuietProvider]:
 def mortal(slow_provider: QuietProvider) -> Iterator[Service]:
     """A running service that these tests kill and start again."""
     folder = new_folder()
-    service = Service(folder, CATALOG=str(slow_provider.write_catalog(folder, concurrency=1)))
+    catalog = slow_provider.write_catalog(folder, concurrency=1)
+    # A delivery that was cut off is repeated when its time is over.
+    service = Service(folder, CATALOG=str(catalog), WEBHOOK_TIMEOUT_S="1")
     try:
         service.start()
         yield service
@@ -154,3 +157,31 @@ async def test_killed_while_the_result_is_fetched(
         assert slow_provider.pictures.reached == before + 2
         picture = await ada.http.get(tasks[request_id]["output"][0]["url"])
         assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
+
+
+async def test_killed_after_the_end_and_before_its_event_is_delivered(
+    mortal: Service, ada: Customer, slow_provider: QuietProvider
+) -> None:
+    with trio.fail_after(90), receiver() as ears:
+        ears.mute.add("/ended")
+        wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{ears.url}/ended"}
+        wanted["webhook_events"] = ["task.succeeded"]
+        request_id = str(ok(await ada.call("POST", "/v2/task/create", wanted))["request_id"])
+        await taken(ada, request_id)
+        await deliver(ada, slow_provider, request_id)
+        [first] = await ears.wait("/ended", 1)
+        await trio.to_thread.run_sync(mortal.kill)
+        ears.mute.clear()
+        await trio.to_thread.run_sync(mortal.start)
+        [_, second] = await ears.wait("/ended", 2, within_s=60)
+        assert first.event_id == second.event_id
+        for post in (first, second):
+            assert (post.event["type"], post.event["data"]["request_id"]) == ("task.succeeded", request_id)
+
+        async def delivered() -> bool:
+            [event] = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
+            return (event["event_id"], event["status"]) == (first.event_id, "delivered")
+
+        await until(delivered)
+        await ends_whole(mortal, ada, slow_provider, [request_id])
+        assert len(ears.posts) == 2
