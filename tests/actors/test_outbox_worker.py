@@ -106,7 +106,7 @@ class Office:
         self.under_way[url] -= 1
         return self.answer(url)
 
-    async def run(self, nursery: trio.Nursery, *, tick_s: float = TICK_S) -> None:
+    async def run(self, nursery: trio.Nursery, *, tick_s: float = TICK_S) -> OutboxWorker:
         """Start a worker."""
         worker = OutboxWorker(
             self.post,
@@ -122,6 +122,7 @@ class Office:
             tick_s=tick_s,
         )
         await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+        return worker
 
     begun_s: float = field(default_factory=trio.current_time)
 
@@ -248,3 +249,18 @@ async def test_trouble_with_one_event_is_a_failed_attempt_of_it_and_no_more(
         ("evt_odd", 2, "delivered"): 1,
     }
     assert [row.error for row in office.attempts if row.event_id == "evt_odd"] == ["internal fault", None]
+
+
+async def test_a_stop_waits_for_quick_receivers_and_leaves_those_that_hang(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    office = Office(answer_after_s=lambda url: 3600.0 if "slow" in url else 1.0)
+    office.add("evt_slow", "acct_slow")
+    office.add("evt_quick", "acct_quick")
+    async with trio.open_nursery() as nursery:
+        worker = await office.run(nursery)
+        await trio.sleep(0.5)
+        await worker.stop()
+    assert [row.event_id for row in office.outcomes] == ["evt_quick"]
+    assert trio.current_time() - office.begun_s < 3
+    assert set(office.due_at) == {"evt_slow"}

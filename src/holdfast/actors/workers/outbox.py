@@ -40,6 +40,9 @@ COUNT_S = 30.0
 DELIVERIES_MAX = 128
 PER_ACCOUNT_MAX = 4
 LEASE_MARGIN_S = 5.0
+FINISH_S = 2.0
+"""How long deliveries under way may take to finish once the worker is to stop."""
+
 ERROR_MAX_CHARS = 200
 
 _PENDING = text("select count(*) from outbox where due_at is not null")
@@ -122,6 +125,11 @@ class OutboxWorker(Worker):
     def habits(self) -> tuple[Callable[[], Any], ...]:
         """Look for due events every few seconds, and count what waits."""
         return (self._keep_looking, self._keep_counting)
+
+    async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
+        """End soon: a receiver that hangs is left, and its event repeated by whoever claims it next."""
+        await super().stop()
+        self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
     async def on_receive(self, message: Any) -> None:
         """Look at once: events have become due."""
