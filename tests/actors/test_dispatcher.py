@@ -123,10 +123,12 @@ async def test_what_this_life_has_begun_before_it_first_looked_around_is_not_tak
     desk: Desk,
 ) -> None:
     dispatcher = desk.dispatcher()
-    await desk.plant("task_own", dispatched=True, due_in_s=3600)
+    await desk.plant("task_waits", dispatched=True, due_in_s=3600)
+    await desk.plant("task_due", dispatched=True, due_in_s=-1)
+    await desk.plant("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
     await desk.nursery.start(lambda task_status: dispatcher.run(task_status=task_status))
 
-    assert await desk.tasks.count(1) == [("task_own", False)]
+    assert sorted(await desk.tasks.count(2)) == [("task_due", False), ("task_left", True)]
 
 
 async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) -> None:

@@ -55,7 +55,9 @@ _CLAIM_FOLLOW_UPS = text(
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
     "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id, t.updated_at"
 )
-_ALL_DUE = text("update tasks set wake_at = now() where wake_at > now() and dispatched")
+_LEFT_BEHIND_DUE = text(
+    "update tasks set wake_at = now() where wake_at > now() and dispatched and updated_at < :before"
+)
 _STILL_OCCUPYING = text(
     "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
     "and status <> 'review'"
@@ -146,7 +148,8 @@ class Dispatcher(Worker):
         if not look_everywhere:
             return
         if not self._has_recovered:
-            await self._database.work(lambda connection: connection.execute(_ALL_DUE).rowcount)
+            left = {"before": self._recover_before}
+            await self._database.work(lambda connection: connection.execute(_LEFT_BEHIND_DUE, left).rowcount)
             self._has_recovered = True
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
         for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
