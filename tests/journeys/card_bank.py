@@ -87,9 +87,13 @@ class CardBank:
         """The refunds of an intent, newest first."""
         return list(await self._read(f"refunds?payment_intent={intent_id}"))
 
-    async def events_of(self, intent_id: str) -> list[dict[str, Any]]:
-        """Every event about an intent and what hangs on it, oldest first."""
-        found = await self._read("events")
+    async def events(self) -> list[dict[str, Any]]:
+        """Every event there ever was, newest first."""
+        return list(await self._read("events"))
+
+    async def events_of(self, intent_id: str, among: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """Every event about an intent and what hangs on it, oldest first; ``among`` those that were read before."""
+        found = await self.events() if among is None else among
         about = [
             e for e in found if intent_id in (e["data"]["object"]["id"], e["data"]["object"].get("payment_intent"))
         ]
