@@ -232,6 +232,7 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
     environ = {
         **production,
         "HOLDFAST_SANDBOX_ENABLED": "true",
+        "HOLDFAST_WEBHOOK_LOCAL_ALLOWED": "true",
         "HOLDFAST_PUBLIC_URL": "http://pay.example",
         "HOLDFAST_CARD_API_KEY": "sk_card",
     }
@@ -240,6 +241,7 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
     assert [line.split()[0] for line in settings.warnings] == [
         "HOLDFAST_SMTP_URL",
         "HOLDFAST_SANDBOX_ENABLED",
+        "HOLDFAST_WEBHOOK_LOCAL_ALLOWED",
         "HOLDFAST_PUBLIC_URL",
         "HOLDFAST_CARD_WEBHOOK_SECRET",
         "HOLDFAST_CARD_PUBLISHABLE_KEY",

@@ -273,6 +273,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             lines.append(f"{PREFIX}SMTP_URL is not set: sign-in codes cannot be mailed")
         if settings.sandbox_enabled:
             lines.append(f"{PREFIX}SANDBOX_ENABLED is true: every account can give itself credit without paying")
+        if settings.webhook_local_allowed:
+            lines.append(f"{PREFIX}WEBHOOK_LOCAL_ALLOWED is true: customers can have us call private addresses")
         if settings.public_url is None:
             lines.append(f"{PREFIX}PUBLIC_URL is not set: links will name the address the service listens on")
         elif settings.public_url.startswith("http:"):
