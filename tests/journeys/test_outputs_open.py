@@ -190,6 +190,18 @@ def test_a_browser_plays_and_seeks_what_a_page_shows(
         assert (seen["width"], seen["height"]) == (made[name].told["width"], made[name].told["height"])
 
 
+@pytest.mark.parametrize("name", ["clip", "tone"])
+def test_a_browser_that_is_led_to_a_link_has_a_player(made: dict[str, Made], browser: Browser, name: str) -> None:
+    troubles: list[str] = []
+    page = browser.new_page()
+    page.on("console", lambda message: troubles.append(message.text))
+    with page.expect_response(lambda answer: answer.request.resource_type == "media", timeout=WAIT_MS) as played:
+        page.goto(made[name].url, timeout=WAIT_MS)
+    assert (played.value.url, played.value.status) == (made[name].url, 206)
+    page.close()
+    assert troubles == []
+
+
 def test_the_page_of_the_interface_fits_a_desk_and_a_hand(house: Service, browser: Browser) -> None:
     operations = httpx.get(f"{house.url}/openapi.json", verify=False).json()["paths"]
     troubles: list[str] = []

@@ -147,6 +147,11 @@ def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
     return Span(start, stop)
 
 
+_SHOWN = "sandbox; default-src 'none'"
+_PLAYED = "sandbox allow-same-origin; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'"
+"""A browser that is led to a sound or a clip makes a page with a player, which loads the link once more."""
+
+
 def _headers(asset: AssetRecord) -> dict[str, str]:
     return {
         "Content-Type": asset.content_type,
@@ -154,7 +159,7 @@ def _headers(asset: AssetRecord) -> dict[str, str]:
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, max-age=3600",
         "Content-Disposition": f'inline; filename="{asset.asset_id}.{_extension(asset)}"',
-        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Content-Security-Policy": _PLAYED if asset.content_type.startswith(("audio/", "video/")) else _SHOWN,
         "Cross-Origin-Resource-Policy": "cross-origin",
     }
 
