@@ -29,10 +29,12 @@ WORKERS_MAX = 8
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many workers ``-n auto`` means here; none where a single test was asked for."""
-    if any("::" in word for word in config.args):
-        return 0
-    return min(WORKERS_MAX, WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+    """How many workers ``-n auto`` means here: no more than modules were named, and none for a single one."""
+    workers = min(WORKERS_MAX, WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+    named = {word.partition("::")[0] for word in config.args}
+    if all(word.endswith(".py") for word in named):
+        workers = min(workers, len(named))
+    return workers if workers > 1 else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
