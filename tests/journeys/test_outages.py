@@ -88,8 +88,12 @@ async def test_cut_connections_under_load_lose_nothing(
             return int(row[0])
 
     async def trouble() -> None:
+        async def cut_some() -> int:
+            return await trio.to_thread.run_sync(cut)
+
         for _ in range(6):
-            assert await trio.to_thread.run_sync(cut) > 0
+            # In between the service may have no connection left at all.
+            await until(cut_some)
 
             async def answers() -> bool:
                 return (await ada.call("GET", "/v2/task/list?limit=1")).status_code == 200
