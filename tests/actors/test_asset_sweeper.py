@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -21,7 +21,17 @@ from PIL import Image
 from sqlalchemy import Connection, text
 
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command, ExpireAssets, HearHosting, Host
+from holdfast.actors.messages import (
+    Command,
+    DecideReview,
+    ExpireAssets,
+    HearHosting,
+    HearNews,
+    Host,
+    Recharge,
+    TaskAccepted,
+    Wake,
+)
 from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
@@ -29,20 +39,20 @@ from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.news import Output
+from holdfast.ledger.news import Output, ProviderNews
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits
 from holdfast.ledger.tasks import HostingState, OutputItem, Task, TaskStatus, accept_task
 from holdfast.ledger.terms import Hosting
 from holdfast.persistence.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
 from holdfast.persistence.loading import load_event_ids, load_task
-from holdfast.persistence.rows import AssetRow
+from holdfast.persistence.rows import ApiKeyRow, AssetRow
 from holdfast.persistence.units import Committed, Unit
 from holdfast.providers.assets import LocalStore, StoreFault, asset_key
 from holdfast.providers.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 
-from .conftest import World, terms
+from .conftest import World, create_task, terms
 
 RETENTION_S = 7 * 24 * 3600
 TYPE = "image/png"
@@ -330,6 +340,58 @@ async def test_a_task_that_delivered_nothing_gives_its_rows_up_and_one_under_way
         await shop.tasks.ask(request_id, ExpireAssets())
     assert await shop.count("assets") == 1
     assert (await shop.row(running)).state.hosting.status == "ready"
+
+
+async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_rest(shop: Shop) -> None:
+    first, second = picture(1), picture(2)
+    key_id = new_id("key")
+    at = shop.at
+    row = ApiKeyRow(shop.account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), at)
+    assert isinstance(await shop.world.journal.write(Unit(rows=(row,))), Committed)
+    await shop.world.accounts.ask(shop.account_id, Recharge(5_000_000))
+    created = await shop.world.accounts.ask(shop.account_id, create_task(key_id))
+    assert isinstance(created, TaskAccepted)
+    request_id = created.request_id
+
+    def news(event_id: str, status: Literal["succeeded", "failed"]) -> HearNews:
+        outputs = (Output(index=0, url="https://s.test/0"), Output(index=1, url="https://s.test/1"))
+        return HearNews(
+            ProviderNews(
+                source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1,
+                status=status, provider_ref="job_1", outputs=outputs if status == "succeeded" else (),
+            ),
+            b"{}",
+        )  # fmt: skip
+
+    async def stored(position: int, data: bytes) -> HearHosting:
+        await shop.put(data)
+        until = shop.at + timedelta(seconds=RETENTION_S)
+        result = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
+        return HearHosting(1, (result,))
+
+    shop.passes(60)
+    await shop.tasks.ask(request_id, Wake())
+    await shop.tasks.ask(request_id, news("evt_1", "succeeded"))
+    await shop.tasks.ask(request_id, await stored(0, first))
+    await shop.tasks.ask(request_id, news("evt_2", "failed"))
+    assert (await shop.row(request_id)).status == "review"
+    shop.passes(RETENTION_S + 1)
+    sweeper = shop.sweeper()
+    assert await sweeper.sweep() == Swept(0, 0)
+    await shop.tasks.ask(request_id, DecideReview(approve=True))
+    await shop.tasks.ask(request_id, await stored(1, second))
+    done = await shop.row(request_id)
+    until = shop.at + timedelta(seconds=RETENTION_S)
+    assert (done.status, [item.expires_at for item in done.state.output]) == ("succeeded", [until] * 2)
+
+    def expiries(rows: Connection) -> list[datetime]:
+        return list(rows.execute(text("select expires_at from assets")).scalars())
+
+    assert await shop.world.database.read(expiries) == [until] * 2
+    shop.passes(RETENTION_S - 1)
+    assert await sweeper.sweep() == Swept(0, 0)
+    shop.passes(2)
+    assert await sweeper.sweep() == Swept(1, 2)
 
 
 async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: Shop) -> None:

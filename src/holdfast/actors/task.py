@@ -57,7 +57,7 @@ from holdfast.ledger.task_steps import (
 from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.rows import AssetRow, AssetsRemovedRow, Row, TaskEventRow
+from holdfast.persistence.rows import AssetRow, AssetsKeptRow, AssetsRemovedRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 
@@ -193,7 +193,7 @@ class TaskActor(JournaledActor):
         if step.task is None:
             return await self._take(step)
         known = {item.asset_id for item in self._task.state.output}
-        stored = {item.asset_id for item in step.task.state.output} - known
+        stored = {item.asset_id: item for item in step.task.state.output if item.asset_id not in known}
         rows = [
             AssetRow(
                 self._task.account_id,
@@ -204,7 +204,7 @@ class TaskActor(JournaledActor):
                 result.bytes,
                 result.content_type,
                 at,
-                result.expires_at,
+                stored[result.asset_id].expires_at or result.expires_at,
             )
             for result in results
             if isinstance(result, HostedOutput) and result.asset_id in stored
@@ -260,10 +260,8 @@ class TaskActor(JournaledActor):
         rows = (changed_task_row(after), *rows, *events)
         if usage_of(after) != usage_of(before):
             rows = (*rows, changed_usage_row(after))
-        ends = after.is_terminal and not before.is_terminal
-        if ends and after.status != "succeeded" and before.state.output:
-            # Stored in vain: without a row the sweeper takes the content away.
-            rows = (*rows, AssetsRemovedRow(after.account_id, self._request_id))
+        if after.is_terminal and not before.is_terminal and before.state.output:
+            rows = (*rows, self._stored_before(after))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
@@ -273,6 +271,15 @@ class TaskActor(JournaledActor):
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()
+
+    def _stored_before(self, after: Task) -> Row:
+        """What becomes of assets whose rows were there before the task ended."""
+        kept = [item.expires_at for item in after.state.output if item.expires_at is not None]
+        if after.status == "succeeded" and kept:
+            # Their time begins with the delivery: what waited through a review may have been over already.
+            return AssetsKeptRow(after.account_id, self._request_id, max(kept))
+        # Stored in vain: without a row the sweeper takes the content away.
+        return AssetsRemovedRow(after.account_id, self._request_id)
 
     def _confirm(self, reply: Any, *rows: Row) -> Commit:
         """Answer what leaves the task as it is; only of its newest version, for others may have moved it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -179,8 +179,16 @@ def deliver(
     usage: ReportedUsage | None,
     note: Progress | None = None,
 ) -> Step:
-    """End the task as succeeded with ``stored``, and capture what they cost."""
+    """End the task as succeeded with ``stored``, and capture what they cost.
+
+    The time that stored results are kept begins here: what was stored long ago, before a review or by an early
+    round, is paid for now and can be fetched as long as the rest.
+    """
     assert stored
+    kept_until = now + timedelta(seconds=task.request.terms.hosting.retention_s)
+    stored = tuple(
+        item if item.asset_id is None else msgspec.structs.replace(item, expires_at=kept_until) for item in stored
+    )
     total = max(hosting.expected, len(stored))
     lost_count = total - len(stored)
     units, charge_micro = charge_micro_of(task.request.terms, task.request.hold_micro, usage, stored, lost_count)

@@ -240,6 +240,14 @@ class AssetRow(NamedTuple):
     expires_at: datetime
 
 
+class AssetsKeptRow(NamedTuple):
+    """Until when all assets of a task are kept."""
+
+    account_id: str
+    request_id: str
+    expires_at: datetime
+
+
 class AssetsRemovedRow(NamedTuple):
     """All assets of a task go."""
 
@@ -339,6 +347,7 @@ Row: TypeAlias = (
     | UsageRow
     | UsageChangedRow
     | AssetRow
+    | AssetsKeptRow
     | AssetsRemovedRow
     | ApiKeyRow
     | ApiKeyRevokedRow
