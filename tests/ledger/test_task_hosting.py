@@ -404,6 +404,31 @@ def test_a_review_that_is_not_open_is_refused(make_hosting: MakeTask) -> None:
     assert (refusal.code, refusal.final) == ("review_not_open", False)
 
 
+def test_what_was_stored_before_a_review_is_kept_from_its_delivery_on(
+    make_hosting: MakeTask, make_news: MakeNews
+) -> None:
+    begun = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
+    conflict = moved(on_news(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+    assert (conflict.status, len(conflict.state.output)) == ("review", 1)
+    month_s = 30 * 24 * 3600
+    approved = moved(on_review(conflict, True, at(begun, month_s), operation_id="op_r"))
+    done = moved(host(approved, stored(1), seconds=month_s + 60))
+    retention = timedelta(seconds=done.request.terms.hosting.retention_s)
+    assert done.status == "succeeded"
+    assert [item.expires_at for item in done.state.output] == [at(begun, month_s + 60) + retention] * 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "measures"),
+    [("per_megapixel", {"width": 10**15, "height": 10**15}), ("per_second", {"duration_s": 1e300})],
+)
+def test_measures_that_cannot_be_true_stay_within_what_rows_can_hold(
+    make_hosting: MakeTask, mode: str, measures: dict[str, Any]
+) -> None:
+    task = moved(host(make_hosting(made=1, mode=mode, unit=mode[4:], units=4), stored(0, **measures)))
+    assert (task.state.billable_units, task.state.cost_micro) == (10**15, task.request.hold_micro)
+
+
 def test_the_ready_event_and_the_end_of_retention_are_kept(make_hosting: MakeTask) -> None:
     task = moved(host(make_hosting(webhook_url="https://ada.test/h"), *(stored(n) for n in range(4))))
     told = moved(on_assets_announced(task, True, at(task, 20)))

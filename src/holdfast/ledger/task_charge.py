@@ -44,7 +44,10 @@ def charge_micro_of(
 
 
 def measured_units(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
-    """The units that can be read off the stored outputs, or None where the mode or the outputs do not tell."""
+    """The units that can be read off the stored outputs, or None where the mode or the outputs do not tell.
+
+    Where a file does not tell its own measure the provider's claim stands in, so these are bounded as well.
+    """
     mode = terms.rate.mode
     if not stored:
         return None
@@ -52,14 +55,12 @@ def measured_units(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
         return Units(units=len(stored))
     if mode == "per_megapixel":
         sizes = [item.width * item.height for item in stored if item.width and item.height]
-        return Units(units=sum(-(-size // 1_000_000) for size in sizes)) if len(sizes) == len(stored) else None
+        megapixels = sum(-(-size // 1_000_000) for size in sizes)
+        return Units(units=_within(megapixels)) if len(sizes) == len(stored) else None
     if mode == "per_second":
         durations = [item.duration_s for item in stored if item.duration_s is not None]
-        return (
-            Units(units=sum(math.ceil(round(length, 3)) for length in durations))
-            if len(durations) == len(stored)
-            else None
-        )
+        seconds = sum(math.ceil(round(length, 3)) for length in durations)
+        return Units(units=_within(seconds)) if len(durations) == len(stored) else None
     return None
 
 
