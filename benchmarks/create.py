@@ -2,9 +2,9 @@
 
 Both run as processes of their own, in turn and several times over, under the same client with the same number of
 connections. Two ratios are told: the median of neighbouring runs, where the service works off its queue while the
-bare endpoint is measured, and creates over the bare endpoint measured before, with nothing beside it. A create authenticates the key,
-validates and prices the input, holds the credit, writes seven rows and answers when they are durable. The
-development studio works off the queue beside it, as it does in ``make run``.
+bare endpoint is measured, and creates over the bare endpoint measured before, with nothing beside it. A create
+authenticates the key, validates and prices the input, holds the credit, writes seven rows and answers when they
+are durable. The development studio works off the queue beside it, as it does in ``make run``.
 
 Run: python -m benchmarks.create [--seconds 4] [--connections 32] [--rounds 5]
 """
