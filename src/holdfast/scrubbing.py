@@ -1,13 +1,17 @@
 """Takes secrets and personal data out of text that is about to be logged or shown.
 
 Deny by default: what looks like a credential goes, and with it some innocent text. This house's own identifiers
-(``acct_…``, ``task_…``) stay, since an operator needs them.
+(``acct_…``, ``task_…``) stay, since an operator needs them. The secrets that this process was given go wherever
+they stand, whatever they look like: :func:`learn_secrets` is told of them.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from itertools import pairwise
+from urllib.parse import quote
 
 SCRUBBED = "***"
 TEXT_LIMIT_CHARS = 2_000
@@ -41,7 +45,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1{SCRUBBED}",
     ),
     (re.compile(r"_secret_\w+"), f"_secret_{SCRUBBED}"),
-    (re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w.-]+"), SCRUBBED),
+    (re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w.+%@-]+"), SCRUBBED),
 )
 
 _RUN = re.compile(
@@ -51,6 +55,59 @@ _RUN = re.compile(
 )
 _IDENTIFIER = re.compile(r"[a-z]+_[0-9a-f]{32}|cat_[0-9a-f]{16}")
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{24,}")
+
+LEARNED_CHARS_MIN = 4
+"""What is shorter stands in every other word; hiding it would tell more than it hides."""
+ALONE_BELOW_CHARS = 16
+"""A shorter secret may be part of a common word, so it is looked for between other letters and digits only."""
+
+
+class _Learned:
+    """The secrets themselves, in all the spellings in which a line may hold them."""
+
+    def __init__(self) -> None:
+        self._spellings: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+
+    def add(self, values: Iterable[str]) -> None:
+        found = {text for value in values for text in _spellings(value) if len(text) >= LEARNED_CHARS_MIN}
+        if found <= self._spellings:
+            return
+        self._spellings |= found
+        # The longest first: one secret may begin with another.
+        longest_first = sorted(self._spellings, key=lambda text: (-len(text), text))
+        self._pattern = re.compile("|".join(map(_exactly, longest_first)))
+
+    def clear(self) -> None:
+        self._spellings.clear()
+        self._pattern = None
+
+    def scrub(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(SCRUBBED, text)
+
+
+def _spellings(value: str) -> set[str]:
+    """As it is, inside a string as programs quote it, and inside an address."""
+    return {value, repr(value)[1:-1], json.dumps(value)[1:-1], quote(value, safe="")}
+
+
+def _exactly(text: str) -> str:
+    if len(text) >= ALONE_BELOW_CHARS:
+        return re.escape(text)
+    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
+_learned = _Learned()
+
+
+def learn_secrets(values: Iterable[str]) -> None:
+    """From now on take these very values out of all text, in this whole process. What is replaced stays known."""
+    _learned.add(values)
+
+
+def forget_secrets() -> None:
+    """Know no values any more, as at the start."""
+    _learned.clear()
 
 
 def _kind(char: str) -> int:
@@ -72,11 +129,12 @@ def _judge_run(match: re.Match[str]) -> str:
 
 
 def scrub(text: str, *, limit_chars: int = TEXT_LIMIT_CHARS) -> str:
-    """Replace whatever looks like a secret in ``text`` by ``***`` and cut the rest to ``limit_chars``.
+    """Replace what is or looks like a secret in ``text`` by ``***`` and cut the rest to ``limit_chars``.
 
     Scrubbing twice changes nothing more. An overlong text is cut at a blank before it is searched, so that the cut
     leaves no half of a secret that is too short to be recognised.
     """
+    text = _learned.scrub(text)
     longest = 4 * limit_chars
     if len(text) > longest:
         text = text[:longest].rpartition(" ")[0]

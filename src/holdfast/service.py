@@ -26,6 +26,7 @@ from holdfast.ledger.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.migrate import migrate
+from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp
 from holdfast.wiring import Assembly, assemble
@@ -45,6 +46,7 @@ def serve(settings: Settings) -> int:
     installed, each with a sentence for people.
     """
     configure_logging(settings.log_format)
+    learn_secrets(settings.secret_values())
     for warning in settings.warnings:
         log.warning(warning)
     try:

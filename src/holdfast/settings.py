@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.kept_secrets import kept_secret
 from holdfast.settings_reader import PREFIX, Reader, SettingsFault
@@ -112,11 +112,15 @@ class Settings:
         return hmac.digest(self.server_key, b"holdfast " + purpose.encode(), "sha256")
 
     def secret_values(self) -> tuple[str, ...]:
-        """Every secret in clear, for the scrubber that keeps them out of logs and reports."""
+        """Every secret in clear, for the scrubber that keeps them out of logs and reports.
+
+        Of addresses it is the password, as written there and as it is once percent codes are read.
+        """
         several = (self.operator_token, self.callback_secret, self.sandbox_secret, *self.card_webhook_secrets)
         bucket_key = None if self.s3 is None else self.s3.secret_access_key
-        passwords = (urlsplit(url).password for url in (self.database_url, self.smtp_url) if url)
-        return tuple(value for value in (*several, self.card_api_key, bucket_key, *passwords) if value)
+        passwords = [word for url in (self.database_url, self.smtp_url) if url for word in _passwords(url)]
+        given = (*several, self.card_api_key, bucket_key, *passwords)
+        return tuple(dict.fromkeys(value for value in given if value))
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -246,6 +250,14 @@ def _s3_place(reader: Reader) -> S3Place | None:
         access_key_id=needed["S3_ACCESS_KEY_ID"],
         secret_access_key=needed["S3_SECRET_ACCESS_KEY"],
     )
+
+
+def _passwords(url: str) -> tuple[str, ...]:
+    """The passwords inside an address; libpq takes one in the query as well."""
+    parts = urlsplit(url)
+    asked = [value for name, value in parse_qsl(parts.query) if name in {"password", "sslpassword"}]
+    inside = () if parts.password is None else (parts.password, unquote(parts.password))
+    return (*inside, *asked)
 
 
 def _production_secrets(given: Mapping[str, str | None]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.hook_address import PURPOSE, hook_address
 from holdfast.providers.media.replicate import ReplicateProvider
+from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -83,6 +84,7 @@ class Shelf:
         for line in self.catalog.warnings:
             log.warning("catalog warning", warning=line)
         configs = self.catalog.providers
+        learn_secrets(secret for config in configs.values() for secret in _secrets_in(config))
         stocked = {
             name: self.providers.get(name) if before.get(name) == config else self._provider(config)
             for name, config in configs.items()
@@ -157,6 +159,10 @@ class Shelf:
         if found is None:
             return ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
         return ProviderTraits(idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels)
+
+
+def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:
+    return config.own_secrets if config.token is None else (*config.own_secrets, config.token)
 
 
 def studio_token(settings: Settings) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
 from holdfast.logs import configure_logging, scrub_secrets
+from holdfast.scrubbing import forget_secrets, learn_secrets, scrub
+from holdfast.service import BAD_CONFIGURATION, serve
+from holdfast.settings import load_settings
+from holdfast.shelf import Shelf
 
 TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx", "httpcore")
 
@@ -26,6 +32,7 @@ def out() -> Iterator[io.StringIO]:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
     structlog.reset_defaults()
+    forget_secrets()
 
 
 def lines(out: io.StringIO) -> list[dict[str, Any]]:
@@ -89,3 +96,60 @@ def test_configuring_again_replaces_what_was_set_up(out: io.StringIO) -> None:
 def test_keys_that_only_sound_secret_are_kept() -> None:
     event = {"tokens_in": 4, "api_key_id": "key_1", "otp_id": "otp_1", "code": "insufficient_credit", "otp": 123456}
     assert scrub_secrets(None, "info", event) == {**event, "otp": "***"}
+
+
+def plain(number: int) -> str:
+    """A secret that no pattern takes for one: words with a dash between."""
+    words = ("lantern", "harbour", "granite", "meadow", "copper", "willow", "ember", "thistle", "marrow", "quill")
+    return f"{words[number]}-and-{words[-number - 1]}-and-nothing-but-{words[number]}"
+
+
+def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
+    out: io.StringIO, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET", "S3_SECRET_ACCESS_KEY", "CARD_API_KEY")
+    given = {f"HOLDFAST_{name}": plain(number) for number, name in enumerate(names)}
+    catalog = tmp_path / "catalog.toml"
+    catalog.write_text(
+        f'[providers.box]\nkind = "cog"\nurl = "https://box.example"\nsecret = "{plain(6)}"\n'
+        f'previous_secrets = ["{plain(7)}"]\ntoken = "{plain(8)}"\n'
+        '[[models]]\nid = "m"\nmodality = "image"\ntype = "async"\ncreated = "2026-11-01"\n'
+        'pricing = { mode = "per_request", unit_price = "1" }\nupstream = { provider = "box" }\n'
+        'input_schema = { type = "object" }\n'
+    )
+    secrets = [*given.values(), plain(5), plain(6), plain(7), plain(8), "pass word/9", "mail/pw", "of-the-query"]
+    for secret in secrets:
+        assert scrub(f"it said {secret} twice") == f"it said {secret} twice"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = load_settings(
+            {
+                **given,
+                "HOLDFAST_ENV": "production",
+                "HOLDFAST_PORT": str(taken.getsockname()[1]),
+                "HOLDFAST_DATA_DIR": str(tmp_path),
+                "HOLDFAST_CATALOG": str(catalog),
+                "HOLDFAST_ASSET_STORE": "s3",
+                "HOLDFAST_S3_BUCKET": "results",
+                "HOLDFAST_S3_ACCESS_KEY_ID": "AK1",
+                "HOLDFAST_CARD_WEBHOOK_SECRET": plain(5),
+                "HOLDFAST_DATABASE_URL": "postgresql://ada:pass%20word%2F9@db/holdfast?password=of-the-query",
+                "HOLDFAST_SMTP_URL": "smtps://ada:mail%2Fpw@mail.example:465",
+            }
+        )
+        assert serve(settings) == BAD_CONFIGURATION
+    assert "Cannot listen" in capsys.readouterr().err
+    Shelf(settings, studio_url="http://127.0.0.1:7000")
+    configure_logging("json", stream=out)
+    for secret in secrets:
+        structlog.get_logger("holdfast.x").warning(f"it said {secret} twice", detail=[secret])
+    assert {(line["event"], *line["detail"]) for line in lines(out)} == {("it said *** twice", "***")}
+
+
+def test_a_secret_goes_in_every_spelling_and_a_short_one_only_where_it_stands_alone(out: io.StringIO) -> None:
+    learn_secrets(['say "so"\\now please', "holdfast", "abc", ""])
+    learn_secrets(["holdfast-and-more-of-the-same"])
+    for text in (r'say "so"\now please', r"say \"so\"\\now please", "say%20%22so%22%5Cnow%20please"):
+        assert scrub(f"x={text}.") == "x=***."
+    assert scrub("holdfast, holdfasts, abc, xholdfast-and-more-of-the-samex") == "***, holdfasts, abc, x***x"
+    long = "blank " * 20_000 + "holdfast-and-more-of-the-same"
+    assert "holdfast-and" not in scrub(long, limit_chars=200_000)

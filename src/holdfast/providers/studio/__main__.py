@@ -16,6 +16,7 @@ import trio
 
 from holdfast.logs import configure_logging
 from holdfast.providers.studio.service import serve_studio
+from holdfast.scrubbing import learn_secrets
 
 NICENESS = 10
 
@@ -43,6 +44,7 @@ async def main() -> None:
         line += chunk
     order = msgspec.json.decode(line, type=Order)
     configure_logging("json" if order.log_format == "json" else "console")
+    learn_secrets((order.secret, order.token))
     async with trio.open_nursery() as nursery:
         await nursery.start(
             partial(
