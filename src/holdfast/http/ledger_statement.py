@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Call
-from holdfast.http.listing import INVALID_CURSOR, Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import INVALID_CURSOR, Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.http.statement_shapes import Statement, statement_entry_body
@@ -52,7 +52,7 @@ async def read_statement(call: Call) -> Outcome:
         return session.account_id, statement_of_account(
             rows,
             session.account_id,
-            limit=window.limit + 1,
+            limit=window.read_max,
             since=window.since,
             until=window.until,
             before_number=None if position is None else int(position.id),
@@ -63,8 +63,5 @@ async def read_statement(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, entries = found
-    next_cursor = None
-    if len(entries) > window.limit:
-        entries = entries[: window.limit]
-        next_cursor = write_cursor(Position(entries[-1].at, str(entries[-1].number)), account_id, window)
-    return Statement(data=[statement_entry_body(entry) for entry in entries], next_cursor=next_cursor)
+    page, next_cursor = cut_page(entries, account_id, window, lambda entry: Position(entry.at, str(entry.number)))
+    return Statement(data=[statement_entry_body(entry) for entry in page], next_cursor=next_cursor)

@@ -1,4 +1,4 @@
-"""The query strings of lists: limit, from, to, and cursors.
+"""The query strings of lists, limit, from, to and cursors, and the page that is cut to them.
 
 A cursor is base64url of ``[version, created_at in microseconds, id, hash of list, owner and filters]``. It is
 opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of another list, of other
@@ -11,15 +11,17 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.http.routes import Parameter
 from holdfast.ledger.refusals import Refusal
+
+E = TypeVar("E")
 
 LIMIT_MAX: Final = 100
 LIMIT_DEFAULT: Final = 20
@@ -40,7 +42,7 @@ _LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(m
 
 
 class Position(NamedTuple):
-    """The last entry of the page before; lists run newest first by (created_at, id)."""
+    """The last entry of the page before; a list runs by (created_at, id), in either direction."""
 
     created_at: datetime
     id: str
@@ -60,6 +62,11 @@ class Window:
     until: datetime | None
     filters: Mapping[str, str]
     cursor: str | None
+
+    @property
+    def read_max(self) -> int:
+        """How many entries to read: one more than a page has tells whether another page follows."""
+        return self.limit + 1
 
 
 def read_window(
@@ -120,6 +127,16 @@ def read_time(text: str) -> datetime | None:
     except (ValueError, OverflowError):
         return None
     return None
+
+
+def cut_page(
+    found: list[E], owner: str, window: Window, place: Callable[[E], Position]
+) -> tuple[list[E], str | None]:
+    """A page, and the cursor of the next one, of up to ``window.read_max`` entries. ``place`` tells an entry's."""
+    if len(found) <= window.limit:
+        return found, None
+    page = found[: window.limit]
+    return page, write_cursor(place(page[-1]), owner, window)
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:

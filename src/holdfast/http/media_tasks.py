@@ -16,7 +16,7 @@ from holdfast.actors.messages import CancelTask, CreateTask, IdempotencyKey
 from holdfast.http.calls import Call, told
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.front import Front
-from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, RouteTable
 from holdfast.http.task_shapes import (
@@ -138,7 +138,7 @@ async def list_tasks(call: Call) -> Outcome:
         return key.account_id, tasks_of_account(
             rows,
             key.account_id,
-            limit=window.limit + 1,
+            limit=window.read_max,
             since=window.since,
             until=window.until,
             after=position,
@@ -149,12 +149,8 @@ async def list_tasks(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, tasks = found
-    next_cursor = None
-    if len(tasks) > window.limit:
-        tasks = tasks[: window.limit]
-        last = Position(tasks[-1].created_at, tasks[-1].request_id)
-        next_cursor = write_cursor(last, account_id, window)
-    return TaskList(data=[task_body(call.front, task) for task in tasks], next_cursor=next_cursor)
+    page, next_cursor = cut_page(tasks, account_id, window, lambda task: Position(task.created_at, task.request_id))
+    return TaskList(data=[task_body(call.front, task) for task in page], next_cursor=next_cursor)
 
 
 @route(

@@ -9,11 +9,11 @@ from sqlalchemy import Connection
 
 from holdfast.actors.order_messages import ResolveOrder
 from holdfast.http.calls import Call
-from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import cut_page, read_cursor, read_window
 from holdfast.http.operator_reviews import OPERATORS, read_note
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.payment_bodies import payment_order_body
-from holdfast.http.payment_orders import ORDER_NOT_FOUND, read_order_amount, valid_order_id
+from holdfast.http.payment_orders import ORDER_NOT_FOUND, place_of, read_order_amount, valid_order_id
 from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
 from holdfast.http.routes import Auth, Outcome, RouteTable
 from holdfast.http.shapes import AmountGiven
@@ -62,15 +62,11 @@ async def list_held_orders(call: Call) -> Outcome:
         return position
 
     def read(rows: Connection) -> list[Order]:
-        return held_orders(rows, limit=window.limit + 1, since=window.since, until=window.until, after=position)
+        return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
 
     orders = await call.front.database.read(read)
-    next_cursor = None
-    if len(orders) > window.limit:
-        orders = orders[: window.limit]
-        last = Position(orders[-1].request.created_at, orders[-1].order_id)
-        next_cursor = write_cursor(last, OPERATORS, window)
-    return PaymentOrderList(data=[payment_order_body(order) for order in orders], next_cursor=next_cursor)
+    page, next_cursor = cut_page(orders, OPERATORS, window, place_of)
+    return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
 
 
 @route(

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from holdfast.actors.messages import DecideReview
 from holdfast.http.calls import Call
 from holdfast.http.front import Front
-from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.http.shapes import Amount, Time
@@ -100,7 +100,7 @@ async def list_reviews(call: Call) -> Outcome:
     def read(rows: Connection) -> list[Task]:
         return open_reviews(
             rows,
-            limit=window.limit + 1,
+            limit=window.read_max,
             since=window.since,
             until=window.until,
             after=position,
@@ -108,11 +108,8 @@ async def list_reviews(call: Call) -> Outcome:
         )
 
     tasks = await call.front.database.read(read)
-    next_cursor = None
-    if len(tasks) > window.limit:
-        tasks = tasks[: window.limit]
-        next_cursor = write_cursor(Position(tasks[-1].created_at, tasks[-1].request_id), OPERATORS, window)
-    return ReviewList(data=[review_body(call.front, task) for task in tasks], next_cursor=next_cursor)
+    page, next_cursor = cut_page(tasks, OPERATORS, window, lambda task: Position(task.created_at, task.request_id))
+    return ReviewList(data=[review_body(call.front, task) for task in page], next_cursor=next_cursor)
 
 
 @route(

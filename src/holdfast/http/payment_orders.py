@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from holdfast.actors.messages import OrderHeard, Replayed
 from holdfast.actors.order_messages import CreateOrder
 from holdfast.http.calls import Call
-from holdfast.http.listing import Position, read_cursor, read_window, write_cursor
+from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.payment_bodies import payment_order_body
 from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
@@ -70,7 +70,7 @@ async def list_payment_orders(call: Call) -> Outcome:
         return session.account_id, orders_of_account(
             rows,
             session.account_id,
-            limit=window.limit + 1,
+            limit=window.read_max,
             since=window.since,
             until=window.until,
             after=position,
@@ -81,12 +81,13 @@ async def list_payment_orders(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, orders = found
-    next_cursor = None
-    if len(orders) > window.limit:
-        orders = orders[: window.limit]
-        last = Position(orders[-1].request.created_at, orders[-1].order_id)
-        next_cursor = write_cursor(last, account_id, window)
-    return PaymentOrderList(data=[payment_order_body(order) for order in orders], next_cursor=next_cursor)
+    page, next_cursor = cut_page(orders, account_id, window, place_of)
+    return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
+
+
+def place_of(order: Order) -> Position:
+    """Where an order stands in any list of orders."""
+    return Position(order.request.created_at, order.order_id)
 
 
 @route(

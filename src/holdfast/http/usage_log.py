@@ -7,7 +7,7 @@ from typing import Final, get_args
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Call
-from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_window, write_cursor
+from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import Auth, Media, Outcome, Parameter, RouteTable
 from holdfast.http.task_shapes import UsageList, usage_body
@@ -70,7 +70,7 @@ async def list_usage(call: Call) -> Outcome:
         return session.account_id, usage_of_account(
             rows,
             session.account_id,
-            limit=window.limit + 1,
+            limit=window.read_max,
             since=window.since,
             until=window.until,
             after=position,
@@ -81,12 +81,8 @@ async def list_usage(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, entries = found
-    next_cursor = None
-    if len(entries) > window.limit:
-        entries = entries[: window.limit]
-        last = Position(entries[-1].ts, entries[-1].request_id)
-        next_cursor = write_cursor(last, account_id, window)
-    return UsageList(data=[usage_body(entry) for entry in entries], next_cursor=next_cursor)
+    page, next_cursor = cut_page(entries, account_id, window, lambda entry: Position(entry.ts, entry.request_id))
+    return UsageList(data=[usage_body(entry) for entry in page], next_cursor=next_cursor)
 
 
 async def _export(call: Call, window: Window) -> Outcome:
