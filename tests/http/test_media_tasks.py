@@ -290,6 +290,20 @@ async def test_results_have_links_that_work_for_their_hour(world: World) -> None
     assert answer["usage"]["cost_credits"] == "0.00"
 
 
+@pytest.mark.parametrize("status", ["processing", "review"])
+async def test_what_is_stored_before_the_task_has_succeeded_has_no_link_for_its_owner(
+    world: World, status: str
+) -> None:
+    stored = OutputItem(
+        position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+        expires_at=world.now + timedelta(days=1),
+    )  # fmt: skip
+    task = world.task(status=status)
+    await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
+    (shown,) = (await (await world.as_key("GET", f"/v2/task/{task.request_id}")).get_json())["output"]
+    assert (shown["url"], shown["sha256"]) == (None, "0" * 64)
+
+
 async def test_expired_results_are_still_described_and_have_no_links(world: World) -> None:
     task = world.task(status="succeeded", wake_at=None)
     kept = OutputItem(

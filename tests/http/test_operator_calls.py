@@ -12,7 +12,7 @@ from holdfast.actors.messages import DecideReview, OrderHeard, TaskRef
 from holdfast.actors.order_messages import ResolveOrder
 from holdfast.ledger.news import Output
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import Review, StatusEntry, Task
+from holdfast.ledger.tasks import OutputItem, Review, StatusEntry, Task
 from holdfast.persistence import tables
 
 if TYPE_CHECKING:
@@ -118,6 +118,14 @@ async def test_open_reviews_of_all_accounts_come_oldest_first(world: World) -> N
     assert [each["account_id"] for each in some["data"]] == [world.other_account_id]
     inside = await get(world, "/ops/reviews?from=2026-11-20T12:02:00Z&to=2026-11-20T12:03:00Z")
     assert [each["review_case_id"] for each in inside["data"]] == ["rev_2"]
+
+
+async def test_an_operator_may_look_at_what_is_stored_already(world: World) -> None:
+    task = frozen(world, 1)
+    stored = OutputItem(position=1, asset_id="asset_a", expires_at=world.now + timedelta(days=1))
+    await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
+    (shown,) = (await get(world, "/ops/reviews/rev_1"))["task"]["output"]
+    assert shown["url"].startswith(f"{world.public_url}/v2/assets/asset_a?")
 
 
 async def test_a_review_shows_what_is_needed_to_decide(world: World) -> None:

@@ -198,7 +198,7 @@ def review_body(front: Front, task: Task) -> ReviewBody:
             ProviderOutput(index=each.index, url=each.url, content_type=each.content_type, bytes=each.bytes)
             for each in (*state.hosting.wanted, *state.hosting.lost)
         ],
-        task=task_body(front, task),
+        task=task_body(front, task, for_operators=True),
     )
 
 

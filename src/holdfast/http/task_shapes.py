@@ -48,7 +48,10 @@ class TaskCreated(msgspec.Struct, frozen=True):
 
 
 class OutputBody(msgspec.Struct, frozen=True):
-    """One result. ``url`` is signed anew at each read and works until ``expires_at``; null once it is gone."""
+    """One result. ``url`` is signed anew at each read and works until ``expires_at``.
+
+    It is null once it is gone, and until the task has succeeded: nobody fetches what has not been charged for.
+    """
 
     index: int
     url: str | None
@@ -168,18 +171,19 @@ def task_created(front: Front, accepted: TaskAccepted) -> TaskCreated:
     )
 
 
-def task_body(front: Front, task: Task) -> TaskBody:
-    """Write a task, its links signed as of now."""
-    picture = msgspec.structs.asdict(task_picture(front, task))
+def task_body(front: Front, task: Task, *, for_operators: bool = False) -> TaskBody:
+    """Write a task, its links signed as of now; operators get them for what is stored before it has succeeded."""
+    picture = msgspec.structs.asdict(task_picture(front, task, for_operators=for_operators))
     return TaskBody(**picture, provider_progress=[_progress(line) for line in task.state.progress])
 
 
-def task_picture(front: Front, task: Task) -> TaskPicture:
+def task_picture(front: Front, task: Task, *, for_operators: bool = False) -> TaskPicture:
     """Write a task but for its progress, its links signed as of now."""
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
     now = front.now()
-    output = [_output(front, item, now, is_kept=hosting.status != "expired") for item in state.output]
+    is_open = for_operators or task.status == "succeeded"
+    output = [_output(front, item, now, is_open=is_open and hosting.status != "expired") for item in state.output]
     return TaskPicture(
         request_id=task.request_id,
         quote_id=request.quote_id,
@@ -263,9 +267,9 @@ def _usage(task: Task) -> FreeForm:
     }
 
 
-def _output(front: Front, item: OutputItem, now: datetime, *, is_kept: bool) -> OutputBody:
+def _output(front: Front, item: OutputItem, now: datetime, *, is_open: bool) -> OutputBody:
     url, expires_at = item.url, item.expires_at
-    if item.asset_id is not None and not is_kept:
+    if item.asset_id is not None and not is_open:
         url = None
     elif item.asset_id is not None:
         link_end = now + timedelta(seconds=front.settings.asset_link_ttl_s)
