@@ -14,7 +14,8 @@ from quart_trio import QuartTrio
 
 from holdfast.ledger.news import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
-from holdfast.providers.media.cog import ANSWER_MAX_BYTES, CogProvider
+from holdfast.providers.media.cog import CogProvider
+from holdfast.providers.media.line import ANSWER_MAX_BYTES
 from holdfast.providers.studio.jobs import StudioFaults
 
 from .conftest import SECRET, Ear, ServeApp, StartStudio, is_last

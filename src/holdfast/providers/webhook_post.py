@@ -7,9 +7,7 @@ never read.
 
 from __future__ import annotations
 
-import email.utils
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 import httpx
@@ -19,6 +17,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.deliveries import Answer
 from holdfast.providers.addresses import is_plain_host, is_public, names_address
 from holdfast.providers.guarded import Blocked, GuardedClient, Unreachable, header
+from holdfast.providers.retry_after import wished_pause_s
 
 URL_MAX_CHARS: Final = 1024
 
@@ -61,25 +60,11 @@ async def post_event(
     try:
         with trio.fail_after(timeout_s):
             async with client.open("POST", url, headers=sent, content=body, redirects_max_count=0) as response:
-                wish = header(response, "retry-after")
-                return Answer(response.status, retry_after_s=None if wish is None else _seconds(wish, now()))
+                pause_s = wished_pause_s(header(response, "retry-after"), now())
+                return Answer(response.status, retry_after_s=pause_s)
     except trio.TooSlowError:
         return Answer(None, error=f"no answer within {timeout_s:g} s")
     except Blocked as refusal:
         return Answer(None, error=f"not allowed: {refusal}")
     except Unreachable as fault:
         return Answer(None, error=f"unreachable: {fault}")
-
-
-def _seconds(wish: str, now: datetime) -> float | None:
-    """A Retry-After in seconds from now; None for one that cannot be read."""
-    text = wish.strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        at = email.utils.parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return max(0.0, (at - now).total_seconds())

@@ -17,6 +17,7 @@ import stripe
 import trio
 from stripe import _util as stripe_util
 
+from holdfast.ledger.clock import utc_now
 from holdfast.providers.card.base import (
     AlreadyMoved,
     Canceled,
@@ -31,6 +32,7 @@ from holdfast.providers.card.base import (
 )
 from holdfast.providers.card.reading import Fields, Unreadable, items, related, snapshot, text
 from holdfast.providers.card.wire import TimedOut, TrioHttp
+from holdfast.providers.retry_after import wished_pause_s
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
@@ -188,10 +190,9 @@ def _fault(fault: stripe.StripeError) -> CardFault:
 
 
 def _retry_after_s(headers: Mapping[str, str] | None) -> int:
-    given = {name.lower(): value for name, value in (headers or {}).items()}.get("retry-after", "").strip()
-    if not (given.isascii() and given.isdigit()) or len(given) > 9:
-        return RETRY_AFTER_DEFAULT_S
-    return max(1, min(int(given), RETRY_AFTER_MAX_S))
+    given = {name.lower(): value for name, value in (headers or {}).items()}.get("retry-after")
+    pause_s = wished_pause_s(given, utc_now())
+    return RETRY_AFTER_DEFAULT_S if pause_s is None else round(max(1.0, min(pause_s, RETRY_AFTER_MAX_S)))
 
 
 def _hush() -> None:

@@ -33,15 +33,7 @@ from holdfast.providers.media.base import (
     job_id,
 )
 from holdfast.providers.media.callbacks import tidy
-from holdfast.providers.media.line import (
-    ANSWER_MAX_BYTES,
-    NEVER_SENT,
-    NO_ANSWER,
-    Answer,
-    Line,
-    detail_of,
-    retry_after_s,
-)
+from holdfast.providers.media.line import Answer, Line, detail_of
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
@@ -49,8 +41,6 @@ from holdfast.providers.media.predictions import (
     news_of,
     read_prediction,
 )
-
-__all__ = ["ANSWER_MAX_BYTES", "CogProvider"]
 
 EVENTS = ("start", "output", "logs", "completed")
 PLAIN_EVENTS = ("start", "logs", "completed")
@@ -113,13 +103,8 @@ class CogProvider:
             order |= {"webhook": job.callback_url, "webhook_events_filter": self._events}
         body = msgspec.json.encode(order)
         headers = {"Content-Type": "application/json", "Prefer": "respond-async"}
-        try:
-            answer = await self._line.ask("PUT", _path(name), self._submit_timeout_s, body, headers)
-        except NEVER_SENT as fault:
-            return NotSent(f"provider unreachable: {type(fault).__name__}")
-        except NO_ANSWER as fault:
-            return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
-        return _submission(answer, name)
+        answer = await self._line.hand_in("PUT", _path(name), self._submit_timeout_s, body, headers)
+        return _submission(answer, name) if isinstance(answer, Answer) else answer
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderNews | None:
         """Ask how the job is. Raises :class:`PollFault`."""
@@ -188,7 +173,7 @@ def _submission(answer: Answer, name: str) -> Submission:
             return Ambiguous("the submission was answered with what is not a prediction")
         return Accepted(tidy(told.id, REF_MAX_CHARS) or name, told.known_status or "queued")
     if status in _BUSY:
-        return NotSent(f"provider busy: {status}", retry_after_s(answer.headers.get("retry-after")))
+        return NotSent(f"provider busy: {status}", answer.retry_after_s)
     if status >= 500:
         return Ambiguous(f"the provider answered {status}")
     code = "invalid_upstream_input" if status in _INPUT_REFUSED else "provider_error"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 import httpx
 import msgspec
 import trio
 
+from holdfast.ledger.clock import utc_now
 from holdfast.providers.bounded import BodyTooLarge, drain
-from holdfast.providers.media.base import PollFault
+from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.callbacks import MESSAGE_MAX_CHARS, tidy
+from holdfast.providers.retry_after import wished_pause_s
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
@@ -30,6 +30,12 @@ class Answer(msgspec.Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """When the server wishes to be asked again, an hour from now at the latest; None where it says nothing."""
+        pause_s = wished_pause_s(self.headers.get("retry-after"), utc_now())
+        return None if pause_s is None else round(min(pause_s, RETRY_AFTER_MAX_S))
 
 
 class Line:
@@ -75,6 +81,17 @@ class Line:
                 body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
                 return Answer(response.status_code, dict(response.headers), body)
 
+    async def hand_in(
+        self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]
+    ) -> Answer | NotSent | Ambiguous:
+        """One exchange that gives the server a job; without an answer, whether it may have the job."""
+        try:
+            return await self.ask(method, path, within_s, content, headers)
+        except NEVER_SENT as fault:
+            return NotSent(f"provider unreachable: {type(fault).__name__}")
+        except NO_ANSWER as fault:
+            return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
+
     async def ask_known(self, method: str, path: str, within_s: float) -> Answer:
         """One exchange about a job that the server has. Raises :class:`PollFault`."""
         try:
@@ -98,17 +115,3 @@ def detail_of(body: bytes) -> str:
         # Validators list what is wrong, each with a message.
         reason = "; ".join(str(item["msg"]) for item in reason[:8] if isinstance(item, dict) and "msg" in item)
     return tidy(reason if isinstance(reason, str) else None, MESSAGE_MAX_CHARS - 50) or "no reason given"
-
-
-def retry_after_s(value: str | None) -> int | None:
-    """Seconds from a ``Retry-After`` that is a number or a date; None where it is neither."""
-    if value is None:
-        return None
-    if value.strip().isascii() and value.strip().isdigit():
-        return min(int(value.strip()[:9]), RETRY_AFTER_MAX_S)
-    try:
-        at = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(max(0, round((at - datetime.now(UTC)).total_seconds())), RETRY_AFTER_MAX_S)

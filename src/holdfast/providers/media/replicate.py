@@ -45,7 +45,7 @@ from holdfast.providers.media.base import (
 )
 from holdfast.providers.media.callbacks import tidy
 from holdfast.providers.media.cog import cancel_outcome
-from holdfast.providers.media.line import NEVER_SENT, NO_ANSWER, Answer, Line, detail_of, retry_after_s
+from holdfast.providers.media.line import Answer, Line, detail_of
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, news_of, read_prediction
 
 EVENTS = ("start", "completed")
@@ -116,13 +116,8 @@ class ReplicateProvider:
             order |= {"webhook": webhook, "webhook_events_filter": EVENTS}
         body = msgspec.json.encode(order)
         headers = {"Content-Type": "application/json"}
-        try:
-            answer = await self._line.ask("POST", path, self._submit_timeout_s, body, headers)
-        except NEVER_SENT as fault:
-            return NotSent(f"provider unreachable: {type(fault).__name__}")
-        except NO_ANSWER as fault:
-            return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
-        return self._submission(answer)
+        answer = await self._line.hand_in("POST", path, self._submit_timeout_s, body, headers)
+        return self._submission(answer) if isinstance(answer, Answer) else answer
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderNews | None:
         """Ask how the job is. Raises :class:`PollFault`."""
@@ -172,7 +167,7 @@ class ReplicateProvider:
             if ref is None:
                 return Ambiguous("the submission was answered with a prediction without an id")
             return Accepted(ref, told.known_status or "queued")
-        wait_s = retry_after_s(answer.headers.get("retry-after"))
+        wait_s = answer.retry_after_s
         if status in _OURS_TO_MEND or 300 <= status < 400:
             log.error("provider refuses us", provider=self.name, status=status, reason=detail_of(answer.body))
             return NotSent(f"the provider answered {status}", wait_s or RETRY_AFTER_DEFAULT_S)
