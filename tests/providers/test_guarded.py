@@ -341,7 +341,7 @@ async def test_headers_do_not_cross_origins(serve_app: ServeApp) -> None:
     assert app.config["SEEN"] == [("a.example", "s"), ("a.example", "s"), ("b.example", None)]
 
 
-async def test_post_tells_the_status_and_follows_nothing(serve_app: ServeApp) -> None:
+async def test_a_post_without_redirects_tells_the_status_and_follows_nothing(serve_app: ServeApp) -> None:
     app = QuartTrio("hook", static_folder=None)
 
     @app.post("/hook")
@@ -353,11 +353,15 @@ async def test_post_tells_the_status_and_follows_nothing(serve_app: ServeApp) ->
         async with serve_app(app) as url:
             network = Network({"a.example": ["93.184.216.34"]}, url)
             client = network.client()
-            json = {"Content-Type": "application/json"}
-            assert await client.post("https://a.example/hook", b"{}", json, timeout_s=5) == 202
-            assert await client.post("https://a.example/hook", b"go", json, timeout_s=5) == 302
+
+            async def post(url: str, content: bytes) -> int:
+                async with client.open("POST", url, content=content, redirects_max_count=0) as response:
+                    return response.status
+
+            assert await post("https://a.example/hook", b"{}") == 202
+            assert await post("https://a.example/hook", b"go") == 302
             with pytest.raises(Blocked):
-                await client.post("http://a.example/hook", b"{}", json, timeout_s=5)
+                await post("http://a.example/hook", b"{}")
             await client.close()
 
 
@@ -374,8 +378,4 @@ async def test_silent_server_is_let_go() -> None:
             network = Network({"a.example": ["93.184.216.34"]}, f"x:{listener.socket.getsockname()[1]}")
             with pytest.raises(Unreachable):
                 await fetch(network.client(idle_timeout_s=0.1), "https://a.example/")
-            client = network.client()
-            with pytest.raises(Unreachable, match="in time"):
-                await client.post("https://a.example/", b"", {}, timeout_s=0.1)
-            await client.close()
             nursery.cancel_scope.cancel()

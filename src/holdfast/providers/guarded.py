@@ -102,9 +102,9 @@ class GuardedClient:
     """Fetches and posts behind the guard.
 
     ``allow`` holds the origins the operator configured, such as the studio's, with hosts in lower case; the set may
-    change while the client is used. ``local_allowed`` judges no origin at
-    all, for a machine that calls itself. ``resolve`` and ``dial`` are replaced in tests. Times in seconds:
-    ``connect_timeout_s`` for name and connection, ``idle_timeout_s`` between two bytes.
+    change while the client is used. ``local_allowed`` judges no origin at all, for a machine that calls itself.
+    ``resolve`` and ``dial`` are replaced in tests. Times in seconds: ``connect_timeout_s`` for name and connection,
+    ``idle_timeout_s`` between two bytes.
     """
 
     def __init__(
@@ -177,20 +177,6 @@ class GuardedClient:
             if _origin(before) != _origin(target):
                 headers = {}
         raise Blocked(f"more than {redirects_max_count} redirects")
-
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str], *, timeout_s: float) -> int:
-        """Post and return the answer's status; its body is not read, its redirect not followed.
-
-        Raises :class:`Blocked` and :class:`Unreachable`.
-        """
-        try:
-            with trio.fail_after(timeout_s):
-                async with self.open(
-                    "POST", url, headers=headers, content=content, redirects_max_count=0
-                ) as response:
-                    return response.status
-        except trio.TooSlowError as fault:
-            raise Unreachable("no answer in time") from fault
 
     async def close(self) -> None:
         """Give back connections."""
