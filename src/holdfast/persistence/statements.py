@@ -132,7 +132,7 @@ def _delete(table: Table, row: type[Any]) -> Statement:
 
 
 STATEMENTS: dict[type[Any], Statement] = {
-    # New rows first, in an order that lets a later kind speak of an earlier one.
+    # New rows before what changes them. Beyond that the order is free: no table's constraint asks after another.
     AccountRow: _insert(tables.accounts, AccountRow),
     AccountHead: _update(tables.accounts, AccountHead, keyed=["id"]),
     OperationRow: _insert(tables.operations, OperationRow),

@@ -2,7 +2,8 @@
 
 A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
 each by key) and then, in a statement of its own so that its snapshot is younger than the locks, looks up the
-idempotency keys. What fits is then written, marked with the batch's id, and committed in the second.
+idempotency keys. What fits is then written, marked with the batch's id, and committed in the second. In between,
+each kind that has many new rows takes a trip of its own: COPY spares the server more than the trip costs.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class BatchWriter:
 
     @staticmethod
     def _copied(connection: psycopg.Connection[Any], kind: type[Any], rows: Sequence[Any]) -> bool:
-        """Put new rows in by COPY where there are many of them. What changes rows comes after all that is new."""
+        """Put many new rows in by COPY, ahead of whatever changes them; False for a few, or for other rows."""
         statement = STATEMENTS[kind]
         if statement.copy_sql is None or len(rows) < BULK_ROWS:
             return False
