@@ -13,10 +13,10 @@ import trio
 import trio.testing
 
 from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
-from holdfast.actors.workers.dispatcher import Dispatcher, Tick
+from holdfast.actors.workers.dispatcher import AUDIT_TICKS, Dispatcher, Tick
 from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import WorkerPost
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database
 
@@ -52,22 +52,32 @@ class Desk:
     tasks: Tasks
     nursery: trio.Nursery
 
-    async def plant(self, request_id: str, *, dispatched: bool, due_in_s: float, touched_ago_s: float = 0) -> None:
+    async def plant(
+        self,
+        request_id: str,
+        *,
+        dispatched: bool,
+        due_in_s: float,
+        touched_ago_s: float = 0,
+        provider: str = "studio",
+        ends_in_s: float = 3600,
+    ) -> None:
         """Write a task's row."""
         now = utc_now()
+        ends_at = now + timedelta(seconds=ends_in_s)
         row = {
             "account_id": "acct_1",
             "request_id": request_id,
             "version": 1,
             "status": "queued",
             "model": "studio/image-1",
-            "provider": "studio",
+            "provider": provider,
             "created_at": now,
             "updated_at": now - timedelta(seconds=touched_ago_s),
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
             "request": {},
-            "state": {},
+            "state": {"overall_deadline_at": format_time(ends_at)},
         }
         await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
 
@@ -140,6 +150,20 @@ async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) 
 
     woken = await desk.tasks.count(2)
     assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
+
+
+async def test_who_waits_in_vain_is_woken_when_its_time_is_over(desk: Desk) -> None:
+    dispatcher = desk.dispatcher()
+    for name in ("task_1", "task_2"):
+        await desk.plant(name, dispatched=False, due_in_s=-100)
+    await desk.plant("task_gone", dispatched=False, due_in_s=-90, provider="gone", ends_in_s=-60)
+    await desk.plant("task_full", dispatched=False, due_in_s=-80, ends_in_s=-60)
+    await desk.plant("task_hopes", dispatched=False, due_in_s=-70, provider="gone")
+    for _ in range(AUDIT_TICKS - 1):
+        await dispatcher.on_receive(Tick())
+    assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2"]
+    await dispatcher.on_receive(Tick())
+    assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
 
 
 async def test_a_busy_loop_is_known_by_how_little_it_sleeps(mock_clock: trio.testing.MockClock) -> None:

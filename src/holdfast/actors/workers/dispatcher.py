@@ -36,6 +36,10 @@ TICK_S = 0.25
 FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
+WAITING_SEEN_MAX = 2_000
+"""How many of those that have waited longest are looked at for a deadline that has passed."""
+OVERDUE_MARGIN_S = 5
+"""The database's clock and ours may differ, and who is woken before its deadline takes a place that is not free."""
 LEASE_S = 10
 HELD_UNSEEN_S = 30.0
 LOAD_SAMPLE_S = 0.25
@@ -55,6 +59,17 @@ _CLAIM_FOLLOW_UPS = text(
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
     "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id, t.updated_at"
 )
+_CLAIM_OVERDUE = text(
+    "with waiting as (select account_id, request_id, state from tasks where wake_at <= now() and not dispatched "
+    "order by wake_at limit :seen), due as (select t.account_id, t.request_id from tasks t "
+    "join waiting w using (account_id, request_id) where t.wake_at <= now() and not t.dispatched "
+    "and cast(w.state ->> 'overall_deadline_at' as timestamptz) < now() - make_interval(secs => :margin_s) "
+    "limit :most for update of t skip locked) "
+    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
+    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+)
+"""Who waits in vain: for a provider that has left the catalog, or one whose places never come free in time."""
+
 _LEFT_BEHIND_DUE = text(
     "update tasks set wake_at = now() where wake_at > now() and dispatched and updated_at < :before"
 )
@@ -140,6 +155,7 @@ class Dispatcher(Worker):
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_places()
+            await self._wake_overdue()
         look_everywhere = self._ticks % FOLLOW_UP_TICKS == 0
         for provider in self._places():
             # Rows of other processes and of earlier lives are looked for less often than known backlogs.
@@ -154,6 +170,17 @@ class Dispatcher(Worker):
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
         for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
             self._tasks.tell(row.request_id, Wake(recovering=row.updated_at < self._recover_before))
+
+    async def _wake_overdue(self) -> None:
+        """End the waiting of tasks whose time is over: they need no place to fail and give their credit back."""
+        claim = {
+            "seen": WAITING_SEEN_MAX,
+            "margin_s": OVERDUE_MARGIN_S,
+            "most": FOLLOW_UPS_MAX,
+            "lease_s": LEASE_S,
+        }
+        for row in await self._claim(_CLAIM_OVERDUE, claim):
+            self._tasks.tell(row.request_id, Wake())
 
     async def _place_waiting(self, provider: str) -> None:
         """Give free places to the tasks that have waited longest."""
