@@ -252,12 +252,13 @@ class Stage:
         return make_order(order_id, account_id, at, **fields)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serving(self, *, keep_alive_s: float = 60, finish_s: float = 1) -> AsyncIterator[str]:
         """Serve the app by a real server on loopback; its base address."""
         config = Config()
         config.bind = ["127.0.0.1:0"]
         config.errorlog = None
-        config.graceful_timeout = 1
+        config.keep_alive_timeout = keep_alive_s
+        config.graceful_timeout = finish_s
         done = trio.Event()
         async with trio.open_nursery() as nursery:
             start = partial(serve, self.app, config, shutdown_trigger=done.wait)

@@ -152,6 +152,28 @@ async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connecti
             assert await stream.receive_some() == b""
 
 
+async def test_a_connection_left_idle_after_an_answer_is_closed(stage: Stage) -> None:
+    async with stage.serving(keep_alive_s=0.05) as base:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
+        async with stream:
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+            with trio.fail_after(30):
+                told = b"".join([part async for part in stream])
+    assert told.startswith(b"HTTP/1.1 200")
+    assert told.endswith(b'{"status":"alive"}')
+
+
+async def test_an_idle_connection_does_not_hold_up_the_end(stage: Stage) -> None:
+    with trio.fail_after(60):
+        async with stage.serving(keep_alive_s=3600, finish_s=3600) as base:
+            stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+        async with stream:
+            with trio.fail_after(30):
+                assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
+
+
 async def test_too_many_or_too_large_headers_are_refused(stage: Stage) -> None:
     stage.configure(header_count_max=20, header_bytes_max=2000)
     many = {f"X-Many-{number}": "x" for number in range(30)}

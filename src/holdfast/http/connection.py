@@ -54,10 +54,9 @@ class FrontConnection(TrioASGIHTTPConnection):
                 await self._body_is_through.wait()
             if not self._body_is_through.is_set() and self.scope["http_version"].startswith("1"):
                 event["headers"] = [*event["headers"], (b"connection", b"close")]
-        last = event["type"] == "http.response.body" and not event.get("more_body", False)
-        if last and not self._body_is_through.is_set():
+        if event["type"] == "http.response.body" and not event.get("more_body", False):
             # The server below first tells us that the call is over, which cancels us, and only then closes the
-            # connection, still in our task. Cut off in between, it would neither read on nor close.
+            # connection or begins to time its idleness, still in our task. Cut off in between, it would do neither.
             with trio.move_on_after(LAST_WORD_S, shield=True):
                 await send(event)
         else:
