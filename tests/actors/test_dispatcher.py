@@ -61,6 +61,7 @@ class Desk:
         touched_ago_s: float = 0,
         provider: str = "studio",
         ends_in_s: float = 3600,
+        hosting: str | None = None,
     ) -> None:
         """Write a task's row."""
         now = utc_now()
@@ -77,7 +78,10 @@ class Desk:
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
             "request": {},
-            "state": {"overall_deadline_at": format_time(ends_at)},
+            "state": {
+                "overall_deadline_at": format_time(ends_at),
+                "hosting": {} if hosting is None else {"status": hosting},
+            },
         }
         await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
 
@@ -127,6 +131,20 @@ async def test_what_an_earlier_life_followed_up_is_looked_at_at_once(desk: Desk)
     await desk.start()
 
     assert await desk.tasks.count(1) == [("task_left", True)]
+
+
+async def test_jobs_of_an_earlier_life_keep_their_places_until_they_end(desk: Desk) -> None:
+    await desk.plant("task_running", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await desk.plant("task_storing", dispatched=True, due_in_s=3600, touched_ago_s=60, hosting="transferring")
+    for number in (1, 2):
+        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    dispatcher = desk.dispatcher()
+
+    await dispatcher.on_receive(Tick())
+    assert desk.tasks.woken == [("task_2", False)]
+
+    await dispatcher.on_receive(PlaceFreed("studio", "task_running"))
+    assert desk.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
 async def test_what_this_life_has_begun_before_it_first_looked_around_is_not_taken_for_left_behind(

@@ -71,7 +71,9 @@ _CLAIM_OVERDUE = text(
 """Who waits in vain: for a provider that has left the catalog, or one whose places never come free in time."""
 
 _LEFT_BEHIND_DUE = text(
-    "update tasks set wake_at = now() where wake_at > now() and dispatched and updated_at < :before"
+    "update tasks set wake_at = least(wake_at, now()) where wake_at is not null and dispatched "
+    "and updated_at < :before returning request_id, provider, "
+    "status <> 'review' and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies"
 )
 _STILL_OCCUPYING = text(
     "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
@@ -152,6 +154,8 @@ class Dispatcher(Worker):
             self._take(created.provider, created.request_id)
 
     async def _look_around(self) -> None:
+        if not self._has_recovered:
+            await self._take_up_what_was_left()
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_places()
@@ -163,13 +167,18 @@ class Dispatcher(Worker):
                 await self._place_waiting(provider)
         if not look_everywhere:
             return
-        if not self._has_recovered:
-            left = {"before": self._recover_before}
-            await self._database.work(lambda connection: connection.execute(_LEFT_BEHIND_DUE, left).rowcount)
-            self._has_recovered = True
         claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
         for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
             self._tasks.tell(row.request_id, Wake(recovering=row.updated_at < self._recover_before))
+
+    async def _take_up_what_was_left(self) -> None:
+        """Make due what an earlier life had at its providers; until it ends there, it keeps its places."""
+        left = await self._claim(_LEFT_BEHIND_DUE, {"before": self._recover_before})
+        now = trio.current_time()
+        for row in left:
+            if row.occupies:
+                self._held.setdefault(row.provider, {})[row.request_id] = now
+        self._has_recovered = True
 
     async def _wake_overdue(self) -> None:
         """End the waiting of tasks whose time is over: they need no place to fail and give their credit back."""
