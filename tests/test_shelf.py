@@ -75,7 +75,16 @@ async def test_a_provider_whose_table_has_not_changed_keeps_its_connections(stoc
     assert list(stocked.shelf.providers) == ["studio"]
 
 
-@pytest.mark.parametrize("text", ["nonsense = [", CATALOG.replace("per_request", "per_wish"), ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense = [",
+        CATALOG.replace("per_request", "per_wish"),
+        "",
+        CATALOG.replace("spare.example", "256.1.1.1"),
+        CATALOG.replace("spare.example", "spare\\u0001.example"),
+    ],
+)
 async def test_a_catalog_with_faults_changes_nothing(stocked: Stocked, text: str) -> None:
     catalog, providers = stocked.shelf.catalog, dict(stocked.shelf.providers)
     assert not await stocked.write(text)

@@ -42,8 +42,10 @@ class Shelf:
         self._past: dict[str, tuple[datetime, Catalog]] = {}
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[tuple[str, int]] = set()
-        self.catalog = load_catalog(settings.catalog)
-        self._stock({})
+        catalog = load_catalog(settings.catalog)
+        providers = self._made(catalog, {})
+        self.catalog = catalog
+        self._stock(providers)
 
     async def reload(self) -> bool:
         """Read the catalog again; one with faults is told of and left aside. Whether it was taken over.
@@ -52,6 +54,7 @@ class Shelf:
         """
         try:
             catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog)
+            providers = self._made(catalog, self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
@@ -59,8 +62,8 @@ class Shelf:
         if self._needs_studio(catalog) and not self._needs_studio(self.catalog):
             log.warning("the in-tree studio starts with the service: restart it to run the models that name it")
         self._keep_past(catalog)
-        before, self.catalog = self.catalog.providers, catalog
-        self._stock(before)
+        self.catalog = catalog
+        self._stock(providers)
         log.info("catalog in force", version=catalog.version, models=len(catalog.models))
         return True
 
@@ -79,20 +82,28 @@ class Shelf:
         live = [(version, kept) for version, kept in past.items() if now < kept[0]]
         self._past = dict(live[-PAST_CATALOGS_MAX:])
 
-    def _stock(self, before: Mapping[str, ProviderConfig]) -> None:
-        """Take over the providers of the catalog in force; one whose table has not changed stays as it is."""
+    def _made(self, catalog: Catalog, before: Mapping[str, ProviderConfig]) -> dict[str, MediaProvider]:
+        """A catalog's providers; one whose table has not changed stays as it is. Raises :class:`CatalogFault`."""
+        learn_secrets(secret for config in catalog.providers.values() for secret in _secrets_in(config))
+        made: dict[str, MediaProvider] = {}
+        for name, config in catalog.providers.items():
+            try:
+                provider = self.providers.get(name) if before.get(name) == config else self._provider(config)
+            except ValueError as fault:
+                raise CatalogFault((f"providers: {name}: {fault}",)) from fault
+            if provider is not None:
+                made[name] = provider
+        return made
+
+    def _stock(self, providers: Mapping[str, MediaProvider]) -> None:
+        """Take over the providers of the catalog in force."""
         for line in self.catalog.warnings:
             log.warning("catalog warning", warning=line)
-        configs = self.catalog.providers
-        learn_secrets(secret for config in configs.values() for secret in _secrets_in(config))
-        stocked = {
-            name: self.providers.get(name) if before.get(name) == config else self._provider(config)
-            for name, config in configs.items()
-        }
-        origins = {_origin(url) for config in configs.values() if (url := self._url_of(config)) is not None}
+        configs = self.catalog.providers.values()
+        origins = {_origin(url) for config in configs if (url := self._url_of(config)) is not None}
         # In one turn of the loop: nobody sees an empty shelf in between.
         self.providers.clear()
-        self.providers.update({name: provider for name, provider in stocked.items() if provider is not None})
+        self.providers.update(providers)
         self.origins.clear()
         self.origins.update(origins)
 

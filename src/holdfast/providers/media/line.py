@@ -55,7 +55,10 @@ class Line:
         connect_timeout_s: float,
         connections_max_count: int,
     ) -> None:
-        base = httpx.URL(url)
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL as fault:
+            raise ValueError(f"the url of provider {name}: {fault}") from fault
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"the url of provider {name} is not an http or https URL")
         self.base = str(base).rstrip("/")
