@@ -92,14 +92,12 @@ def test_a_provider_is_read_and_never_shows_its_secret() -> None:
     assert provider.url == "http://gpu.internal:5000"
     assert provider.secret == "a secret of the gpu box"
     assert provider.concurrency == 16
-    assert provider.submit_is_idempotent
     assert "a secret" not in repr(provider)
     assert "a secret" not in repr(parse().providers)
 
 
-def test_a_hosted_provider_is_not_submitted_to_twice() -> None:
+def test_a_hosted_provider_is_read_and_never_shows_its_token() -> None:
     hosted = parse(CATALOG + HOSTED).providers["hosted"]
-    assert not hosted.submit_is_idempotent
     assert (hosted.url, hosted.polls, hosted.callback_bytes_max) == ("https://api.replicate.com", True, 1024 * 1024)
     assert "r8_" not in repr(hosted)
 

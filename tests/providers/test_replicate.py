@@ -73,6 +73,7 @@ def job(model: str = "studio/image", prompt: object = "a pier") -> Job:
 async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted: Hosted) -> None:
     with trio.fail_after(20):
         async with adapter(hosted.url) as provider:
+            assert not provider.idempotent_submit
             taken = await provider.submit(job())
             made = hosted.only("a pier")
             assert taken == Accepted(made["id"], "queued")

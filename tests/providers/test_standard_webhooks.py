@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.ledger.standard_secrets import standard_key
 from holdfast.providers.standard_webhooks import (
     HEADER_MAX_CHARS,
     SIGNATURES_MAX_COUNT,
     sign_standard,
     standard_headers,
-    standard_key,
     verify_standard,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Mapping
 from typing import cast, get_args
@@ -26,6 +25,7 @@ from holdfast.ledger.models import (
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.pricing import make_tariff, price_micro
+from holdfast.ledger.standard_secrets import standard_key
 from holdfast.ledger.terms import Deadlines, Hosting, PricingMode
 from holdfast.ledger.toml_tables import Table
 
@@ -85,7 +85,7 @@ def read_provider(name: str, table: Table) -> ProviderConfig:
     for each in (secret, *previous_secrets):
         if each is not None and len(each) < SECRET_CHARS_MIN:
             table.fault("secret", f"and previous_secrets must have at least {SECRET_CHARS_MIN} characters")
-        if each is not None and kind == "replicate" and not _is_standard_secret(each):
+        if each is not None and kind == "replicate" and standard_key(each) is None:
             table.fault("secret", "and previous_secrets of the hosted service are whsec_ and then base64")
     token = table.optional_text("token") if kind != "studio" else None
     if token is None and kind == "replicate":
@@ -106,23 +106,11 @@ def read_provider(name: str, table: Table) -> ProviderConfig:
         token=token,
         concurrency=table.integer("concurrency", _CONCURRENCY[kind], least=1, most=10_000),
         submit_timeout_s=table.integer("submit_timeout_s", 15, least=1, most=600),
-        # Hosted predictions are named by the service, so a second submit would be a second job.
-        submit_is_idempotent=kind != "replicate",
         polls=table.optional_switch("polls") if kind == "cog" else True,
         callback_bytes_max=bytes_max,
     )
     table.close()
     return provider
-
-
-def _is_standard_secret(secret: str) -> bool:
-    """Whether this is a secret of Standard Webhooks: a prefix, then 16 to 128 bytes in base64."""
-    prefix, _, text = secret.partition("_")
-    try:
-        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except ValueError:
-        return False
-    return prefix == "whsec" and 16 <= len(key) <= 128
 
 
 def _url_fault(url: str) -> str | None:

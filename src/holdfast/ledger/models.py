@@ -39,8 +39,6 @@ class ProviderConfig:
     concurrency: int = 4
     """The most jobs in flight at once."""
     submit_timeout_s: int = 15
-    submit_is_idempotent: bool = True
-    """A job may be submitted again under the same id without running twice."""
     polls: bool | None = None
     """Whether a job can be asked after there; None: it is tried, and not finding it proves nothing."""
     callback_bytes_max: int = 256 * 1024

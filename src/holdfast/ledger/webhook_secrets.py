@@ -6,11 +6,12 @@ generation. For a day the one before signs as well, so that its owner can change
 
 from __future__ import annotations
 
-import base64
 import hmac
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from holdfast.ledger.standard_secrets import standard_secret
 
 OVERLAP_S = 24 * 3600
 SIGNING_MAX_COUNT = 4
@@ -48,6 +49,5 @@ def signing(rotations: Sequence[Rotation], now: datetime) -> Signing:
 
 
 def webhook_secret(key: bytes, account_id: str, generation: int) -> str:
-    """An account's secret of one generation, as its owner is shown it: ``whsec_`` and 32 bytes in base64."""
-    drawn = hmac.digest(key, f"{account_id} {generation}".encode(), "sha256")
-    return "whsec_" + base64.b64encode(drawn).decode("ascii")
+    """An account's secret of one generation, as its owner is shown it; its key has 32 bytes."""
+    return standard_secret(hmac.digest(key, f"{account_id} {generation}".encode(), "sha256"))

@@ -13,7 +13,6 @@ Verification never raises, and works on the raw bytes as they came in.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -21,16 +20,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from holdfast.ledger.standard_secrets import KEY_MAX_BYTES, KEY_MIN_BYTES, SECRET_PREFIX, standard_key
 from holdfast.providers.signatures import SignatureVerdict
 
 ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - how secrets begin, not one of them
 
 TOLERANCE_S = 300
-KEY_MIN_BYTES = 16
-KEY_MAX_BYTES = 128
 HEADER_MAX_CHARS = 4096
 SIGNATURES_MAX_COUNT = 16
 
@@ -97,19 +94,6 @@ def verify_standard(
     if not matched:
         return "invalid"
     return "valid" if abs(now.timestamp() - int(moment)) <= tolerance_s else "expired"
-
-
-def standard_key(secret: str) -> bytes | None:
-    """The key inside ``whsec_…``, or None where the text is no such secret."""
-    if not secret.startswith(SECRET_PREFIX) or not secret.isascii():
-        return None
-    text = secret[len(SECRET_PREFIX) :]
-    try:
-        # Secrets are handed about with and without the padding that base64 asks for.
-        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return key if KEY_MIN_BYTES <= len(key) <= KEY_MAX_BYTES else None
 
 
 def _digest(key: bytes, message_id: str, moment: str, body: bytes) -> bytes:
