@@ -22,7 +22,7 @@ from holdfast.http.calls import Call
 from holdfast.http.media_tasks import TASK_NOT_FOUND, read_back
 from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
 from holdfast.http.task_shapes import TaskBody
-from holdfast.ledger.catalog_entries import CALLBACK_BYTES_LEAST, CALLBACK_BYTES_MOST
+from holdfast.ledger.catalog_entries import CALLBACK_BYTES_MOST
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.refusals import Refusal
@@ -34,9 +34,6 @@ from holdfast.providers.standard_webhooks import SIGNATURE_HEADER as STANDARD_HE
 
 route = RouteTable("Callbacks")
 
-BODY_KEPT_MAX_BYTES = BODY_MAX_BYTES
-"""A longer webhook is kept without the files inside it, as the news that was read from it."""
-
 _NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="This provider has no secret here.")
 
 
@@ -44,7 +41,7 @@ def _bytes_max(call: Call) -> int:
     """What a provider may send; to a container that does not show its token, no more than anybody may."""
     config = call.front.catalog().providers.get(call.path["provider"])
     if config is None or (config.kind == "cog" and not _shows_token(call, config)):
-        return CALLBACK_BYTES_LEAST * 4
+        return BODY_MAX_BYTES
     return config.callback_bytes_max
 
 
@@ -86,7 +83,8 @@ async def hear_provider_webhook(call: Call) -> Outcome:
     if task is None or task.provider != config.name:
         return TASK_NOT_FOUND
     body = call.raw
-    if len(body) > BODY_KEPT_MAX_BYTES:
+    if len(body) > BODY_MAX_BYTES:
+        # Files came inside: it is kept without them, as the news that was read from it.
         outputs = tuple(msgspec.structs.replace(output, data=None) for output in read.outputs)
         body = msgspec.json.encode(msgspec.structs.replace(read, outputs=outputs))
     done = await call.ask(call.front.tasks, task.request_id, HearNews(news=read, body=body))
