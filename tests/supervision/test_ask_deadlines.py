@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from holdfast.actors.faults import OutcomeUnknown
 from holdfast.actors.future import TrioFuture
-from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.supervision.ask_deadlines import GRAIN_S, AskDeadlines
 
 
 async def ask(deadlines: AskDeadlines, wait_s: float, ended: dict[float, float]) -> None:
@@ -26,6 +26,17 @@ async def test_each_ask_ends_at_its_own_deadline_in_whatever_order_they_came(aut
         for wait_s in (10.0, 2.0, 30.0, 0.5):
             nursery.start_soon(ask, deadlines, wait_s, ended)
     assert {wait_s: at - begun for wait_s, at in ended.items()} == {10.0: 10.0, 2.0: 2.0, 30.0: 30.0, 0.5: 0.5}
+
+
+async def test_asks_that_end_close_together_end_by_few_rings_and_none_too_soon(autojump_clock: MockClock) -> None:
+    deadlines, ended, begun = AskDeadlines(), dict[float, float](), trio.current_time()
+    waits_s = [1.0 + GRAIN_S * number / 100 for number in range(300)]
+    async with trio.open_nursery() as nursery:
+        for wait_s in waits_s:
+            nursery.start_soon(ask, deadlines, wait_s, ended)
+    late_s = [ended[wait_s] - begun - wait_s for wait_s in waits_s]
+    assert -1e-9 <= min(late_s) <= max(late_s) <= GRAIN_S + 1e-9
+    assert len(set(ended.values())) <= 5
 
 
 async def test_a_sooner_deadline_asked_later_is_not_slept_through(mock_clock: MockClock) -> None:

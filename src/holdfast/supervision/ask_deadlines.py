@@ -15,6 +15,8 @@ from holdfast.actors.faults import OutcomeUnknown
 from holdfast.actors.future import TrioFuture
 
 NEVER = float("inf")
+GRAIN_S = 0.02
+"""How long the timer rests after it rang, at the least: each ring looks at all who wait, thousands in bad times."""
 
 
 class AskDeadlines:
@@ -26,7 +28,10 @@ class AskDeadlines:
         self._sooner: trio.Event | None = None
 
     def add(self, future: TrioFuture[Any], deadline: float, deadline_s: float) -> None:
-        """Fail ``future`` with :class:`OutcomeUnknown` at ``deadline``, unless it is set or removed before."""
+        """Fail ``future`` with :class:`OutcomeUnknown` unless it is set or removed before ``deadline``.
+
+        It fails then or a moment later (:data:`GRAIN_S`), never sooner.
+        """
         self._waiting[future] = (deadline, deadline_s)
         if deadline < self._alarm_at:
             self._alarm_at = deadline
@@ -53,4 +58,5 @@ class AskDeadlines:
                     del self._waiting[future]
                     if not future.is_set:
                         future.fail(OutcomeUnknown(f"no answer within {deadline_s:g} s"))
-            self._alarm_at = min((deadline for deadline, _ in self._waiting.values()), default=NEVER)
+            earliest = min((deadline for deadline, _ in self._waiting.values()), default=NEVER)
+            self._alarm_at = max(earliest, now + GRAIN_S)
