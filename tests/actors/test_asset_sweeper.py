@@ -124,7 +124,9 @@ class Shop:
     nursery: trio.Nursery
     folder: Path
     at: datetime = field(default_factory=utc_now)
+    errands: Ear = field(default_factory=Ear)
     tasks: KeyedDirectory = field(init=False)
+    rival: KeyedDirectory = field(init=False)
 
     def now(self) -> datetime:
         return self.at
@@ -184,6 +186,38 @@ class Shop:
             quote_id="quo_1", api_key_id=None, now=self.at,
         )  # fmt: skip
 
+    async def stored(self, position: int, data: bytes) -> HearHosting:
+        """Word that an output has just been stored."""
+        await self.put(data)
+        until = self.at + timedelta(seconds=RETENTION_S)
+        return HearHosting(1, (HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until),))
+
+    async def conflict(self, first: bytes) -> str:
+        """A task of two outputs in review: its provider told of success and, when one was stored, of failure."""
+        key_id = new_id("key")
+        row = ApiKeyRow(self.account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), self.at)
+        assert isinstance(await self.world.journal.write(Unit(rows=(row,))), Committed)
+        await self.world.accounts.ask(self.account_id, Recharge(5_000_000))
+        created = await self.world.accounts.ask(self.account_id, create_task(key_id))
+        assert isinstance(created, TaskAccepted)
+        request_id = created.request_id
+
+        def news(event_id: str, status: Literal["succeeded", "failed"]) -> HearNews:
+            outputs = (Output(index=0, url="https://s.test/0"), Output(index=1, url="https://s.test/1"))
+            told = ProviderNews(
+                source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1,
+                status=status, provider_ref="job_1", outputs=outputs if status == "succeeded" else (),
+            )  # fmt: skip
+            return HearNews(told, b"{}")
+
+        self.passes(60)
+        await self.tasks.ask(request_id, Wake())
+        await self.tasks.ask(request_id, news("evt_1", "succeeded"))
+        await self.tasks.ask(request_id, await self.stored(0, first))
+        await self.tasks.ask(request_id, news("evt_2", "failed"))
+        assert (await self.row(request_id)).status == "review"
+        return request_id
+
     async def row(self, request_id: str) -> Task:
         task: Task = await self.world.database.read(lambda rows: load_task(rows, request_id))
         return task
@@ -207,7 +241,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     """A running shop with one account."""
     account_id, _ = await world.open_account()
     shop = Shop(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    nobody = Ear()
+    nobody = shop.errands
     about = TaskWorld(
         accounts=world.accounts,
         dispatcher=nobody,
@@ -233,16 +267,20 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     async def probe() -> bool:
         return True
 
-    shop.tasks = KeyedDirectory(
-        "tasks",
-        factory,
-        gate=world.database.gate,
-        probe=probe,
-        reporter=world.reporter,
-        dead_letters=DeadLetters(),
-        rng=random.Random(1),
+    shop.tasks, shop.rival = (
+        KeyedDirectory(
+            "tasks",
+            factory,
+            gate=world.database.gate,
+            probe=probe,
+            reporter=world.reporter,
+            dead_letters=DeadLetters(),
+            rng=random.Random(1),
+        )
+        for _ in range(2)
     )
     await nursery.start(lambda *, task_status: shop.tasks.run(task_status))
+    await nursery.start(lambda *, task_status: shop.rival.run(task_status))
     return shop
 
 
@@ -344,42 +382,12 @@ async def test_a_task_that_delivered_nothing_gives_its_rows_up_and_one_under_way
 
 async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_rest(shop: Shop) -> None:
     first, second = picture(1), picture(2)
-    key_id = new_id("key")
-    at = shop.at
-    row = ApiKeyRow(shop.account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), at)
-    assert isinstance(await shop.world.journal.write(Unit(rows=(row,))), Committed)
-    await shop.world.accounts.ask(shop.account_id, Recharge(5_000_000))
-    created = await shop.world.accounts.ask(shop.account_id, create_task(key_id))
-    assert isinstance(created, TaskAccepted)
-    request_id = created.request_id
-
-    def news(event_id: str, status: Literal["succeeded", "failed"]) -> HearNews:
-        outputs = (Output(index=0, url="https://s.test/0"), Output(index=1, url="https://s.test/1"))
-        return HearNews(
-            ProviderNews(
-                source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1,
-                status=status, provider_ref="job_1", outputs=outputs if status == "succeeded" else (),
-            ),
-            b"{}",
-        )  # fmt: skip
-
-    async def stored(position: int, data: bytes) -> HearHosting:
-        await shop.put(data)
-        until = shop.at + timedelta(seconds=RETENTION_S)
-        result = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
-        return HearHosting(1, (result,))
-
-    shop.passes(60)
-    await shop.tasks.ask(request_id, Wake())
-    await shop.tasks.ask(request_id, news("evt_1", "succeeded"))
-    await shop.tasks.ask(request_id, await stored(0, first))
-    await shop.tasks.ask(request_id, news("evt_2", "failed"))
-    assert (await shop.row(request_id)).status == "review"
+    request_id = await shop.conflict(first)
     shop.passes(RETENTION_S + 1)
     sweeper = shop.sweeper()
     assert await sweeper.sweep() == Swept(0, 0)
     await shop.tasks.ask(request_id, DecideReview(approve=True))
-    await shop.tasks.ask(request_id, await stored(1, second))
+    await shop.tasks.ask(request_id, await shop.stored(1, second))
     done = await shop.row(request_id)
     until = shop.at + timedelta(seconds=RETENTION_S)
     assert (done.status, [item.expires_at for item in done.state.output]) == ("succeeded", [until] * 2)
@@ -392,6 +400,16 @@ async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_res
     assert await sweeper.sweep() == Swept(0, 0)
     shop.passes(2)
     assert await sweeper.sweep() == Swept(1, 2)
+
+
+async def test_an_actor_woken_for_nothing_looks_whether_another_process_has_moved_its_row(shop: Shop) -> None:
+    request_id = await shop.conflict(picture(1))
+    await shop.rival.ask(request_id, DecideReview(approve=True))
+    shop.errands.heard.clear()
+    # The process that approved is gone, and with it the word to store the rest.
+    shop.passes(61)
+    await shop.tasks.ask(request_id, Wake())
+    assert [type(command) for _, command in shop.errands.heard] == [Host]
 
 
 async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: Shop) -> None:

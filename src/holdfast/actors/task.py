@@ -121,6 +121,9 @@ class TaskActor(JournaledActor):
             jitter=self._world.rng.random(),
             recovering=wake.recovering,
         )
+        if step.task is None and not task.is_terminal:
+            # Who is woken for nothing may remember less than the row says: another process moved it and is gone.
+            return self._confirm(self._ref())
         return await self._take(step)
 
     async def _hear_news(self, command: HearNews) -> Any:
