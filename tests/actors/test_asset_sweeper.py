@@ -7,8 +7,9 @@ import hashlib
 import io
 import os
 import random
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import trio
+import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
 
@@ -46,7 +48,7 @@ from holdfast.ledger.terms import Hosting
 from holdfast.persistence.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
 from holdfast.persistence.loading import load_event_ids, load_task
 from holdfast.persistence.rows import ApiKeyRow, AssetRow
-from holdfast.persistence.units import Committed, Unit
+from holdfast.persistence.units import Committed, Unit, Verdict
 from holdfast.providers.assets import LocalStore, StoreFault, asset_key
 from holdfast.providers.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
@@ -112,6 +114,14 @@ class SlowStore(LocalStore):
             await super().delete(key)
         finally:
             self.removing -= 1
+
+
+def news(request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0) -> HearNews:
+    told = ProviderNews(
+        source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1, status=status,
+        provider_ref="job_1", outputs=tuple(Output(index=n, url=f"https://s.test/{n}") for n in range(outputs)),
+    )  # fmt: skip
+    return HearNews(told, b"{}")
 
 
 @dataclass
@@ -192,8 +202,8 @@ class Shop:
         until = self.at + timedelta(seconds=RETENTION_S)
         return HearHosting(1, (HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until),))
 
-    async def conflict(self, first: bytes) -> str:
-        """A task of two outputs in review: its provider told of success and, when one was stored, of failure."""
+    async def storing(self, first: bytes) -> str:
+        """A task of two outputs, the first of which is stored."""
         key_id = new_id("key")
         row = ApiKeyRow(self.account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), self.at)
         assert isinstance(await self.world.journal.write(Unit(rows=(row,))), Committed)
@@ -201,20 +211,16 @@ class Shop:
         created = await self.world.accounts.ask(self.account_id, create_task(key_id))
         assert isinstance(created, TaskAccepted)
         request_id = created.request_id
-
-        def news(event_id: str, status: Literal["succeeded", "failed"]) -> HearNews:
-            outputs = (Output(index=0, url="https://s.test/0"), Output(index=1, url="https://s.test/1"))
-            told = ProviderNews(
-                source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1,
-                status=status, provider_ref="job_1", outputs=outputs if status == "succeeded" else (),
-            )  # fmt: skip
-            return HearNews(told, b"{}")
-
         self.passes(60)
         await self.tasks.ask(request_id, Wake())
-        await self.tasks.ask(request_id, news("evt_1", "succeeded"))
+        await self.tasks.ask(request_id, news(request_id, "evt_1", "succeeded", outputs=2))
         await self.tasks.ask(request_id, await self.stored(0, first))
-        await self.tasks.ask(request_id, news("evt_2", "failed"))
+        return request_id
+
+    async def conflict(self, first: bytes) -> str:
+        """The same in review: its provider told of failure after success."""
+        request_id = await self.storing(first)
+        await self.tasks.ask(request_id, news(request_id, "evt_2", "failed"))
         assert (await self.row(request_id)).status == "review"
         return request_id
 
@@ -400,6 +406,34 @@ async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_res
     assert await sweeper.sweep() == Swept(0, 0)
     shop.passes(2)
     assert await sweeper.sweep() == Swept(1, 2)
+
+
+async def test_an_end_decided_on_a_step_that_turns_out_void_is_void_too(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_id = await shop.storing(picture(1))
+    # Another process moves the row; ours does not know it.
+    await shop.rival.ask(request_id, news(request_id, "evt_2", "failed"))
+    last = await shop.stored(1, picture(2))
+    writer = shop.world.journal._writer
+    write, begun, go_on = writer.write, threading.Event(), threading.Event()
+
+    def waits(units: Sequence[Unit]) -> list[Verdict]:
+        begun.set()
+        assert go_on.wait(10)
+        return write(units)
+
+    monkeypatch.setattr(writer, "write", waits)
+    with trio.fail_after(20):
+        # Ours moves it as well, to a version of the same number, and ends the task on top of that while this is
+        # still on its way to the disk.
+        shop.tasks.tell(request_id, news(request_id, "evt_3", "succeeded", outputs=2))
+        await trio.to_thread.run_sync(begun.wait)
+        shop.tasks.tell(request_id, last)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+        await shop.tasks.ask(request_id, Wake())
+    assert (await shop.row(request_id)).status == "review"
 
 
 async def test_an_actor_woken_for_nothing_looks_whether_another_process_has_moved_its_row(shop: Shop) -> None:

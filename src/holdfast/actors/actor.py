@@ -229,11 +229,26 @@ class JournaledActor(TrioActor):
 
     async def wind_down(self) -> None:
         """Wait out the decisions under way, then hand void ones back to the mailbox."""
-        self._is_winding_down = True
-        while self._units_open:
-            await self.actor_inbox.wait()
-        self._is_winding_down = False
+        await self._wait_out()
         self._hand_back()
+
+    async def stand_firm(self) -> None:
+        """Inside a turn: wait until all decided before is durable. Raises :class:`Reload` where it is void.
+
+        Needed before another actor is asked to write what stands on it. That other's unit would not fall with ours:
+        should a third have moved the row to a version of the same number, its fence would even hold.
+        """
+        await self._wait_out()
+        if self.is_void:
+            raise Reload("an earlier decision is void")
+
+    async def _wait_out(self) -> None:
+        self._is_winding_down = True
+        try:
+            while self._units_open:
+                await self.actor_inbox.wait()
+        finally:
+            self._is_winding_down = False
 
     def _hand_back(self) -> None:
         if self._again:

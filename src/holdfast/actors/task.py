@@ -302,6 +302,7 @@ class TaskActor(JournaledActor):
             after.updated_at,
             rows,
         )
+        await self.stand_firm()
         try:
             reply = await self._world.accounts.ask(before.account_id, command, deadline_s=SETTLE_DEADLINE_S)
         except StaleFence as stale:
