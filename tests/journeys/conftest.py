@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from holdfast.persistence.embedded import EmbeddedPostgres
 
 from .card_bank import CardBank, Payer, card_bank
-from .house import OPERATOR_TOKEN, Customer, Service, loopback_client
+from .house import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service
 from .quiet_provider import QuietProvider, quiet_provider
 from .scripted_provider import ScriptedProvider, scripted_provider
 
@@ -23,25 +22,11 @@ NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
-def new_folder() -> Path:
-    """A folder for a service's own."""
-    # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
-    return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
-
-
 @pytest.fixture(scope="session")
 def house() -> Iterator[Service]:
     """A running service that tests share; nobody may break it."""
-    folder = new_folder()
-    service = Service(folder)
-    try:
-        service.start()
+    with running_service(new_folder()) as service:
         yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -74,15 +59,8 @@ def provider() -> Iterator[QuietProvider]:
 def quiet_house(provider: QuietProvider) -> Iterator[Service]:
     """A running service whose only provider is the quiet one."""
     folder = new_folder()
-    service = Service(folder, CATALOG=str(provider.write_catalog(folder)))
-    try:
-        service.start()
+    with running_service(folder, CATALOG=str(provider.write_catalog(folder))) as service:
         yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -96,15 +74,9 @@ def scripted() -> Iterator[ScriptedProvider]:
 def scripted_house(scripted: ScriptedProvider) -> Iterator[Service]:
     """A running service whose providers are the scripted one and what stands around it; nobody may break it."""
     folder = new_folder()
-    service = Service(folder, CATALOG=str(scripted.write_catalog(folder)), OPERATOR_TOKEN=OPERATOR_TOKEN)
-    try:
-        service.start()
+    settings = {"CATALOG": str(scripted.write_catalog(folder)), "OPERATOR_TOKEN": OPERATOR_TOKEN}
+    with running_service(folder, **settings) as service:
         yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -147,16 +119,8 @@ def bank() -> Iterator[CardBank]:
 @pytest.fixture(scope="session")
 def paid_house(bank: CardBank) -> Iterator[Service]:
     """A running service that takes cards at the bank; nobody may break it."""
-    folder = new_folder()
-    service = Service(folder, **bank.settings())
-    try:
-        service.start()
+    with running_service(new_folder(), **bank.settings()) as service:
         yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

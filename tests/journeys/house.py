@@ -6,11 +6,14 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +42,12 @@ class Totals(NamedTuple):
     balance: Decimal
     held: Decimal
     available: Decimal
+
+
+def new_folder() -> Path:
+    """A folder for a service's own."""
+    # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
+    return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
 
 
 class Service:
@@ -142,6 +151,20 @@ class Service:
             return httpx.get(f"{self.url}/readyz", timeout=5, verify=False).status_code == 200
         except httpx.TransportError:
             return False
+
+
+@contextmanager
+def running_service(folder: Path, **settings: str) -> Iterator[Service]:
+    """A running service in a folder that goes with it. Where all went well it must also stop in order."""
+    service = Service(folder, **settings)
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from .conftest import NewCustomer, new_folder
-from .house import Customer, Service, Totals, ok, until
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, new_folder, ok, running_service, until
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
 from .receiver import receiver
 
@@ -29,17 +28,12 @@ def mortal(slow_provider: QuietProvider) -> Iterator[Service]:
     folder = new_folder()
     catalog = slow_provider.write_catalog(folder, concurrency=1)
     # A delivery that was cut off is repeated when its time is over.
-    service = Service(folder, CATALOG=str(catalog), WEBHOOK_TIMEOUT_S="1")
-    try:
-        service.start()
-        yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        slow_provider.puts.open()
-        slow_provider.pictures.open()
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
+    with running_service(folder, CATALOG=str(catalog), WEBHOOK_TIMEOUT_S="1") as service:
+        try:
+            yield service
+        finally:
+            slow_provider.puts.open()
+            slow_provider.pictures.open()
 
 
 @pytest.fixture

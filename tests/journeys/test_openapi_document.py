@@ -6,7 +6,6 @@ Whatever is sent, the answer's status, headers, media type and body are as the d
 from __future__ import annotations
 
 import functools
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,8 +32,17 @@ from holdfast.http.routes import Auth, Route
 from holdfast.providers.signatures import sign
 
 from .card_bank import WEBHOOK_SECRET, CardBank
-from .conftest import new_folder
-from .house import CALLBACK_SECRET, IMAGE, OPERATOR_TOKEN, Customer, Service, loopback_client, ok
+from .house import (
+    CALLBACK_SECRET,
+    IMAGE,
+    OPERATOR_TOKEN,
+    Customer,
+    Service,
+    loopback_client,
+    new_folder,
+    ok,
+    running_service,
+)
 
 EXAMPLES = 12
 """Calls of each operation with data that fits, and as many with data that does not."""
@@ -142,20 +150,14 @@ async def arrive(service: Service, bank: CardBank) -> Visitor:
 @pytest.fixture(scope="module")
 def visitor(bank: CardBank) -> Iterator[Visitor]:
     """A service of these tests' own, and somebody at it."""
-    folder = new_folder()
-    service = Service(folder, OPERATOR_TOKEN=OPERATOR_TOKEN, **bank.settings())
-    try:
-        service.start()
+    with running_service(new_folder(), OPERATOR_TOKEN=OPERATOR_TOKEN, **bank.settings()) as service:
         bank.serve(service)
-        yield trio.run(arrive, service, bank)
+        try:
+            yield trio.run(arrive, service, bank)
+        finally:
+            bank.webhook_url = ""
         assert service.audit() == []
         assert service.faults() == []
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        bank.webhook_url = ""
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

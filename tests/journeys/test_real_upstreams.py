@@ -21,8 +21,8 @@ from tests.providers import plain_cog_server, replicate_server
 from tests.providers.plain_cog_server import Container, plain_container
 from tests.providers.replicate_server import Hosted, hosted_service
 
-from .conftest import NewCustomer, new_folder
-from .house import Customer, Service, Totals, code_of, ok, until
+from .conftest import NewCustomer
+from .house import Customer, Service, Totals, code_of, new_folder, ok, until
 
 HOSTED, SILENT, VERSIONED, HASTY, BOXED = (
     f"up/{name}" for name in ("hosted", "silent", "versioned", "hasty", "boxed")
