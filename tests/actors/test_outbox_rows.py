@@ -150,6 +150,17 @@ async def test_an_account_gets_its_share_and_the_others_are_not_kept_waiting(box
     assert len(await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX - 1})) == 1
 
 
+async def test_a_single_event_is_not_kept_waiting_by_accounts_with_hundreds(box: Box) -> None:
+    loud = [f"acct_{number}" for number in range(4)]
+    for account_id in loud:
+        await box.plant(150, account_id, age_s=60)
+    await box.plant(1, "acct_calm")
+    under_way = dict.fromkeys(loud, PER_ACCOUNT_MAX - 1)
+    # One place has come free, and each of the loud ones may have it too.
+    assert [event.account_id for event in await box.claim(most=1, busy=under_way)] == ["acct_calm"]
+    assert sorted({event.account_id for event in await box.claim(most=4)}) == loud
+
+
 async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
     await box.plant(PER_ACCOUNT_MAX)
     now = utc_now()

@@ -19,23 +19,28 @@ from holdfast.ledger.webhook_secrets import SIGNING_MAX_COUNT, Rotation
 
 SEEN_MAX_ROWS: Final = 500
 """How many of the oldest due events one claim looks through for those of accounts that have room."""
+NEWEST_MAX_ROWS: Final = 100
+"""How many of the newest: behind accounts with thousands due there may be one with a single event."""
 
 _TASK = msgspec.json.Decoder(Task)
 
 _CLAIM = text(
     """
-    with oldest as (
-        select o.account_id, o.event_id, o.due_at, coalesce(b.many, 0) as busy
-        from outbox o
-        left join unnest(cast(:accounts as text[]), cast(:many as integer[])) as b(account_id, many)
-            on b.account_id = o.account_id
-        where o.due_at <= :now and coalesce(b.many, 0) < :per_account
-        order by o.due_at limit :seen
+    with under_way as (
+        select * from unnest(cast(:accounts as text[]), cast(:many as integer[])) as b(account_id, many)
+    ), seen as (
+        (select o.account_id, o.event_id, o.due_at, coalesce(b.many, 0) as busy
+         from outbox o left join under_way b using (account_id)
+         where o.due_at <= :now and coalesce(b.many, 0) < :per_account order by o.due_at limit :oldest)
+        union
+        (select o.account_id, o.event_id, o.due_at, coalesce(b.many, 0) as busy
+         from outbox o left join under_way b using (account_id)
+         where o.due_at <= :now and coalesce(b.many, 0) < :per_account order by o.due_at desc limit :newest)
     ), fair as (
         select account_id, event_id
-        from (select *, row_number() over (partition by account_id order by due_at) as place from oldest) placed
+        from (select *, row_number() over (partition by account_id order by due_at) as place from seen) placed
         where place <= :per_account - busy
-        order by due_at limit :most
+        order by busy + place, due_at limit :most
     ), due as (
         select o.account_id, o.event_id from outbox o join fair using (account_id, event_id)
         where o.due_at <= :now for update of o skip locked
@@ -91,6 +96,8 @@ def claim_due(
 ) -> list[DueEvent]:
     """Claim up to ``most`` due events. An account has at most ``per_account_max``, those under way included.
 
+    When there is not room for all, an account with fewer under way goes first, and then the older event: accounts
+    whose receivers hang and whose backlogs are long do not keep the others from their first delivery.
     ``busy`` counts those; ``lease_s`` is how long a delivery may take.
     """
     claimed = rows.execute(
@@ -100,7 +107,8 @@ def claim_due(
             "accounts": list(busy),
             "many": list(busy.values()),
             "per_account": per_account_max,
-            "seen": SEEN_MAX_ROWS,
+            "oldest": SEEN_MAX_ROWS,
+            "newest": NEWEST_MAX_ROWS,
             "most": most,
             "lease_s": lease_s,
             "pauses_s": [float(pause_s) for pause_s in PAUSES_S],
