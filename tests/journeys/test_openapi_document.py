@@ -28,7 +28,8 @@ from schemathesis.checks import (
 )
 
 from holdfast.http.app import ROUTES
-from holdfast.http.routes import Auth, Route
+from holdfast.http.calls import Auth
+from holdfast.http.routes import Route
 from holdfast.providers.signatures import sign
 
 from .card_bank import WEBHOOK_SECRET, CardBank

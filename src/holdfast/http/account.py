@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.actors.messages import CreateApiKey, Recharge, Recharged, RevokeApiKey
-from holdfast.http.calls import Call, told
+from holdfast.http.answers import told
+from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import SCOPES, mint_api_key
-from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, RouteTable
+from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.shapes import (
     AccountBody,
     ApiKeyList,

@@ -29,8 +29,8 @@ from holdfast.http import (
     task_events,
     usage_log,
 )
+from holdfast.http.answers import answer_call, render_fault, render_refusal
 from holdfast.http.bounded_body import FrontRequest
-from holdfast.http.calls import answer_call, render_fault, render_refusal
 from holdfast.http.connection import FrontConnection
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front

@@ -14,7 +14,8 @@ import structlog
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
-from holdfast.http.calls import Call, render_refusal
+from holdfast.http.answers import render_refusal
+from holdfast.http.calls import Call
 from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.assets import AssetRecord, asset_by_id

@@ -1,24 +1,23 @@
-"""One HTTP call: who asks, with what body; and how its outcome becomes a response.
+"""One HTTP call: who asks, with what body, and what a route may want of it.
 
 The order is the same everywhere: credential's form → the caller (for calls with a body) → body → handler. A
 call without a body proves its caller in the same read as its query, so it costs one trip to the database.
 
 Nothing here changes anything: a client that hangs up cancels its handler mid-line, so handlers only read and
-ask. The exceptions that reach :func:`answer_call` are faults; every refusal is a value.
+ask. Every refusal is a value; exceptions are faults.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, TypeVar
 
 import msgspec
-import structlog
-import trio
-from quart import Request, Response
+from quart import Request
 from sqlalchemy import Connection
-from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.directory import Directory
 from holdfast.actors.messages import (
@@ -26,10 +25,8 @@ from holdfast.actors.messages import (
     IdempotencyKey,
     KeyClaim,
     NoteKeyUse,
-    Recharged,
     Replayed,
     StoredReply,
-    TaskAccepted,
 )
 from holdfast.http import bodies
 from holdfast.http.bounded_body import bound_body
@@ -44,10 +41,7 @@ from holdfast.http.credentials import (
     read_bearer,
     refuse_operator,
 )
-from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
 from holdfast.http.front import Front
-from holdfast.http.routes import Answer, Auth, Outcome, ReplayedAnswer, Route
-from holdfast.http.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.api_keys import ApiKeyRecord, api_key_by_secret
 from holdfast.persistence.queries.idempotency import find_reply
@@ -57,9 +51,49 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 _KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
-_WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
 
-log = structlog.get_logger("holdfast.http")
+
+Method = Literal["GET", "POST", "DELETE"]
+
+
+class Auth(Enum):
+    """How a route knows its caller."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    SESSION = "session"
+    API_KEY = "api_key"
+    CALLBACK_SIGNATURE = "callback_signature"
+    PROVIDER_WEBHOOK = "provider_webhook"
+    SANDBOX_SIGNATURE = "sandbox_signature"
+    CARD_SIGNATURE = "card_signature"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a route wants of a call before its handler runs.
+
+    Where ``body_optional``, a body whose fields may all be left out may be left out itself. A route with
+    ``raw_body_bytes_max`` takes bytes as they come; ``raw_body_limit`` may lower that for a single call.
+    """
+
+    method: Method
+    path: str
+    auth: Auth
+    scope: str | None
+    body: type[msgspec.Struct] | None
+    body_optional: bool
+    raw_body_bytes_max: int | None
+    raw_body_limit: Callable[[Call], int] | None
+
+    @property
+    def name(self) -> str:
+        """What idempotency records and counters call the route."""
+        return f"{self.method} {self.path}"
+
+
+_WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
 
 
 class Call:
@@ -71,7 +105,7 @@ class Call:
 
     __slots__ = ("_body", "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session")
 
-    def __init__(self, front: Front, route: Route, request: Request, path: dict[str, str]) -> None:
+    def __init__(self, front: Front, route: Needs, request: Request, path: dict[str, str]) -> None:
         self.front = front
         self.route = route
         self.request = request
@@ -292,81 +326,6 @@ class Call:
 
 
 _STORED: Final = msgspec.json.Decoder(StoredReply)
-
-
-def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[Any], msgspec.Struct]) -> Outcome:
-    """An actor's reply as an outcome: ``shape`` renders what succeeded, now or in the call it repeats."""
-    match reply:
-        case Replayed(Refusal() as refusal):
-            return ReplayedAnswer(refusal)
-        case Replayed(stored):
-            return ReplayedAnswer(shape(stored))
-        case Refusal():
-            return reply
-        case _:
-            return shape(reply)
-
-
-async def answer_call(front: Front, route: Route, request: Request, path: dict[str, str]) -> Response:
-    """Serve one call: prepare, handle, render.
-
-    Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.
-    """
-    call = Call(front, route, request, path)
-    outcome: Outcome
-    try:
-        refusal = await call.prepare()
-        outcome = await route.handler(call) if refusal is None else refusal
-        return render(outcome)
-    except HTTPException:
-        raise
-    except Exception as fault:
-        return render_fault(fault)
-    except BaseExceptionGroup as group:
-        cancelled, faults = group.split(trio.Cancelled)
-        if cancelled is None:
-            raise
-        if faults is not None:
-            # The client has left, so nobody reads an answer; the fault must still be seen.
-            log.error("fault in an abandoned call", exc_info=faults)
-        raise cancelled from None
-
-
-def render(outcome: Outcome) -> Response:
-    """Turn an outcome into a response."""
-    match outcome:
-        case Response():
-            return outcome
-        case Refusal():
-            return render_refusal(outcome)
-        case ReplayedAnswer(answer):
-            response = render(answer)
-            response.headers["Idempotent-Replayed"] = "true"
-            return response
-        case Answer(body, status, headers):
-            return _json(msgspec.json.encode(body), status, dict(headers))
-        case _:
-            return _json(msgspec.json.encode(outcome), 200, {})
-
-
-def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    """Turn a refusal into a response by the error table."""
-    status, body, table_headers = error_answer(refusal, current_request_id())
-    return _json(body, status, {**table_headers, **(headers or {})})
-
-
-def render_fault(fault: BaseException) -> Response:
-    """Turn a fault into a response; what nobody expected is logged whole and told without detail."""
-    refusal = refusal_of_fault(fault)
-    if refusal is None:
-        log.error("unexpected fault", exc_info=fault)
-        return render_refusal(INTERNAL_ERROR)
-    log.warning("fault", code=refusal.code, reason=str(fault))
-    return render_refusal(refusal)
-
-
-def _json(body: bytes, status: int, headers: dict[str, str]) -> Response:
-    return Response(body, status=status, headers=headers, content_type="application/json")
 
 
 def _too_large(bytes_max: int) -> Refusal:

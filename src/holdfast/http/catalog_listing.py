@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.http.calls import Call
-from holdfast.http.routes import Auth, Outcome, RouteTable
+from holdfast.http.calls import Auth, Call
+from holdfast.http.routes import Outcome, RouteTable
 from holdfast.http.shapes import Amount, QuoteRequest, Time
 from holdfast.ledger.catalog import Catalog, Model
 from holdfast.ledger.clock import format_time

@@ -13,12 +13,13 @@ from typing import Final
 from sqlalchemy import Connection
 
 from holdfast.actors.messages import CancelTask, CreateTask, IdempotencyKey
-from holdfast.http.calls import Call, told
+from holdfast.http.answers import told
+from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.front import Front
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
-from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, RouteTable
+from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.task_shapes import (
     CreateTaskRequest,
     TaskBody,

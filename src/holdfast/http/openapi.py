@@ -11,9 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from holdfast import __version__
+from holdfast.http.calls import Auth
 from holdfast.http.errors import ERROR_TABLE, ErrorAnswer
 from holdfast.http.event_shapes import TaskEvent
-from holdfast.http.routes import Auth, Parameter, Route
+from holdfast.http.routes import Parameter, Route
 from holdfast.ledger.task_events import EVENT_KINDS
 from holdfast.ledger.tasks import EventKind
 

@@ -13,11 +13,11 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.actors.messages import DecideReview
-from holdfast.http.calls import Call
+from holdfast.http.calls import Auth, Call
 from holdfast.http.front import Front
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
+from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.http.shapes import Amount, Time
 from holdfast.http.task_shapes import TaskBody, task_body
 from holdfast.ledger.clock import format_time

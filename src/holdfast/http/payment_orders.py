@@ -14,12 +14,12 @@ from sqlalchemy import Connection
 
 from holdfast.actors.messages import OrderHeard, Replayed
 from holdfast.actors.order_messages import CreateOrder
-from holdfast.http.calls import Call
+from holdfast.http.calls import Auth, Call
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.payment_bodies import payment_order_body
 from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
-from holdfast.http.routes import Auth, Outcome, Parameter, RouteTable
+from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
 from holdfast.ledger.orders import Order, OrderRequest, OrderStatus, Provider, identity_fx

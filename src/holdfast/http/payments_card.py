@@ -16,7 +16,7 @@ import structlog
 
 from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
-from holdfast.http.calls import Call
+from holdfast.http.calls import Auth, Call
 from holdfast.http.front import CardDesk, Front
 from holdfast.http.payment_bodies import card_order_created, payment_order_body
 from holdfast.http.payment_orders import (
@@ -31,7 +31,7 @@ from holdfast.http.payment_shapes import (
     EventIgnored,
     PaymentOrderBody,
 )
-from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders import Order
 from holdfast.ledger.payment_events import EVENT_BYTES_MAX, CardEvent, parse_card_event

@@ -6,7 +6,7 @@ from typing import Final
 
 from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import PaySandboxOrder
-from holdfast.http.calls import Call
+from holdfast.http.calls import Auth, Call
 from holdfast.http.payment_bodies import sandbox_order_body, sandbox_order_created, sandbox_values
 from holdfast.http.payment_orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
 from holdfast.http.payment_shapes import (
@@ -18,7 +18,7 @@ from holdfast.http.payment_shapes import (
     SandboxOrderRequest,
     SandboxOutcome,
 )
-from holdfast.http.routes import IDEMPOTENCY_KEY, Auth, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
 from holdfast.ledger.orders import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sandbox_signature import read_values, sign, verify

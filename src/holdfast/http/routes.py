@@ -1,7 +1,7 @@
 """Routes as declarations beside their handlers: what a call needs, takes, answers and may refuse.
 
-One :class:`Route` serves three readers: the web framework (method and path), :mod:`holdfast.http.calls` (which
-proves the caller and reads the body before the handler runs) and :mod:`holdfast.http.openapi` (which writes the
+One :class:`Route` serves three readers: the web framework (method and path), :mod:`holdfast.http.calls` (where the
+caller is proved and the body read before the handler runs) and :mod:`holdfast.http.openapi` (which writes the
 document from it). There is no second list of endpoints anywhere.
 """
 
@@ -10,19 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from quart import Response
 from werkzeug.routing import BaseConverter
 
+from holdfast.http.calls import Auth, Call, Method, Needs
 from holdfast.ledger.refusals import Refusal
-
-if TYPE_CHECKING:
-    from holdfast.http.calls import Call
-
-Method = Literal["GET", "POST", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +37,7 @@ class ReplayedAnswer:
 
 
 Outcome: TypeAlias = msgspec.Struct | Answer | ReplayedAnswer | Refusal | Response
-Handler: TypeAlias = "Callable[[Call], Awaitable[Outcome]]"
-
-
-class Auth(Enum):
-    """How a route knows its caller."""
-
-    NONE = "none"
-    OPTIONAL = "optional"
-    SESSION = "session"
-    API_KEY = "api_key"
-    CALLBACK_SIGNATURE = "callback_signature"
-    PROVIDER_WEBHOOK = "provider_webhook"
-    SANDBOX_SIGNATURE = "sandbox_signature"
-    CARD_SIGNATURE = "card_signature"
-    OPERATOR = "operator"
+Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +62,15 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Needs):
     """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply.
 
-    ``other_reply`` is a second shape that a success may have. Where ``body_optional``, a body whose fields may all
-    be left out may be left out itself.
+    ``other_reply`` is a second shape that a success may have.
     """
 
-    method: Method
-    path: str
     summary: str
     tag: str
     handler: Handler
-    auth: Auth
-    scope: str | None
-    body: type[msgspec.Struct] | None
-    body_optional: bool
-    raw_body_bytes_max: int | None
-    raw_body_limit: Callable[[Call], int] | None
     reply: type[msgspec.Struct] | None
     other_reply: type[msgspec.Struct] | None
     statuses: tuple[int, ...]
@@ -110,11 +82,6 @@ class Route:
     def idempotent(self) -> bool:
         """Whether the route takes an Idempotency-Key."""
         return IDEMPOTENCY_KEY in self.parameters
-
-    @property
-    def name(self) -> str:
-        """What idempotency records and counters call the route."""
-        return f"{self.method} {self.path}"
 
     @property
     def rule(self) -> str:

@@ -9,9 +9,9 @@ from typing import Final
 import structlog
 
 from holdfast.actors.messages import AdmitOrigin, RequestCode, SignOut, VerifyCode
-from holdfast.http.calls import Call
+from holdfast.http.calls import Auth, Call
 from holdfast.http.email_address import normalise_email
-from holdfast.http.routes import Auth, Outcome, RouteTable
+from holdfast.http.routes import Outcome, RouteTable
 from holdfast.http.shapes import (
     WRITING_SCOPE,
     CodeRequest,
