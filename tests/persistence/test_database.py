@@ -9,6 +9,7 @@ import trio.testing
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError, InternalError
 
+from holdfast import metrics
 from holdfast.persistence import database as database_module
 from holdfast.persistence.database import (
     Database,
@@ -170,18 +171,23 @@ async def test_the_writers_connection_has_bounded_waits_and_no_autocommit(databa
     assert await trio.to_thread.run_sync(look) == (False, ["15s", "5s", "15s", "UTC"])
 
 
-async def test_the_gate_tells_its_listeners_of_changes_alone() -> None:
+async def test_only_a_database_that_was_there_is_counted_as_gone() -> None:
     gate = DatabaseGate()
-    heard: list[bool] = []
-    stop = gate.add_listener(heard.append)
+
+    def gone_count() -> float:
+        return float(metrics.DATABASE_AWAY._value.get())
+
+    before = gone_count()
     gate.close("still away")
+    assert (gate.is_open, gone_count() - before) == (False, 0)
     gate.open()
     gate.open()
+    assert (gate.is_open, gone_count() - before) == (True, 0)
     gate.close("away again")
-    stop()
+    gate.close("and still")
+    assert (gate.is_open, gone_count() - before, gate.reason) == (False, 1, "and still")
     gate.open()
-    assert heard == [True, False]
-    assert gate.reason == ""
+    assert (gate.is_open, gone_count() - before, gate.reason) == (True, 1, "")
 
 
 async def test_waiters_pass_when_the_gate_opens(autojump_clock: trio.testing.MockClock) -> None:

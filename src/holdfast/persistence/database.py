@@ -10,7 +10,6 @@ watcher probes. A single slow query is its caller's trouble and leaves the gate 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from holdfast import metrics
 from holdfast.persistence.embedded import EmbeddedFault, EmbeddedPostgres
 
 T = TypeVar("T")
@@ -88,7 +88,6 @@ class DatabaseGate:
         self._opened = trio.Event()
         self._closed = trio.Event()
         self._closed.set()
-        self._listeners: list[Callable[[bool], None]] = []
 
     @property
     def is_open(self) -> bool:
@@ -101,7 +100,6 @@ class DatabaseGate:
             self.reason = ""
             self._closed = trio.Event()
             self._opened.set()
-            self._tell(True)
 
     def close(self, reason: str) -> None:
         """Turn callers away with ``reason``; repeating it only renews the reason."""
@@ -109,7 +107,7 @@ class DatabaseGate:
         if self.is_open:
             self._opened = trio.Event()
             self._closed.set()
-            self._tell(False)
+            metrics.DATABASE_AWAY.inc()
 
     async def wait_open(self) -> None:
         """Return once the gate is open."""
@@ -120,15 +118,6 @@ class DatabaseGate:
         """Return once the gate is closed."""
         while self.is_open:
             await self._closed.wait()
-
-    def add_listener(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """Call ``listener(is_open)`` at every change, from now until the returned function is called."""
-        self._listeners.append(listener)
-        return functools.partial(self._listeners.remove, listener)
-
-    def _tell(self, is_open: bool) -> None:
-        for listener in tuple(self._listeners):
-            listener(is_open)
 
 
 class Database:
