@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.database import DatabaseGate
-from holdfast.persistence.journal import WHOLE_QUEUE_UNITS, Journal
+from holdfast.persistence.journal import Journal
 from holdfast.persistence.units import Committed, NotWritten, Stale, Unit, Unknown, Verdict
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
@@ -110,32 +110,16 @@ async def test_batches_grow_by_what_arrived_during_the_last_commit(bench: Bench)
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
-    later = bench.submit(author, WHOLE_QUEUE_UNITS)
+    later = bench.submit(author, 300)
     await wait_all_tasks_blocked()
     assert bench.writer.batches == [first]
-    assert bench.journal.queue_depth == WHOLE_QUEUE_UNITS
+    assert bench.journal.queue_depth == 300
     bench.writer.finish()
     await bench.writer.has_begun()
     assert bench.writer.batches == [first, later]
     bench.writer.finish()
-    await author.has_heard(1 + WHOLE_QUEUE_UNITS)
+    await author.has_heard(1 + 300)
     assert author.heard == [(unit, Committed()) for unit in first + later]
-
-
-async def test_of_a_long_queue_half_goes_so_that_deciding_and_writing_overlap(nursery: trio.Nursery) -> None:
-    with trio.fail_after(20):
-        bench = Bench(batch_units_max=4 * WHOLE_QUEUE_UNITS)
-        author = Author()
-        units = bench.submit(author, 4 * WHOLE_QUEUE_UNITS)
-        await nursery.start(bench.run)
-        await bench.writer.has_begun()
-        assert bench.writer.batches == [units[: 2 * WHOLE_QUEUE_UNITS]]
-        bench.writer.finish()
-        bench.writer.finish()
-        await bench.journal.stop()
-        await author.has_heard(len(units))
-    assert [unit for unit, _ in author.heard] == units
-    assert [len(batch) // WHOLE_QUEUE_UNITS for batch in bench.writer.batches] == [2, 2]
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:

@@ -1,11 +1,9 @@
 """The journal: the one write path. Units of work come in, gather while a commit is under way, and go together.
 
 There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
-during the last commit, up to ``batch_units_max``. Under heavy load it takes half of all that is about: while
-the disk works on that, the actors decide what the callers of the other half ask next, and neither waits for the
-other. One commit is under way at a time, in a thread that no cancellation abandons. Verdicts go back to the
-authors in the order of submission, before the next batch is gathered: a unit of an author that has become void
-in between is never written.
+during the last commit, up to ``batch_units_max``. One commit is under way at a time, in a thread that no
+cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is gathered:
+a unit of an author that has become void in between is never written.
 """
 
 from __future__ import annotations
@@ -35,9 +33,6 @@ log = structlog.get_logger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-WHOLE_QUEUE_UNITS = 32
-"""A queue no longer than this goes in one batch: sharing it out would cost more flushes than it hides."""
 
 
 class Writer(Protocol):
@@ -69,7 +64,6 @@ class Journal:
         self._arrived = trio.Event()
         self._thread = _OneAtATime()
         self._stopping = False
-        self._settled_units = 0
 
     def submit(self, unit: Unit, author: Author) -> None:
         """Queue a unit; ``author.settle`` is called with its verdict once that is known."""
@@ -126,10 +120,7 @@ class Journal:
 
     def _gather(self) -> list[tuple[Unit, Author]]:
         batch: list[tuple[Unit, Author]] = []
-        # Half of all that is about, the batch just settled included: its callers are back by the next turn.
-        half = (len(self._queue) + self._settled_units + 1) // 2
-        most = min(max(half, WHOLE_QUEUE_UNITS), self._batch_units_max)
-        while self._queue and len(batch) < most:
+        while self._queue and len(batch) < self._batch_units_max:
             unit, author = self._queue.popleft()
             if author.is_void:
                 skipped = NotWritten("decided by an incarnation that no longer stands")
@@ -140,7 +131,6 @@ class Journal:
         if not self._queue and not self._stopping:
             self._arrived = trio.Event()
         metrics.JOURNAL_QUEUE.set(len(self._queue))
-        self._settled_units = len(batch)
         return batch
 
     async def _commit(self, batch: list[tuple[Unit, Author]]) -> None:
