@@ -2,8 +2,8 @@
 
 There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
 during the last commit, up to ``batch_units_max``. One commit is under way at a time, in a thread that no
-cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is gathered:
-a unit of an author that has become void in between is never written.
+cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is
+gathered: a unit of an author that has become void in between is never written.
 """
 
 from __future__ import annotations
