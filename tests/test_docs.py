@@ -119,12 +119,20 @@ def test_every_error_is_told_with_its_status_and_no_other() -> None:
 
 def test_every_setting_is_told_and_no_other() -> None:
     source = (ROOT / "src" / "holdfast" / "settings.py").read_text("utf-8")
-    read = set(re.findall(r"reader\.\w+\(\s*\"([A-Z_]+)\"", source))
-    read |= {"DATA_DIR", "DATABASE_URL", "OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET"}
+    read = set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", source)) | {"DATA_DIR", "DATABASE_URL"}
     page = (ROOT / "docs" / "operating.md").read_text("utf-8")
-    cells = re.findall(r"^\| (`[A-Z_`, ]+) \|", page, re.MULTILINE)
-    told = {name for cell in cells for name in re.findall(r"`([A-Z_]+)`", cell)}
+    cells = re.findall(r"^\| (`[A-Z0-9_`, ]+) \|", page, re.MULTILINE)
+    told = {name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)`", cell)}
+    assert "S3_BUCKET" in told
     assert told == read
+
+
+def test_every_metric_is_told_and_no_other() -> None:
+    source = (ROOT / "src" / "holdfast" / "metrics.py").read_text("utf-8")
+    page = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    table = page[page.index("| Metric | Tells |") :].partition("\n\n")[0]
+    told = {name.removesuffix("_total") for name in re.findall(r"`(holdfast_[a-z_]+)`", table)}
+    assert told == set(re.findall(r"\"(holdfast_[a-z_]+)\"", source))
 
 
 def test_every_make_target_is_told() -> None:

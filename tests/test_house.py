@@ -99,6 +99,13 @@ def test_only_the_settings_read_the_environment() -> None:
     assert readers == ["settings.py"]
 
 
+def test_every_metric_is_measured_somewhere() -> None:
+    named_there = set(re.findall(r"^([A-Z_]+) = ", text_of(SOURCE / "metrics.py"), re.MULTILINE))
+    measured = {name for path in MODULES for name in re.findall(r"\bmetrics\.([A-Z_]+)\.", text_of(path))}
+    assert named_there
+    assert named_there == measured
+
+
 def test_nothing_waits_on_another_loop_than_trios() -> None:
     pattern = re.compile(r"^\s*(import|from) asyncio\b", re.MULTILINE)
     assert [named(path) for path in MODULES if pattern.search(text_of(path))] == []

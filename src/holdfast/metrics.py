@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+HTTP_ANSWER_S = Histogram(
+    "holdfast_http_answer_seconds",
+    "Time from a request's head to its answer, by route and status.",
+    ["route", "status"],
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
+)
 JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
 JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work by how their batch ended.", ["verdict"])
 JOURNAL_BATCH_UNITS = Histogram(

@@ -11,6 +11,7 @@ from quart import Request, Response
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
+from holdfast import metrics
 from holdfast.http import (
     account,
     asset_files,
@@ -57,13 +58,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *operator_payments.route.routes,
     *ops.route.routes,
     *interface_pages(lambda: ROUTES).routes,
-)
-
-ANSWERED_S = Histogram(
-    "holdfast_http_answer_seconds",
-    "Time from a request's head to its answer, by route and status.",
-    ["route", "status"],
-    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 
 _HEADS_TOO_LARGE = Refusal(code="headers_too_large", message="The request's headers are too large.")
@@ -124,7 +118,7 @@ class FrontApp(QuartTrio):
     def _meter(self, name: str, status: int) -> Histogram:
         meter = self._meters.get((name, status))
         if meter is None:
-            meter = self._meters[name, status] = ANSWERED_S.labels(name, str(status))
+            meter = self._meters[name, status] = metrics.HTTP_ANSWER_S.labels(name, str(status))
         return meter
 
 
