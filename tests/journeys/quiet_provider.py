@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from tests.threaded_server import serving
 
 from holdfast.providers.signatures import sign
 
@@ -154,12 +155,6 @@ def quiet_provider() -> Iterator[QuietProvider]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        provider = QuietProvider(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield provider
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        provider = QuietProvider(url)
+        yield provider

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.threaded_server import serving
+
 from .house import until
 
 
@@ -87,13 +89,9 @@ def receiver() -> Iterator[Receiver]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found = Receiver(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        found = Receiver(url)
         try:
             yield found
         finally:
             found.released.set()
-            server.shutdown()
-            thread.join()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from PIL import Image
+from tests.threaded_server import serving
 
 from holdfast.providers.signatures import sign
 
@@ -202,15 +203,12 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def _served(answer: Callable[[Exchange], Answer]) -> Iterator[_Server]:
-    with _Server(answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
+    server = _Server(answer)
+    with serving(server):
         try:
             yield server
         finally:
             server.is_over.set()
-            server.shutdown()
-            thread.join()
 
 
 # ------------------------------------------------------------------------------------------------------- answers

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+from tests.threaded_server import serving
 
 SECRET = "container-webhook-token-0123456789"
 TERMINAL = ("succeeded", "failed", "canceled")
@@ -125,12 +126,5 @@ def plain_container() -> Iterator[Container]:
     """Run one on loopback."""
     container = Container()
     handler = type("Handler", (_Handler,), {"container": container})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        container.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield container
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(_Server(("127.0.0.1", 0), handler)) as container.url:
+        yield container

@@ -25,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+from tests.threaded_server import serving
 
 from holdfast.providers.standard_webhooks import standard_headers
 
@@ -246,12 +247,5 @@ def hosted_service(files: dict[str, tuple[str, bytes]] | None = None) -> Iterato
     """Run one on loopback; ``files`` are served without a bearer, as the service's delivery addresses are."""
     hosted = Hosted()
     handler = type("Handler", (_Handler,), {"hosted": hosted, "files": files or {}})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        hosted.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield hosted
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(_Server(("127.0.0.1", 0), handler)) as hosted.url:
+        yield hosted
