@@ -6,6 +6,7 @@ exchange at hand; those of one path may come in turn.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import socket
@@ -209,6 +210,21 @@ def _served(answer: Callable[[Exchange], Answer]) -> Iterator[_Server]:
             yield server
         finally:
             server.is_over.set()
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def noise(side: int) -> bytes:
+    """A picture that no compression makes smaller."""
+    file = io.BytesIO()
+    Image.effect_noise((side, side), 90).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(content: bytes) -> str:
+    """A picture as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 # ------------------------------------------------------------------------------------------------------- answers

@@ -18,6 +18,8 @@ from .house import ENDED, OPERATOR_TOKEN, Customer, Service, Totals, ok, until
 from .scripted_provider import IMAGE, Answer, Script, ScriptedProvider, signed
 
 CREDIT = "10.00"
+PAID = ("queued", "processing", "succeeded")
+"""What a task has been that went well."""
 
 Story: TypeAlias = Callable[["Tale"], Awaitable[None]]
 

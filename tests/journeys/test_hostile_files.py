@@ -5,7 +5,6 @@ What cannot be kept is not charged, and nobody is called who was not configured.
 
 from __future__ import annotations
 
-import base64
 import io
 import struct
 import zlib
@@ -25,28 +24,19 @@ from .scripted_provider import (
     Answer,
     Script,
     ScriptedProvider,
+    data_url,
     drips,
     finished,
     in_turn,
     is_file,
+    noise,
     pours,
     redirects,
     says,
 )
-from .task_tales import Story, Tale, nothing_is_left_open, tell_all
+from .task_tales import PAID, Story, Tale, nothing_is_left_open, tell_all
 
 FLOOD_BYTES = 300 * 1024 * 1024
-PAID = ("queued", "processing", "succeeded")
-
-
-def data_url(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def noise(side: int) -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((side, side), 90).save(file, "PNG")
-    return file.getvalue()
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 
 import psycopg
 import trio
-from PIL import Image
 
 from .conftest import NewCustomer
 from .house import Service, code_of, ok
@@ -28,27 +26,17 @@ from .scripted_provider import (
     Answer,
     Script,
     ScriptedProvider,
+    data_url,
     finished,
     hangs,
     in_turn,
     is_file,
+    noise,
     says,
     signed,
     tells,
 )
-from .task_tales import Story, Tale, nothing_is_left_open, tell_all
-
-PAID = ("queued", "processing", "succeeded")
-
-
-def data_url(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def noise(side: int) -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((side, side), 90).save(file, "PNG")
-    return file.getvalue()
+from .task_tales import PAID, Story, Tale, nothing_is_left_open, tell_all
 
 
 async def goes_well_after_all(tale: Tale) -> None:
