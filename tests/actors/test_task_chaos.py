@@ -1,0 +1,306 @@
+"""Task actors of two processes on one database, told everything by chance, over journals that lose answers.
+
+What the rows tell at the end must be one story: the audit finds nothing, what was announced is what happened, and
+exactly the tasks that succeeded have results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy
+import trio
+from sqlalchemy import Connection, text
+
+from holdfast.actors.event_messages import HearAnnouncement
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import (
+    CancelTask,
+    Command,
+    DecideReview,
+    ExpireAssets,
+    HearHosting,
+    HearNews,
+    HearPoll,
+    HearSubmission,
+    Recharge,
+    TaskAccepted,
+    Wake,
+)
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.news import Moderation, Output, ProviderNews
+from holdfast.ledger.task_events import EVENT_KINDS
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.ledger.tasks import Task
+from holdfast.persistence.audit import run_audit
+from holdfast.persistence.contents import Content, claim_content
+from holdfast.persistence.database import Database
+from holdfast.persistence.loading import load_event_ids, load_task
+from holdfast.persistence.outbox_claims import claim_due
+from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.units import NotWritten, Unit, Verdict
+from holdfast.persistence.writer import BatchWriter, CommitUnanswered
+from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters
+
+from .conftest import StartWorld, World, create_task
+
+TASKS = 8
+ROUNDS = 40
+RETENTION = timedelta(days=7)
+OUTPUTS = tuple(Output(index=n, url=f"https://studio.test/{n}") for n in range(2))
+
+
+class LosingWriter(BatchWriter):
+    """Rolls batches back, or loses the answer to their commit, every now and then."""
+
+    def __init__(self, database: Database, rng: random.Random) -> None:
+        super().__init__(database.connect_writer, now=utc_now)
+        self.rng = rng
+        self.is_losing = False
+        self._written: dict[str, bool] = {}
+
+    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+        void: list[Verdict] = [NotWritten("lost")] * len(units)
+        luck = self.rng.random() if self.is_losing else 1.0
+        if luck < 0.1:
+            return void
+        if luck > 0.22:
+            return super().write(units)
+        batch_id, durable = new_id("batch"), void
+        if luck < 0.17:
+            durable = super().write(units)
+        self._written[batch_id] = durable is not void
+        raise CommitUnanswered(batch_id, OSError("lost"), if_durable=durable, if_void=void)
+
+    def look_up(self, batch_id: str) -> bool:
+        return self._written[batch_id]
+
+
+class Nobody:
+    """Who does none of the errands: chance brings all that comes of them."""
+
+    def tell(self, key: str, command: Command[Any]) -> None:
+        """Nothing."""
+
+
+class Chaos:
+    """Two processes, and whoever talks to them."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self.database = database
+        self.rng = random.Random(seed)
+        self.now = utc_now()
+        self.processes: list[tuple[World, KeyedDirectory]] = []
+        self.tasks: list[str] = []
+
+    def directory(self, world: World) -> KeyedDirectory:
+        nobody = Nobody()
+        about = TaskWorld(
+            accounts=world.accounts,
+            dispatcher=nobody,
+            desk=nobody,
+            hosting=nobody,
+            outbox=nobody,
+            traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
+            callback_url=lambda _: "",
+            now=lambda: self.now,
+            rng=random.Random(1),
+        )
+
+        async def load(request_id: str) -> Any:
+            def query(rows: Connection) -> Any:
+                task = load_task(rows, request_id)
+                return task, load_event_ids(rows, request_id, task.account_id)
+
+            return await self.database.read(query)
+
+        async def probe() -> bool:
+            return True
+
+        def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
+            return TaskActor(request_id, mailbox, world.journal, load=load, world=about)
+
+        return KeyedDirectory(
+            "tasks",
+            factory,
+            gate=self.database.gate,
+            probe=probe,
+            reporter=world.reporter,
+            dead_letters=DeadLetters(),
+            rng=random.Random(1),
+        )
+
+    async def begin(self) -> None:
+        world = self.processes[0][0]
+        account_id, key_id = await world.open_account()
+        await world.accounts.ask(account_id, Recharge(500_000_000))
+        command = dataclasses.replace(
+            create_task(key_id), webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
+        )
+        for _ in range(TASKS):
+            created = await world.accounts.ask(account_id, command)
+            assert isinstance(created, TaskAccepted)
+            self.tasks.append(created.request_id)
+        self.now += timedelta(seconds=30)
+
+    async def row(self, request_id: str) -> Task:
+        task: Task = await self.database.read(lambda rows: load_task(rows, request_id))
+        return task
+
+    async def happens(self) -> None:
+        """One thing, to one task, in one of the processes."""
+        rng = self.rng
+        world, tasks = rng.choice(self.processes)
+        if rng.random() < 0.07:
+            await self.delivers(world, tasks)
+            return
+        request_id = rng.choice(self.tasks)
+        task = await self.row(request_id)
+        message = await self.message(task, task.state.attempt or 1)
+        if rng.random() < 0.6:
+            tasks.tell(request_id, message)
+        else:
+            await tasks.ask(request_id, message)
+
+    async def message(self, task: Task, attempt: int) -> Command[Any]:
+        rng = self.rng
+        kind = rng.choices(
+            ["wake", "submission", "news", "hosting", "review", "cancel", "expire", "poll"],
+            [20, 10, 25, 25, 7, 2, 4, 3],
+        )[0]
+        match kind:
+            case "submission":
+                ref = f"job_{attempt}"
+                came = rng.choice((Accepted(ref, "queued"), Ambiguous("no answer"), NotSent("not reached")))
+                return HearSubmission(attempt, came)
+            case "news":
+                status = rng.choices(["queued", "processing", "succeeded", "failed", "canceled"], [3, 6, 13, 1, 1])[
+                    0
+                ]
+                news = ProviderNews(
+                    source="callback",
+                    provider=task.provider,
+                    event_id=f"evt_{rng.randrange(300)}",
+                    request_id=task.request_id,
+                    attempt=attempt,
+                    status=status,  # type: ignore[arg-type]  # one of its words
+                    provider_ref=f"job_{attempt}",
+                    outputs=OUTPUTS if status == "succeeded" else (),
+                    moderation=Moderation(flagged=rng.random() < 0.3),
+                )
+                return HearNews(news, b"{}")
+            case "hosting":
+                results = [await self.stored(task, output.index) for output in OUTPUTS if rng.random() < 0.8]
+                return HearHosting(attempt, tuple(results))
+            case "review":
+                return DecideReview(approve=rng.random() < 0.6)
+            case "cancel":
+                return CancelTask()
+            case "expire" if task.is_terminal:
+                return ExpireAssets()
+            case "poll":
+                return HearPoll(attempt, None)
+        return Wake(recovering=rng.random() < 0.3)
+
+    async def stored(self, task: Task, position: int) -> HostedOutput | HostingFailure:
+        if self.rng.random() < 0.3:
+            return HostingFailure(position, "not found", final=self.rng.random() < 0.4)
+        content, at = (
+            Content(hashlib.sha256(f"{task.request_id}{position}".encode()).hexdigest(), "image/png"),
+            self.now,
+        )
+        await self.database.work(lambda rows: claim_content(rows, content, at))
+        return HostedOutput(position, new_id("asset"), content.sha256, 9, content.content_type, at + RETENTION)
+
+    async def delivers(self, world: World, tasks: KeyedDirectory) -> None:
+        """Some events are taken, others given up."""
+        at = utc_now() + timedelta(days=self.rng.random())
+        due = await self.database.work(
+            lambda rows: claim_due(rows, at, most=4, per_account_max=4, busy={}, lease_s=5)
+        )
+        for event in due:
+            status = self.rng.choice(("delivered", "given_up"))
+            ids = (event.account_id, event.event_id, event.attempts)
+            rows = (
+                OutboxAttemptRow(*ids, utc_now(), 200, None, 1),
+                OutboxOutcomeRow(*ids, event.round_at, None, status, utc_now(), None),
+            )
+            if event.kind == "task.assets_ready":
+                tasks.tell(event.request_id, HearAnnouncement(status == "delivered", rows))
+            else:
+                await world.journal.write(Unit(rows=rows))
+
+    async def lives(self) -> None:
+        for _ in range(ROUNDS):
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.rng.choice((1, 5, 20))):
+                    nursery.start_soon(self.happens)
+            self.now += timedelta(seconds=self.rng.choice((0, 1, 20, 61)))
+
+    async def ends(self) -> None:
+        """Whatever is still open is canceled, and everybody hears the last of it."""
+        for request_id in self.tasks:
+            await self.processes[0][1].ask(request_id, CancelTask())
+            for _, tasks in self.processes:
+                await tasks.ask(request_id, Wake())
+
+
+def audited(url: str) -> list[Any]:
+    engine = sqlalchemy.create_engine(sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"))
+    try:
+        with engine.connect() as rows:
+            return [check for check in run_audit(rows) if not check.ok]
+    finally:
+        engine.dispose()
+
+
+def told_of(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[int, set[datetime]]]]:
+    """By task: the kinds of its events, and how many assets it has and until when."""
+    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    for request_id, kind in rows.execute(text("select request_id, kind from outbox")):
+        kinds[request_id].append(kind)
+    kept = rows.execute(text("select request_id, count(*), array_agg(expires_at) from assets group by 1"))
+    return kinds, {request_id: (many, set(until)) for request_id, many, until in kept}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+async def test_two_processes_and_lost_answers_leave_one_story(
+    start_world: StartWorld, nursery: trio.Nursery, database: Database, seed: int
+) -> None:
+    chaos = Chaos(database, seed)
+    writers = [LosingWriter(database, random.Random(seed + number)) for number in range(2)]
+    with trio.fail_after(60):
+        for writer in writers:
+            world = await start_world(writer=writer)
+            tasks = chaos.directory(world)
+            await nursery.start(lambda *, task_status, tasks=tasks: tasks.run(task_status))
+            chaos.processes.append((world, tasks))
+        await chaos.begin()
+        for writer in writers:
+            writer.is_losing = True
+        await chaos.lives()
+        for writer in writers:
+            writer.is_losing = False
+        await chaos.ends()
+        assert await trio.to_thread.run_sync(audited, database.url) == []
+        kinds, kept = await database.read(told_of)
+        for request_id in chaos.tasks:
+            task = await chaos.row(request_id)
+            statuses = [f"task.{entry.status}" for entry in task.state.status_history if entry.status != "queued"]
+            ready = ["task.assets_ready"] if task.status == "succeeded" else []
+            assert sorted(kinds[request_id]) == sorted(statuses + ready)
+            if task.status == "succeeded" and task.state.hosting.status == "ready":
+                assert kept[request_id] == (len(task.state.output), {task.state.output[0].expires_at})
+            else:
+                assert request_id not in kept
