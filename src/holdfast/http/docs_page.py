@@ -55,8 +55,13 @@ def docs_page(document: Json) -> str:
 def _link(method: str, path: str, operation: Json) -> str:
     return (
         f'<li><a href="#{escape(operation["operationId"])}"><span class="method {method}">{method.upper()}</span>'
-        f"<span>{escape(path)}</span></a></li>"
+        f"<span>{_foldable(path)}</span></a></li>"
     )
+
+
+def _foldable(path: str) -> str:
+    """A path that a narrow column folds between its parts rather than inside a word."""
+    return escape(path).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
 def _operation(method: str, path: str, operation: Json) -> str:
