@@ -38,7 +38,7 @@ from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
     PredictionFault,
-    news_of,
+    polled_news,
     read_prediction,
 )
 
@@ -114,23 +114,14 @@ class CogProvider:
             return None
         if answer.status in _NO_SUCH_METHOD and not self._keeps_jobs:
             self.polls = False
-        if answer.status != 200:
-            raise PollFault(f"the provider answered {answer.status}")
-        try:
-            told = read_prediction(answer.body)
-            if told.id not in {None, name}:
-                # Somebody else's results must not reach this task's owner.
-                raise PollFault("the provider told of another job")
-            return news_of(
-                told,
-                source="poll",
-                provider=self.name,
-                request_id=request_id,
-                attempt=attempt,
-                provider_ref=name,
-            )
-        except PredictionFault as fault:
-            raise PollFault(str(fault)) from fault
+        return polled_news(
+            answer,
+            provider=self.name,
+            request_id=request_id,
+            attempt=attempt,
+            provider_ref=name,
+            may_be_nameless=True,
+        )
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
         """Ask for the job to be stopped. Raises :class:`PollFault`."""

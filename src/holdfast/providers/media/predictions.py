@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from holdfast.ledger.news import NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
+from holdfast.providers.media.base import PollFault
 from holdfast.providers.media.callbacks import (
     MESSAGE_MAX_CHARS,
     OUTPUTS_MAX_COUNT,
@@ -22,6 +23,7 @@ from holdfast.providers.media.callbacks import (
     split_data_url,
     tidy,
 )
+from holdfast.providers.media.line import Answer
 
 REF_MAX_CHARS = 200
 LOGS_READ_CHARS = 4000
@@ -125,6 +127,29 @@ def news_of(
         usage=_usage(told.metrics) if status == "succeeded" else None,
         error=_error(told) if status == "failed" else None,
     )
+
+
+def polled_news(
+    answer: Answer, *, provider: str, request_id: str, attempt: int, provider_ref: str, may_be_nameless: bool
+) -> ProviderNews:
+    """The answer to a poll as news of the job that was asked for. Raises :class:`PollFault`."""
+    if answer.status != 200:
+        raise PollFault(f"the provider answered {answer.status}")
+    try:
+        told = read_prediction(answer.body)
+        # Somebody else's results must not reach this task's owner.
+        if told.id != provider_ref and not (may_be_nameless and told.id is None):
+            raise PollFault("the provider told of another job")
+        return news_of(
+            told,
+            source="poll",
+            provider=provider,
+            request_id=request_id,
+            attempt=attempt,
+            provider_ref=provider_ref,
+        )
+    except PredictionFault as fault:
+        raise PollFault(str(fault)) from fault
 
 
 def percent_of(logs: str | None) -> int | None:

@@ -46,7 +46,7 @@ from holdfast.providers.media.base import (
 from holdfast.providers.media.callbacks import tidy
 from holdfast.providers.media.cog import cancel_outcome
 from holdfast.providers.media.line import Answer, Line, detail_of
-from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, news_of, read_prediction
+from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_news, read_prediction
 
 EVENTS = ("start", "completed")
 """The end carries everything; what comes between would repeat input, logs and outputs up to twice a second."""
@@ -126,22 +126,14 @@ class ReplicateProvider:
         answer = await self._line.ask_known("GET", _path(provider_ref), self._ask_timeout_s)
         if answer.status in (404, 410):
             return None
-        if answer.status != 200:
-            raise PollFault(f"the provider answered {answer.status}")
-        try:
-            told = read_prediction(answer.body)
-            if told.id != provider_ref:
-                raise PollFault("the provider told of another job")
-            return news_of(
-                told,
-                source="poll",
-                provider=self.name,
-                request_id=request_id,
-                attempt=attempt,
-                provider_ref=provider_ref,
-            )
-        except PredictionFault as fault:
-            raise PollFault(str(fault)) from fault
+        return polled_news(
+            answer,
+            provider=self.name,
+            request_id=request_id,
+            attempt=attempt,
+            provider_ref=provider_ref,
+            may_be_nameless=False,
+        )
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
         """Ask for the job to be stopped, under the service's name for it. Raises :class:`PollFault`."""
