@@ -14,6 +14,7 @@ from holdfast.ledger.catalog import Catalog, CatalogFault, load_catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.task_moves import ProviderTraits
+from holdfast.providers.guarded import Origin
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.hook_address import PURPOSE, hook_address
@@ -41,7 +42,7 @@ class Shelf:
         self._now = now
         self._past: dict[str, tuple[datetime, Catalog]] = {}
         self.providers: dict[str, MediaProvider] = {}
-        self.origins: set[tuple[str, int]] = set()
+        self.origins: set[Origin] = set()
         catalog = load_catalog(settings.catalog)
         providers = self._made(catalog, {})
         self.catalog = catalog
@@ -107,7 +108,7 @@ class Shelf:
         self.origins.clear()
         self.origins.update(origins)
 
-    def origins_of(self, provider: str) -> frozenset[tuple[str, int]]:
+    def origins_of(self, provider: str) -> frozenset[Origin]:
         """Where a provider's own outputs may lie on a private network: where it is itself."""
         config = self.catalog.providers.get(provider)
         url = None if config is None else self._url_of(config)
@@ -181,6 +182,6 @@ def studio_token(settings: Settings) -> str:
     return settings.derived_key("in-tree studio").hex()
 
 
-def _origin(url: str) -> tuple[str, int]:
+def _origin(url: str) -> Origin:
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
