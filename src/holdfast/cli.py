@@ -12,11 +12,13 @@ import typer
 import holdfast
 from holdfast.ledger.catalog import CatalogFault, load_catalog
 from holdfast.ledger.clock import utc_now
+from holdfast.logs import configure_logging
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.audit_checks import Check
 from holdfast.persistence.database import DatabaseAway, DatabaseTooOld, connected
 from holdfast.persistence.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
 from holdfast.persistence.migrate import MigrationRefused, migrate, pending
+from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Place, SettingsFault, environment, load_place, load_settings
 
 FAILED, BAD_CONFIGURATION = 1, 2
@@ -92,6 +94,7 @@ def reconcile_command(
 
     with _told():
         settings = load_settings(environment())
+        learn_secrets(settings.secret_values())
         with _database(load_place(environment()), make=False) as url:
             behind = pending(url)
             if behind:
@@ -165,7 +168,8 @@ def version_command() -> None:
 
 
 def main() -> None:
-    """The entry point of the script ``holdfast``."""
+    """The entry point of the script ``holdfast``. What commands log goes to stderr, scrubbed."""
+    configure_logging("console", level="WARNING")
     app()
 
 

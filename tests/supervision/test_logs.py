@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
+from holdfast import cli
 from holdfast.logs import configure_logging, scrub_secrets
 from holdfast.scrubbing import forget_secrets, learn_secrets, scrub
 from holdfast.service import BAD_CONFIGURATION, serve
@@ -153,3 +154,14 @@ def test_a_secret_goes_in_every_spelling_and_a_short_one_only_where_it_stands_al
     assert scrub("holdfast, holdfasts, abc, xholdfast-and-more-of-the-samex") == "***, holdfasts, abc, x***x"
     long = "blank " * 20_000 + "holdfast-and-more-of-the-same"
     assert "holdfast-and" not in scrub(long, limit_chars=200_000)
+
+
+@pytest.mark.usefixtures("out")
+def test_what_a_command_logs_goes_to_stderr_scrubbed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda: structlog.get_logger("holdfast.x").warning("lost password=hunter2"))
+    cli.main()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "lost password=***" in told.err
