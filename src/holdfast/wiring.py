@@ -30,8 +30,8 @@ from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.card_wiring import PROVIDER, CardLine, card_line, noted_port
-from holdfast.http.event_shapes import announcement
 from holdfast.http.front import CardDesk, Front, Readiness
+from holdfast.http.tasks.event_shapes import announcement
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.database import Database

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trio
 
-from holdfast.http.asset_files import Span, read_range
+from holdfast.http.tasks.asset_files import Span, read_range
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence import tables
 from holdfast.providers.assets import AssetMissing, StoreFault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.http.control.email_address import normalise_email
 from holdfast.http.credentials import (
     Bearer,
     KeyCache,
@@ -13,7 +14,6 @@ from holdfast.http.credentials import (
     mint_api_key,
     read_bearer,
 )
-from holdfast.http.email_address import normalise_email
 from holdfast.ledger.refusals import Refusal
 
 TOKEN = "hst_" + "A" * 43

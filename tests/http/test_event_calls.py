@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.actors.messages import CreateTask, TaskAccepted
 from holdfast.actors.task_rows import new_event_rows
-from holdfast.http.event_shapes import announcement
+from holdfast.http.tasks.event_shapes import announcement
 from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT
 from holdfast.ledger.tasks import HostingState, OutputItem, Progress, Task
 from holdfast.persistence import tables

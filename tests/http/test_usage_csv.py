@@ -16,7 +16,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
+from holdfast.http.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
 from holdfast.ledger.tasks import usage_of
 from holdfast.persistence.database import DatabaseAway
 

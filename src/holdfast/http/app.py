@@ -12,44 +12,32 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from holdfast import metrics
-from holdfast.http import (
-    account,
-    asset_files,
-    callbacks,
-    catalog_listing,
-    ledger_statement,
-    media_tasks,
-    operator_payments,
-    operator_reviews,
-    ops,
-    payment_orders,
-    payments_card,
-    payments_sandbox,
-    provider_hooks,
-    sign_in,
-    task_events,
-    usage_log,
-)
+from holdfast.http import catalog_listing, ops
 from holdfast.http.answers import answer_call, render_fault, render_refusal
 from holdfast.http.bounded_body import FrontRequest
 from holdfast.http.connection import FrontConnection
+from holdfast.http.control import account, sign_in, statement
 from holdfast.http.errors import refusal_of_http
 from holdfast.http.front import Front
 from holdfast.http.interface_pages import interface_pages
+from holdfast.http.operators import payments as operator_payments
+from holdfast.http.operators import reviews as operator_reviews
+from holdfast.http.payments import card, orders, sandbox
 from holdfast.http.routes import OrderIdConverter, Route, TaskIdConverter
+from holdfast.http.tasks import asset_files, callbacks, events, media_tasks, provider_hooks, usage_log
 from holdfast.http.tracing import begin_trace
 from holdfast.ledger.refusals import Refusal
 
 ROUTES: Final[tuple[Route, ...]] = (
     *sign_in.route.routes,
     *account.route.routes,
-    *ledger_statement.route.routes,
-    *payments_sandbox.route.routes,
-    *payments_card.route.routes,
-    *payment_orders.route.routes,
+    *statement.route.routes,
+    *sandbox.route.routes,
+    *card.route.routes,
+    *orders.route.routes,
     *catalog_listing.route.routes,
     *media_tasks.route.routes,
-    *task_events.route.routes,
+    *events.route.routes,
     *callbacks.route.routes,
     *provider_hooks.route.routes,
     *usage_log.route.routes,

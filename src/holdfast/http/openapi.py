@@ -13,8 +13,8 @@ import msgspec
 from holdfast import __version__
 from holdfast.http.calls import Auth
 from holdfast.http.errors import ERROR_TABLE, ErrorAnswer
-from holdfast.http.event_shapes import TaskEvent
 from holdfast.http.routes import Parameter, Route
+from holdfast.http.tasks.event_shapes import TaskEvent
 from holdfast.ledger.task_events import EVENT_KINDS
 from holdfast.ledger.tasks import EventKind
 

@@ -17,8 +17,8 @@ from holdfast.actors.order_messages import CreateOrder
 from holdfast.http.calls import Auth, Call
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.payment_bodies import payment_order_body
-from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
+from holdfast.http.payments.bodies import payment_order_body
+from holdfast.http.payments.shapes import PaymentOrderBody, PaymentOrderList
 from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount

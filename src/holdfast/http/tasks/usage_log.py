@@ -10,8 +10,8 @@ from holdfast.http.calls import Auth, Call
 from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
-from holdfast.http.task_shapes import UsageList, usage_body
-from holdfast.http.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
+from holdfast.http.tasks.shapes import UsageList, usage_body
+from holdfast.http.tasks.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
 from holdfast.ledger.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import UsageEntry

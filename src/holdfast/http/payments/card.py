@@ -18,14 +18,14 @@ from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import CardDesk, Front
-from holdfast.http.payment_bodies import card_order_created, payment_order_body
-from holdfast.http.payment_orders import (
+from holdfast.http.payments.bodies import card_order_created, payment_order_body
+from holdfast.http.payments.orders import (
     CREATE_ERRORS,
     ORDER_NOT_FOUND,
     read_order_amount,
     write_order,
 )
-from holdfast.http.payment_shapes import (
+from holdfast.http.payments.shapes import (
     CardOrderCreated,
     CardOrderRequest,
     EventIgnored,

@@ -10,7 +10,7 @@ import structlog
 
 from holdfast.actors.messages import AdmitOrigin, RequestCode, SignOut, VerifyCode
 from holdfast.http.calls import Auth, Call
-from holdfast.http.email_address import normalise_email
+from holdfast.http.control.email_address import normalise_email
 from holdfast.http.routes import Outcome, RouteTable
 from holdfast.http.shapes import (
     WRITING_SCOPE,

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.http.front import Front
 from holdfast.http.shapes import Time, time_or_none
-from holdfast.http.task_shapes import TaskPicture, task_picture
+from holdfast.http.tasks.shapes import TaskPicture, task_picture
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.tasks import EventKind
 from holdfast.ledger.webhook_secrets import Signing, webhook_secret

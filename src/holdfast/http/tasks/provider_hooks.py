@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 
 from holdfast.actors.messages import HearNews
-from holdfast.http.callbacks import REFUSED, SIGNATURE_HEADER, hear_signed, task_of_news
 from holdfast.http.calls import Auth, Call
-from holdfast.http.media_tasks import TASK_NOT_FOUND, read_back
 from holdfast.http.routes import Outcome, Parameter, RouteTable
-from holdfast.http.task_shapes import TaskBody
+from holdfast.http.tasks.callbacks import REFUSED, SIGNATURE_HEADER, hear_signed, task_of_news
+from holdfast.http.tasks.media_tasks import TASK_NOT_FOUND, read_back
+from holdfast.http.tasks.shapes import TaskBody
 from holdfast.ledger.catalog_entries import CALLBACK_BYTES_MOST
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.news import ProviderNews

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from holdfast.http.payment_shapes import (
+from holdfast.http.payments.shapes import (
     AmountBreakdownBody,
     BalanceTransactionBody,
     CallbackDescriptor,

@@ -19,7 +19,7 @@ from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.http.shapes import Amount, Time
-from holdfast.http.task_shapes import TaskBody, task_body
+from holdfast.http.tasks.shapes import TaskBody, task_body
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal

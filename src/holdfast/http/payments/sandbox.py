@@ -7,9 +7,9 @@ from typing import Final
 from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import PaySandboxOrder
 from holdfast.http.calls import Auth, Call
-from holdfast.http.payment_bodies import sandbox_order_body, sandbox_order_created, sandbox_values
-from holdfast.http.payment_orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
-from holdfast.http.payment_shapes import (
+from holdfast.http.payments.bodies import sandbox_order_body, sandbox_order_created, sandbox_values
+from holdfast.http.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
+from holdfast.http.payments.shapes import (
     CallbackDescriptor,
     CallbackPayload,
     SandboxCallbackRequest,

@@ -9,15 +9,15 @@ from sqlalchemy import Connection
 
 from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE
-from holdfast.http.event_shapes import (
+from holdfast.http.routes import Outcome, RouteTable
+from holdfast.http.tasks.event_shapes import (
     EventBody,
     EventList,
     WebhookSecretBody,
     event_body,
     webhook_secret_body,
 )
-from holdfast.http.media_tasks import TASK_NOT_FOUND, valid_task_id
-from holdfast.http.routes import Outcome, RouteTable
+from holdfast.http.tasks.media_tasks import TASK_NOT_FOUND, valid_task_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.webhook_secrets import Rotation, signing
 from holdfast.persistence.outbox_claims import rotations_of

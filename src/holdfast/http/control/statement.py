@@ -7,10 +7,10 @@ from typing import Final
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Auth, Call
+from holdfast.http.control.statement_shapes import Statement, statement_entry_body
 from holdfast.http.listing import INVALID_CURSOR, Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Outcome, Parameter, RouteTable
-from holdfast.http.statement_shapes import Statement, statement_entry_body
 from holdfast.ledger.account import OperationKind
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.ledger import StatementEntry, statement_of_account

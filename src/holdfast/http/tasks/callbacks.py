@@ -9,9 +9,9 @@ import msgspec
 from holdfast.actors.messages import HearNews
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import Front
-from holdfast.http.media_tasks import TASK_NOT_FOUND, read_back, valid_task_id
 from holdfast.http.routes import Outcome, Parameter, RouteTable
-from holdfast.http.task_shapes import TaskBody
+from holdfast.http.tasks.media_tasks import TASK_NOT_FOUND, read_back, valid_task_id
+from holdfast.http.tasks.shapes import TaskBody
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.queries.tasks import task_by_id

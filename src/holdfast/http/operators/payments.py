@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from holdfast.actors.order_messages import ResolveOrder
 from holdfast.http.calls import Auth, Call
 from holdfast.http.listing import cut_page, read_cursor, read_window
-from holdfast.http.operator_reviews import OPERATORS, read_note
+from holdfast.http.operators.reviews import OPERATORS, read_note
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.payment_bodies import payment_order_body
-from holdfast.http.payment_orders import ORDER_NOT_FOUND, place_of, read_order_amount, valid_order_id
-from holdfast.http.payment_shapes import PaymentOrderBody, PaymentOrderList
+from holdfast.http.payments.bodies import payment_order_body
+from holdfast.http.payments.orders import ORDER_NOT_FOUND, place_of, read_order_amount, valid_order_id
+from holdfast.http.payments.shapes import PaymentOrderBody, PaymentOrderList
 from holdfast.http.routes import Outcome, RouteTable
 from holdfast.http.shapes import AmountGiven
 from holdfast.ledger.orders import Order

@@ -20,7 +20,7 @@ from holdfast.http.front import Front
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.task_shapes import (
+from holdfast.http.tasks.shapes import (
     CreateTaskRequest,
     TaskBody,
     TaskCreated,

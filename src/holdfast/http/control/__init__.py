@@ -1,0 +1,1 @@
+"""Calls about oneself: signing in, the session, the account, its keys, its statement."""

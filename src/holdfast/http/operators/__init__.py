@@ -1,0 +1,1 @@
+"""Calls of those who run the service: what they decide about reviews and payments."""

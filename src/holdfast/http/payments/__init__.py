@@ -1,0 +1,1 @@
+"""Calls about payment orders, and the notices by which payments are heard of."""

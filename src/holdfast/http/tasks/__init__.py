@@ -1,0 +1,1 @@
+"""Calls about media tasks: their life, their news, their results, their events and what they cost."""
