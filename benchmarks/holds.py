@@ -2,8 +2,8 @@
 
 Both sides write the same rows on the same database in the same run: the account's head, an operation, two
 postings, a hold, a task and a usage entry. Each case is warmed up by a run that does not count, and each run begins
-behind a checkpoint. The baseline is one transaction a hold with SELECT … FOR UPDATE on 16 threads, each with its own
-connection and prepared statements.
+behind a checkpoint. The baseline is one transaction a hold with SELECT … FOR UPDATE on 16 threads, each with its
+own connection and prepared statements.
 
 Run: python -m benchmarks.holds [--seconds 5]
 """
