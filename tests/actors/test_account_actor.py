@@ -38,6 +38,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.database import Database, DatabaseAway, connected
+from holdfast.persistence.drafts import Prepared
 from holdfast.persistence.loading import load_task
 from holdfast.persistence.units import NotWritten, Unit, Verdict
 from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
@@ -332,9 +333,9 @@ class StallingWriter:
         self.may_write = threading.Event()
         self.may_write.set()
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         self.may_write.wait(20)
-        return self.inner.write(units)
+        return self.inner.write(units, prepared)
 
     def look_up(self, batch_id: str) -> bool:
         return self.inner.look_up(batch_id)
@@ -469,7 +470,7 @@ class FaultyWriter:
         self.rng = rng
         self.durable: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         luck = self.rng.random()
         if luck < 0.08:
             raise ConnectionLost(OSError("before anything was sent"))
@@ -480,7 +481,7 @@ class FaultyWriter:
         if luck < 0.24:
             self.durable[batch_id] = False
             raise CommitUnanswered(batch_id, OSError("sent, lost"), if_durable=void, if_void=void)
-        verdicts = self.inner.write(units)
+        verdicts = self.inner.write(units, prepared)
         if luck < 0.32:
             self.durable[batch_id] = True
             raise CommitUnanswered(batch_id, OSError("committed, unanswered"), if_durable=verdicts, if_void=void)

@@ -35,6 +35,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sandbox_signature import SandboxValues
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.database import Database, DatabaseAway, connected
+from holdfast.persistence.drafts import Prepared
 from holdfast.persistence.order_loading import OrderReads, load_order
 from holdfast.persistence.units import NotWritten, Unit, Verdict
 from holdfast.persistence.writer import BatchWriter
@@ -223,11 +224,11 @@ class FailingWriter:
         self._rng = random.Random(seed)
         self.failed = 0
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         if self._rng.random() < 0.3:
             self.failed += 1
             return [NotWritten("a bad day")] * len(units)
-        return self._inner.write(units)
+        return self._inner.write(units, prepared)
 
     def look_up(self, batch_id: str) -> bool:
         return self._inner.look_up(batch_id)

@@ -46,6 +46,7 @@ from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTra
 from holdfast.ledger.tasks import HostingState, OutputItem, Task, TaskStatus, accept_task
 from holdfast.ledger.terms import Hosting
 from holdfast.persistence.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
+from holdfast.persistence.drafts import Prepared
 from holdfast.persistence.loading import load_event_ids, load_task
 from holdfast.persistence.rows import ApiKeyRow, AssetRow
 from holdfast.persistence.units import Committed, Unit, Verdict
@@ -418,17 +419,17 @@ async def test_an_end_decided_on_a_step_that_turns_out_void_is_void_too(
     writer = shop.world.journal._writer
     write, begun, go_on = writer.write, threading.Event(), threading.Event()
 
-    def waits(units: Sequence[Unit]) -> list[Verdict]:
+    def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[Verdict]:
         begun.set()
         assert go_on.wait(10)
-        return write(units)
+        return write(units, prepared)
 
     monkeypatch.setattr(writer, "write", waits)
     with trio.fail_after(20):
         # Ours moves it as well, to a version of the same number, and ends the task on top of that while this is
         # still on its way to the disk.
         shop.tasks.tell(request_id, news(request_id, "evt_3", "succeeded", outputs=2))
-        await trio.to_thread.run_sync(begun.wait)
+        assert await trio.to_thread.run_sync(begun.wait, 10)
         shop.tasks.tell(request_id, last)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()

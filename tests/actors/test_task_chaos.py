@@ -44,6 +44,7 @@ from holdfast.ledger.tasks import Task
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.contents import Content, claim_content
 from holdfast.persistence.database import Database
+from holdfast.persistence.drafts import Prepared
 from holdfast.persistence.loading import load_event_ids, load_task
 from holdfast.persistence.outbox_claims import claim_due
 from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
@@ -70,16 +71,16 @@ class LosingWriter(BatchWriter):
         self.is_losing = False
         self._written: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         void: list[Verdict] = [NotWritten("lost")] * len(units)
         luck = self.rng.random() if self.is_losing else 1.0
         if luck < 0.1:
             return void
         if luck > 0.22:
-            return super().write(units)
+            return super().write(units, prepared)
         batch_id, durable = new_id("batch"), void
         if luck < 0.17:
-            durable = super().write(units)
+            durable = super().write(units, prepared)
         self._written[batch_id] = durable is not void
         raise CommitUnanswered(batch_id, OSError("lost"), if_durable=durable, if_void=void)
 

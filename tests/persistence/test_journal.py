@@ -11,7 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.database import DatabaseGate
-from holdfast.persistence.journal import Journal
+from holdfast.persistence.drafts import Prepared
+from holdfast.persistence.journal import BATCH_UNITS_SHARED, Journal
 from holdfast.persistence.units import Committed, NotWritten, Stale, Unit, Unknown, Verdict
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
@@ -28,7 +29,7 @@ class ScriptedWriter:
         self._begun = threading.Semaphore(0)
         self._script: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         self.batches.append(list(units))
         outcome = self._next()
         return outcome if isinstance(outcome, list) else [Committed()] * len(units)
@@ -106,20 +107,38 @@ async def bench(nursery: trio.Nursery) -> AsyncIterator[Bench]:
         await bench.journal.stop()
 
 
-async def test_batches_grow_by_what_arrived_during_the_last_commit(bench: Bench) -> None:
+async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: Bench) -> None:
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
-    later = bench.submit(author, 300)
+    later = bench.submit(author, BATCH_UNITS_SHARED)
     await wait_all_tasks_blocked()
     assert bench.writer.batches == [first]
-    assert bench.journal.queue_depth == 300
+    assert bench.journal.queue_depth == BATCH_UNITS_SHARED
     bench.writer.finish()
     await bench.writer.has_begun()
     assert bench.writer.batches == [first, later]
     bench.writer.finish()
-    await author.has_heard(1 + 300)
+    await author.has_heard(1 + BATCH_UNITS_SHARED)
     assert author.heard == [(unit, Committed()) for unit in first + later]
+
+
+async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: Bench) -> None:
+    author = Author()
+    first = bench.submit(author)
+    await bench.writer.has_begun()
+    later = bench.submit(author, 299)
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    assert bench.writer.batches == [first, later[:150]]
+    # Those who are answered ask again: still 300 are about.
+    again = bench.submit(author)
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    bench.writer.finish()
+    await author.has_heard(301)
+    assert bench.writer.batches == [first, later[:150], later[150:] + again]
+    assert author.heard == [(unit, Committed()) for unit in first + later + again]
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:

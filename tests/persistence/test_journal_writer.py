@@ -244,7 +244,7 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
     task = TaskRow(a, r, 1, t, t, t, AT, AT, None, False, doc, doc)
     task_changed = TaskChangedRow(a, r, 2, t + "!", later, later, True, doc.replace("k", "j"))
     usage = UsageRow(a, r, AT, t, t, None, t, 1, 2, 3, None, -7, None, None, f"[{doc}]")
-    usage_changed = UsageChangedRow(a, r, t + "!", 4, 5, 6, 7, 8, t, t, f"[{doc},{doc}]")
+    usage_changed = UsageChangedRow(a, r, AT, t + "!", 4, 5, 6, 7, 8, t, t, f"[{doc},{doc}]")
     order = OrderRow(a, f"ord{i}{t}", 1, t, t, t, None, None, AT, AT, later, None, doc, doc)
     order_changed = OrderChangedRow(a, f"ord{i}{t}", 2, t, t, f"pi{i}{t}", t, later, later, doc.replace("k", "j"))
     api_key = ApiKeyRow(a, f"key{i}{t}", f"secret{i}".encode(), t, t, (t, "", "x,y", '{"', "\\"), AT)
@@ -288,7 +288,7 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
 def test_every_kind_of_row_carries_hostile_text_unharmed(
     bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persistence.writer.BULK_ROWS", bulk_rows)
+    monkeypatch.setattr("holdfast.persistence.drafts.BULK_ROWS", bulk_rows)
     everything = [hostile_rows(text, i) for i, text in enumerate(HOSTILE)]
     assert {type(row) for _, row, _ in everything[0]} == set(STATEMENTS)
     units = [

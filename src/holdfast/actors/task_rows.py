@@ -71,6 +71,7 @@ def changed_usage_row(task: Task) -> UsageChangedRow:
     return UsageChangedRow(
         usage.account_id,
         usage.request_id,
+        usage.ts,
         usage.status,
         usage.billable_units,
         usage.tokens_in,

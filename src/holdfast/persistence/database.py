@@ -30,6 +30,12 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_PLANS_BY_KEY = (
+    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; "
+    "set enable_hashjoin = off; set enable_mergejoin = off; set jit = off"
+)
+"""The writer finds every row by its key: planned once, and never by what the table's size was then."""
+
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
 
@@ -173,9 +179,16 @@ class Database:
         :meth:`report_away`.
         """
         try:
-            return _connect(self.url, statement_timeout_ms=WRITE_MS)
+            connection = _connect(self.url, statement_timeout_ms=WRITE_MS)
+            try:
+                connection.execute(_PLANS_BY_KEY)
+                connection.commit()
+            except BaseException:
+                connection.close()
+                raise
         except psycopg.Error as exc:
             raise DatabaseAway(_reason(exc)) from exc
+        return connection
 
     def report_away(self, exc: BaseException) -> bool:
         """Close the gate when ``exc`` says that the database is gone; whether it did. On trio's thread only."""

@@ -1,21 +1,24 @@
 """The journal: the one write path. Units of work come in, gather while a commit is under way, and go together.
 
 There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
-during the last commit, up to ``batch_units_max``. One commit is under way at a time, in a thread that no
-cancellation abandons. Verdicts go back to the authors in the order of submission, before the next batch is
-gathered: a unit of an author that has become void in between is never written.
+during the last commit, up to ``batch_units_max``. Those who were just answered are about to ask again, so a batch
+takes half of all: were everybody in one batch, nothing would be decided while it is written, and nothing written
+while it is decided. One commit is under way at a time, in a thread that no cancellation abandons. Verdicts go
+back to the authors in the order of submission, before the next batch is gathered: a unit of an author that has
+become void in between is never written.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Author,
@@ -31,14 +34,17 @@ from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
 log = structlog.get_logger(__name__)
 
-A = TypeVar("A")
+BATCH_UNITS_SHARED = 32
+"""With more about than this, a batch leaves half to the next one."""
+
+Arguments = TypeVarTuple("Arguments")
 B = TypeVar("B")
 
 
 class Writer(Protocol):
     """What the journal needs of a batch writer; tests put a fake in its place."""
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]: ...
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]: ...
 
     def look_up(self, batch_id: str) -> bool: ...
 
@@ -62,6 +68,7 @@ class Journal:
         self._batch_units_max = batch_units_max
         self._queue: deque[tuple[Unit, Author]] = deque()
         self._arrived = trio.Event()
+        self._answered_units = 0
         self._thread = _OneAtATime()
         self._stopping = False
 
@@ -120,7 +127,9 @@ class Journal:
 
     def _gather(self) -> list[tuple[Unit, Author]]:
         batch: list[tuple[Unit, Author]] = []
-        while self._queue and len(batch) < self._batch_units_max:
+        units_about = len(self._queue) + self._answered_units
+        units_max = min(max(units_about // 2, BATCH_UNITS_SHARED), self._batch_units_max)
+        while self._queue and len(batch) < units_max:
             unit, author = self._queue.popleft()
             if author.is_void:
                 skipped = NotWritten("decided by an incarnation that no longer stands")
@@ -130,6 +139,7 @@ class Journal:
                 batch.append((unit, author))
         if not self._queue and not self._stopping:
             self._arrived = trio.Event()
+        self._answered_units = len(batch)
         metrics.JOURNAL_QUEUE.set(len(self._queue))
         return batch
 
@@ -149,7 +159,7 @@ class Journal:
 
     async def _write(self, units: list[Unit]) -> list[Verdict]:
         try:
-            return await self._on_thread(self._writer.write, units)
+            return await self._on_thread(self._writer.write, units, prepare(units))
         except ConnectionLost as lost:
             log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
@@ -158,10 +168,10 @@ class Journal:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
             return await self._look_up(lost)
 
-    async def _on_thread(self, work: Callable[[A], B], argument: A) -> B:
+    async def _on_thread(self, work: Callable[[*Arguments], B], *arguments: *Arguments) -> B:
         return await trio.to_thread.run_sync(
             work,
-            argument,
+            *arguments,
             limiter=self._thread,  # type: ignore[arg-type]  # has what trio asks of a limiter
         )
 

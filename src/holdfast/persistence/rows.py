@@ -215,6 +215,7 @@ class UsageChangedRow(NamedTuple):
 
     account_id: str
     request_id: str
+    ts: datetime
     status: str
     billable_units: int
     tokens_in: int

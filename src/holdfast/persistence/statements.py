@@ -154,7 +154,7 @@ STATEMENTS: dict[type[Any], Statement] = {
     ),
     PaymentEventKeptRow: _insert(tables.payment_events, PaymentEventKeptRow, on_conflict="on conflict do nothing"),
     UsageRow: _insert(tables.usage_entries, UsageRow),
-    UsageChangedRow: _update(tables.usage_entries, UsageChangedRow, keyed=["account_id", "request_id"]),
+    UsageChangedRow: _update(tables.usage_entries, UsageChangedRow, keyed=["account_id", "ts", "request_id"]),
     AssetRow: _insert(tables.assets, AssetRow),
     AssetsKeptRow: _update(tables.assets, AssetsKeptRow, keyed=["account_id", "request_id"]),
     AssetsRemovedRow: _delete(tables.assets, AssetsRemovedRow),

@@ -106,7 +106,6 @@ holds = Table(
     Column("settled_number", BigInteger),
     PrimaryKeyConstraint("account_id", "hold_id"),
     Index("ix_holds_open", "account_id", postgresql_where=text("settled_number is null")),
-    postgresql_with={"fillfactor": "80"},
 )
 
 tasks = Table(
@@ -127,11 +126,11 @@ tasks = Table(
     Column("dispatched", Boolean, nullable=False),
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
-    PrimaryKeyConstraint("account_id", "request_id"),
+    # In the order of the list, so that a new task needs no further index for it.
+    PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", unique=True),
-    Index("ix_tasks_listing", "account_id", "created_at", "request_id"),
+    # A step moves wake_at, so it writes the row's index entries anew whatever room its page has left.
     Index("ix_tasks_due", "wake_at", postgresql_where=text("wake_at is not null")),
-    postgresql_with={"fillfactor": "70"},
 )
 
 task_events = Table(
@@ -165,8 +164,8 @@ usage_entries = Table(
     Column("error", Text),
     Column("operation_id", Text),
     Column("status_history", JSON, nullable=False),
-    PrimaryKeyConstraint("account_id", "request_id"),
-    Index("ix_usage_entries_listing", "account_id", "ts", "request_id"),
+    # In the order of the log. A task's entry is found by the task's own time.
+    PrimaryKeyConstraint("account_id", "ts", "request_id"),
     postgresql_with={"fillfactor": "80"},
 )
 

@@ -8,7 +8,6 @@ each kind that has many new rows takes a trip of its own: COPY spares the server
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -16,19 +15,14 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import errors
 
-from holdfast.ledger.account import SETTLING, OperationKind
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.database import DatabaseAway
+from holdfast.persistence.drafts import Prepared, Question, draft_of, question_of
 from holdfast.persistence.rows import (
-    AccountHead,
     BatchRow,
-    HoldRow,
-    HoldSettledRow,
-    OperationRow,
-    PostingRow,
 )
-from holdfast.persistence.statements import BULK_ROWS, STATEMENTS
+from holdfast.persistence.statements import STATEMENTS
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Broken,
@@ -119,17 +113,20 @@ class BatchWriter:
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
         self._connection: psycopg.Connection[Any] | None = None
 
-    def write(self, units: Sequence[Unit]) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         """Write what fits of ``units``, in order, and return each one's verdict.
 
+        ``prepared`` is what :func:`prepare` made of them; without it that is done here.
         Raises :class:`ConnectionLost` or :class:`CommitUnanswered`; every other database error is settled here:
         passing ones by ``NotWritten``, and one that a particular unit provokes by writing unit by unit.
         """
-        return self._write(units, fallen=set())
+        return self._write(units, prepared, fallen=set())
 
-    def _write(self, units: Sequence[Unit], *, fallen: set[_RowKey]) -> list[Verdict]:
+    def _write(
+        self, units: Sequence[Unit], prepared: Prepared | None = None, *, fallen: set[_RowKey]
+    ) -> list[Verdict]:
         try:
-            return self._transaction(units, fallen)
+            return self._transaction(units, prepared, fallen)
         except _PASSING as exc:
             return [NotWritten(type(exc).__name__)] * len(units)
         except (ConnectionLost, CommitUnanswered):
@@ -194,15 +191,17 @@ class BatchWriter:
 
     # ------------------------------------------------------------------------------------------ one transaction
 
-    def _transaction(self, units: Sequence[Unit], fallen: set[_RowKey]) -> list[Verdict]:
+    def _transaction(self, units: Sequence[Unit], prepared: Prepared | None, fallen: set[_RowKey]) -> list[Verdict]:
         connection = self._connected()
         try:
-            versions, answers = self._lock(connection, units)
+            question, draft = prepared or (question_of(units), None)
+            versions, answers = self._ask(connection, question)
             versions.update(dict.fromkeys(fallen, _FALLEN))
             verdicts = _judge(units, versions, answers)
             passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
-            rows = _rows(passed)
-            if not rows:
+            if draft is None or len(passed) < len(units):
+                draft = draft_of(passed)
+            if draft.is_empty:
                 connection.rollback()
                 return verdicts
         except Exception as exc:
@@ -211,10 +210,12 @@ class BatchWriter:
         batch_id = new_id("batch")
         mark = STATEMENTS[BatchRow]
         try:
-            few = [kind for kind in STATEMENTS if kind in rows and not self._copied(connection, kind, rows[kind])]
+            for copy_sql, text in draft.copies:
+                with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+                    copy.write(text)
             with connection.pipeline():
-                for kind in few:
-                    connection.execute(STATEMENTS[kind].sql, STATEMENTS[kind].parameters(rows[kind]))
+                for sql, parameters in draft.statements:
+                    connection.execute(sql, parameters)
                 connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
                 connection.commit()
         except Exception as exc:
@@ -227,41 +228,23 @@ class BatchWriter:
             raise
         return verdicts
 
-    @staticmethod
-    def _copied(connection: psycopg.Connection[Any], kind: type[Any], rows: Sequence[Any]) -> bool:
-        """Put many new rows in by COPY, ahead of whatever changes them; False for a few, or for other rows."""
-        statement = STATEMENTS[kind]
-        if statement.copy_sql is None or len(rows) < BULK_ROWS:
-            return False
-        text = statement.copy_text(rows).encode()
-        with connection.cursor() as cursor, cursor.copy(statement.copy_sql) as copy:
-            copy.write(text)
-        return True
-
-    def _lock(
-        self, connection: psycopg.Connection[Any], units: Sequence[Unit]
+    def _ask(
+        self, connection: psycopg.Connection[Any], question: Question
     ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, RememberedAnswer]]:
-        keys: dict[FenceKind, dict[str, int]] = {"account": {}, "task": {}, "sign_in": {}}
-        probes: dict[IdempotencyProbe, None] = {}
-        for unit in units:
-            for fence in unit.fences:
-                keys[fence.kind].setdefault(fence.key, fence.expected)
-            if unit.probe is not None:
-                probes[unit.probe] = None
-        if not probes and not any(keys.values()):
+        """Lock the fenced rows and look up the idempotency keys: versions, and answers that keys have had."""
+        if question.is_empty:
             return {}, {}
+        found = None
         with connection.pipeline():
-            first_sign_ins = [key for key, expected in keys["sign_in"].items() if expected == 0]
-            if first_sign_ins:
-                connection.execute(_FIRST_SIGN_IN, (first_sign_ins,))
+            if question.first_sign_ins is not None:
+                connection.execute(_FIRST_SIGN_IN, (question.first_sign_ins,))
             locks = {
-                kind: connection.execute(sql, (list(keys[kind]),)) for kind, sql in _LOCK.items() if keys[kind]
+                kind: connection.execute(sql, (question.locks[kind],))
+                for kind, sql in _LOCK.items()
+                if kind in question.locks
             }
-            found = None
-            if probes:
-                oldest = self._now() - self._idempotency_ttl
-                columns = [list(column) for column in zip(*probes, strict=True)]
-                found = connection.execute(_PROBE, (*columns, oldest))
+            if question.probes:
+                found = connection.execute(_PROBE, (*question.probes, self._now() - self._idempotency_ttl))
         versions = {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
         answers = {}
         if found is not None:
@@ -337,45 +320,3 @@ def _judge(
         for fence in unit.fences:
             versions[fence.kind, fence.key] = _FALLEN
     return verdicts
-
-
-def _rows(units: Iterable[Unit]) -> dict[type[Any], list[Any]]:
-    """The rows of ``units`` by kind; of each account only its newest head."""
-    rows: defaultdict[type[Any], list[Any]] = defaultdict(list)
-    heads: dict[str, AccountHead] = {}
-    for unit in units:
-        if unit.account is not None:
-            heads[unit.account.id] = unit.account
-        for operation in unit.operations:
-            account_id, number, hold_id = operation.account_id, operation.number, operation.hold_id
-            rows[OperationRow].append(
-                OperationRow(
-                    account_id,
-                    number,
-                    operation.operation_id,
-                    operation.kind,
-                    operation.amount_micro,
-                    operation.balance_after_micro,
-                    operation.held_after_micro,
-                    hold_id,
-                    operation.reference,
-                    operation.reason,
-                    operation.at,
-                    operation.chain_hash,
-                )
-            )
-            rows[PostingRow].extend(
-                PostingRow(account_id, number, line, posting.ledger_account, posting.amount_micro)
-                for line, posting in enumerate(operation.postings, start=1)
-            )
-            if hold_id is not None and operation.kind is OperationKind.HOLD:
-                rows[HoldRow].append(
-                    HoldRow(account_id, hold_id, operation.amount_micro, operation.reference, number)
-                )
-            elif hold_id is not None and operation.kind in SETTLING:
-                rows[HoldSettledRow].append(HoldSettledRow(account_id, hold_id, number))
-        for row in unit.rows:
-            rows[type(row)].append(row)
-    if heads:
-        rows[AccountHead] = list(heads.values())
-    return rows
