@@ -21,6 +21,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database
+from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.outbox_rows import (
     OutboxAgainRow,
     OutboxAttemptRow,
@@ -100,9 +101,17 @@ def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-@pytest.fixture
-def writer(database_url: str) -> Iterator[BatchWriter]:
-    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
+class PreparingWriter(BatchWriter):
+    """Is given its batches as the journal gives them: made ready before the database is asked."""
+
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+        assert prepared is None
+        return super().write(units, prepare(units))
+
+
+@pytest.fixture(params=[BatchWriter, PreparingWriter], ids=["unprepared", "prepared"])
+def writer(database_url: str, request: pytest.FixtureRequest) -> Iterator[BatchWriter]:
+    with closing(request.param(Database(database_url).connect_writer, now=utc_now)) as writer:
         yield writer
 
 
