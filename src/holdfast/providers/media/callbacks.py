@@ -1,8 +1,8 @@
 """Reading the body of a provider's callback: verified bytes in, :class:`ProviderNews` or a refusal out.
 
 The signature has been checked by then, so what is judged here is shape. The provider is trusted to speak for its
-jobs and for nothing more: every text is cut to a length that a row can hold, and control characters (a NUL cannot
-be stored at all) are taken out of prose and refused in identifiers.
+jobs and for nothing more: prose is tidied (:mod:`holdfast.providers.media.prose`), and an identifier that does not
+fit a row or holds a control character is refused.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import msgspec
 
 from holdfast.ledger.news import Moderation, NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 BODY_MAX_BYTES = 256 * 1024
 OUTPUTS_MAX_COUNT = 64
 INLINE_MAX_CHARS = 64 * 1024
 """The most base64 text of one output carried inside a callback."""
-MESSAGE_MAX_CHARS = 500
-WORD_MAX_CHARS = 64
 CATEGORIES_MAX_COUNT = 32
 
 _COUNT_MAX = 2**63 - 1
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
 
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
@@ -130,14 +128,6 @@ def parse_callback(provider: str, body: bytes) -> ProviderNews | Refusal:
         error=_error(raw.error),
         moderation=_moderation(raw.moderation),
     )
-
-
-def tidy(text: str | None, limit_chars: int) -> str | None:
-    """Prose fit for a row: control characters become blanks, the end is cut; None where nothing is left."""
-    if text is None:
-        return None
-    clean = _CONTROLS.sub(" ", text[: limit_chars * 4]).strip()
-    return (clean if len(clean) <= limit_chars else clean[: limit_chars - 1] + "…") or None
 
 
 def split_data_url(url: str) -> tuple[str | None, str] | None:

@@ -32,7 +32,6 @@ from holdfast.providers.media.base import (
     Submission,
     job_id,
 )
-from holdfast.providers.media.callbacks import tidy
 from holdfast.providers.media.line import Answer, Line, detail_of
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
@@ -41,6 +40,7 @@ from holdfast.providers.media.predictions import (
     polled_news,
     read_prediction,
 )
+from holdfast.providers.media.prose import tidy
 
 EVENTS = ("start", "output", "logs", "completed")
 PLAIN_EVENTS = ("start", "logs", "completed")

@@ -11,7 +11,7 @@ import trio
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.bounded import BodyTooLarge, drain
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
-from holdfast.providers.media.callbacks import MESSAGE_MAX_CHARS, tidy
+from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, tidy
 from holdfast.providers.retry_after import wished_pause_s
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024

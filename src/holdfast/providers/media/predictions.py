@@ -16,14 +16,9 @@ import msgspec
 
 from holdfast.ledger.news import NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
 from holdfast.providers.media.base import PollFault
-from holdfast.providers.media.callbacks import (
-    MESSAGE_MAX_CHARS,
-    OUTPUTS_MAX_COUNT,
-    WORD_MAX_CHARS,
-    split_data_url,
-    tidy,
-)
+from holdfast.providers.media.callbacks import OUTPUTS_MAX_COUNT, split_data_url
 from holdfast.providers.media.line import Answer
+from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 REF_MAX_CHARS = 200
 LOGS_READ_CHARS = 4000

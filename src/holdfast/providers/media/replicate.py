@@ -43,10 +43,10 @@ from holdfast.providers.media.base import (
     Rejected,
     Submission,
 )
-from holdfast.providers.media.callbacks import tidy
 from holdfast.providers.media.cog import cancel_outcome
 from holdfast.providers.media.line import Answer, Line, detail_of
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_news, read_prediction
+from holdfast.providers.media.prose import tidy
 
 EVENTS = ("start", "completed")
 """The end carries everything; what comes between would repeat input, logs and outputs up to twice a second."""
