@@ -24,8 +24,9 @@ import trio
 from benchmarks.conditions import describe, fresh_database
 from holdfast import metrics
 from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actors.account_messages import CreateTask, KeyClaim, Recharge, TaskAccepted
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command, CreateTask, KeyClaim, Recharge, TaskAccepted
+from holdfast.actors.messages import Command
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Tell
 from holdfast.ledger.account import CHAIN_START, AccountState, Operation, decide_hold

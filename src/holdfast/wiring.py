@@ -15,11 +15,11 @@ from prometheus_client import generate_latest
 from holdfast.actors.account import AccountActor, AccountLimits
 from holdfast.actors.event_desk import EventDesk
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import TaskCreated
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.sign_in import SignInActor, SignInRules
 from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.turns import Tell, Teller
+from holdfast.actors.worker_messages import TaskCreated
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.desk import ProviderDesk
 from holdfast.actors.workers.dispatcher import Dispatcher

@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actors.account_messages import CreateTask, KeyClaim
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command, CreateTask, IdempotencyKey, KeyClaim
+from holdfast.actors.messages import Command, IdempotencyKey
 from holdfast.actors.turns import Tell
 from holdfast.ledger.account import CHAIN_START
 from holdfast.ledger.clock import utc_now

@@ -16,22 +16,22 @@ from trio.testing import wait_all_tasks_blocked
 
 from holdfast import metrics
 from holdfast.actors.account import AccountLimits
-from holdfast.actors.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.messages import (
+from holdfast.actors.account_messages import (
     ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
-    IdempotencyKey,
     NoteKeyUse,
     Recharge,
     Recharged,
-    Replayed,
     RevokeApiKey,
     SettleTask,
     TaskAccepted,
     TaskSettled,
 )
+from holdfast.actors.faults import AskFault, Crashed, StaleFence
+from holdfast.actors.messages import IdempotencyKey
+from holdfast.actors.stored_replies import Replayed
 from holdfast.actors.task_rows import changed_task_row, changed_usage_row
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id

@@ -14,16 +14,19 @@ import trio
 from sqlalchemy import text
 
 from holdfast.actors.account import AccountLimits
-from holdfast.actors.messages import CreateTask, IdempotencyKey, OrderHeard, Recharge, Replayed, TaskAccepted
+from holdfast.actors.account_messages import CreateTask, Recharge, TaskAccepted
+from holdfast.actors.messages import IdempotencyKey
 from holdfast.actors.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
     HearPayment,
     NoteIntentRefused,
+    OrderHeard,
     PaySandboxOrder,
     ReconcileOrder,
 )
+from holdfast.actors.stored_replies import Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount

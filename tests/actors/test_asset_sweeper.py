@@ -22,20 +22,13 @@ import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
 
+from holdfast.actors.account_messages import Recharge, TaskAccepted
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
-    Command,
-    DecideReview,
-    ExpireAssets,
-    HearHosting,
-    HearNews,
-    Host,
-    Recharge,
-    TaskAccepted,
-    Wake,
-)
+from holdfast.actors.messages import Command
 from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.task_messages import DecideReview, ExpireAssets, HearHosting, HearNews, Wake
 from holdfast.actors.task_rows import new_task_rows
+from holdfast.actors.worker_messages import Host
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.worker import WorkerPost

@@ -6,7 +6,8 @@ from typing import Any
 
 import trio
 
-from holdfast.actors.messages import CancelJob, HearPoll, HearSubmission, Poll, Submit
+from holdfast.actors.task_messages import HearPoll, HearSubmission
+from holdfast.actors.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.desk import CALLS_MAX, ProviderDesk
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.providers.media.base import Accepted, Job

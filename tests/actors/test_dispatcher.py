@@ -12,7 +12,9 @@ import sqlalchemy
 import trio
 import trio.testing
 
-from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
+from holdfast.actors.messages import Command
+from holdfast.actors.task_messages import Wake
+from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
 from holdfast.actors.workers.dispatcher import AUDIT_TICKS, Dispatcher, Tick
 from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import WorkerPost

@@ -17,8 +17,7 @@ from sqlalchemy import text
 
 from holdfast import metrics
 from holdfast.actors.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.messages import OrderHeard
-from holdfast.actors.order_messages import AttachIntent, CreateOrder, ExpireOrder, HearPayment
+from holdfast.actors.order_messages import AttachIntent, CreateOrder, ExpireOrder, HearPayment, OrderHeard
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler

@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy
 import trio
 
+from holdfast.actors.account_messages import CreateTask
 from holdfast.actors.event_desk import EventDesk
 from holdfast.actors.event_messages import EventsDue, HearAnnouncement
 from holdfast.actors.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.messages import CreateTask
 from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.task_rows import changed_task_row, new_event_rows, new_task_rows
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows

@@ -14,7 +14,8 @@ import trio
 from sqlalchemy import text
 
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
+from holdfast.actors.sign_in import SignInActor, SignInRules
+from holdfast.actors.sign_in_messages import (
     AdmitOrigin,
     CodeIssued,
     OriginAdmitted,
@@ -22,7 +23,6 @@ from holdfast.actors.messages import (
     SignedIn,
     VerifyCode,
 )
-from holdfast.actors.sign_in import SignInActor, SignInRules
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database

@@ -19,22 +19,21 @@ import sqlalchemy
 import trio
 from sqlalchemy import Connection, text
 
+from holdfast.actors.account_messages import Recharge, TaskAccepted
 from holdfast.actors.event_messages import HearAnnouncement
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
+from holdfast.actors.messages import Command
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.task_messages import (
     CancelTask,
-    Command,
     DecideReview,
     ExpireAssets,
     HearHosting,
     HearNews,
     HearPoll,
     HearSubmission,
-    Recharge,
-    TaskAccepted,
     Wake,
 )
-from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.news import Moderation, Output, ProviderNews

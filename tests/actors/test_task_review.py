@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import DecideReview, HearHosting, HearNews, Host, PlaceFreed
 from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.task_messages import DecideReview, HearHosting, HearNews
 from holdfast.actors.turns import Commit
+from holdfast.actors.worker_messages import Host, PlaceFreed
 from holdfast.ledger.catalog import load_catalog
 from holdfast.ledger.news import Moderation, Output, ProviderNews
 from holdfast.ledger.quotes import quote_input

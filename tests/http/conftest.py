@@ -19,7 +19,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart import Response
 
-from holdfast.actors.messages import Command, NoteKeyUse
+from holdfast.actors.account_messages import NoteKeyUse
+from holdfast.actors.messages import Command
 from holdfast.http.app import FrontApp, create_app
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
 from holdfast.http.front import CardDesk, Front, Readiness

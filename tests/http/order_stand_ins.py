@@ -9,14 +9,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.actors.messages import Command, OrderHeard, Replayed
+from holdfast.actors.messages import Command
 from holdfast.actors.order_messages import (
     AttachIntent,
     CreateOrder,
     HearPayment,
     NoteIntentRefused,
+    OrderHeard,
     PaySandboxOrder,
 )
+from holdfast.actors.stored_replies import Replayed
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.order_steps import (
     attach_intent,

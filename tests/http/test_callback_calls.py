@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.messages import HearNews, TaskRef
+from holdfast.actors.task_messages import HearNews, TaskRef
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import sign
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.actors.messages import CreateTask, TaskAccepted
+from holdfast.actors.account_messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog import Catalog, parse_catalog
 
 if TYPE_CHECKING:

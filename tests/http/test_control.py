@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.messages import (
+from holdfast.actors.account_messages import (
     AccountSummary,
-    AdmitOrigin,
     ApiKeyCreated,
     ApiKeyRevoked,
-    CodeIssued,
     CreateApiKey,
-    OriginAdmitted,
     Recharge,
     Recharged,
-    Replayed,
-    RequestCode,
     RevokeApiKey,
-    SignedIn,
     SignedOut,
     SignOut,
-    StoredReply,
+)
+from holdfast.actors.sign_in_messages import (
+    AdmitOrigin,
+    CodeIssued,
+    OriginAdmitted,
+    RequestCode,
+    SignedIn,
     VerifyCode,
 )
+from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.http.bodies import fingerprint
 from holdfast.http.credentials import digest
 from holdfast.ledger.refusals import Refusal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.messages import CreateTask, TaskAccepted
+from holdfast.actors.account_messages import CreateTask, TaskAccepted
 from holdfast.actors.task_rows import new_event_rows
 from holdfast.http.tasks.event_shapes import announcement
 from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.messages import CancelTask, CreateTask, Replayed, TaskAccepted, TaskRef
+from holdfast.actors.account_messages import CreateTask, TaskAccepted
+from holdfast.actors.stored_replies import Replayed
+from holdfast.actors.task_messages import CancelTask, TaskRef
 from holdfast.http.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import HostingState, OutputItem, Review, usage_of

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.messages import DecideReview, OrderHeard, TaskRef
-from holdfast.actors.order_messages import ResolveOrder
+from holdfast.actors.order_messages import OrderHeard, ResolveOrder
+from holdfast.actors.task_messages import DecideReview, TaskRef
 from holdfast.ledger.news import Output
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import OutputItem, Review, StatusEntry, Task

@@ -14,31 +14,29 @@ from typing import Any
 
 import msgspec
 
-from holdfast.actors.account_orders import ORDER_COMMANDS, AccountOrders, OrderReads
-from holdfast.actors.actor import JournaledActor
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
+from holdfast.actors.account_messages import (
     AccountSummary,
     ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
-    IdempotencyKey,
     KeyClaim,
     NoteKeyUse,
-    OrderHeard,
     Recharge,
     Recharged,
-    Replayed,
     RevokeApiKey,
     SettleTask,
     SignedOut,
     SignOut,
-    StoredReply,
     TaskAccepted,
     TaskSettled,
 )
-from holdfast.actors.order_messages import CreateOrder
+from holdfast.actors.account_orders import ORDER_COMMANDS, AccountOrders, OrderReads
+from holdfast.actors.actor import JournaledActor
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.messages import IdempotencyKey
+from holdfast.actors.order_messages import CreateOrder, OrderHeard
+from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Commit, Tell
 from holdfast.ledger.account import (

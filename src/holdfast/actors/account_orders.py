@@ -19,13 +19,13 @@ from typing import Any, Literal, Protocol, TypeVar
 import structlog
 
 from holdfast.actors.actor import Reload
-from holdfast.actors.messages import OrderHeard
 from holdfast.actors.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
     HearPayment,
     NoteIntentRefused,
+    OrderHeard,
     PaySandboxOrder,
     ReconcileOrder,
     ResolveOrder,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.actors.messages import Command, TaskRef
+from holdfast.actors.messages import Command
+from holdfast.actors.task_messages import TaskRef
 from holdfast.persistence.rows import Row
 
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.actors.messages import Command, IdempotencyKey, OrderHeard
-from holdfast.ledger.orders import OrderRequest
+import msgspec
+
+from holdfast.actors.messages import Command, IdempotencyKey
+from holdfast.ledger.order_moves import Verdict
+from holdfast.ledger.orders import Order, OrderRequest
 from holdfast.ledger.payment_facts import PaymentEvent
 from holdfast.ledger.payment_snapshots import ProviderSnapshot
 from holdfast.ledger.sandbox_signature import SandboxValues
+
+
+class OrderHeard(msgspec.Struct, frozen=True, tag="order_heard"):
+    """A payment order as it stands behind a command, and what the command did to it."""
+
+    order: Order
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.actors.actor import JournaledActor
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
+from holdfast.actors.sign_in_messages import (
     AdmitOrigin,
     CodeIssued,
     OriginAdmitted,

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from holdfast.actors.account_messages import SettleTask
 from holdfast.actors.actor import JournaledActor, Reload
 from holdfast.actors.directory import Directory
 from holdfast.actors.event_messages import EventsDue, HearAnnouncement
 from holdfast.actors.faults import StaleFence
 from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import (
-    CancelJob,
+from holdfast.actors.task_messages import (
     CancelTask,
     DecideReview,
     ExpireAssets,
@@ -28,16 +28,12 @@ from holdfast.actors.messages import (
     HearNews,
     HearPoll,
     HearSubmission,
-    Host,
-    PlaceFreed,
-    Poll,
-    SettleTask,
-    Submit,
     TaskRef,
     Wake,
 )
 from holdfast.actors.task_rows import changed_task_row, changed_usage_row, new_event_rows
 from holdfast.actors.turns import Commit, Tell, Teller
+from holdfast.actors.worker_messages import CancelJob, Host, PlaceFreed, Poll, Submit
 from holdfast.ledger import task_moves
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id

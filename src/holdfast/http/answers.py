@@ -11,7 +11,8 @@ import trio
 from quart import Request, Response
 from werkzeug.exceptions import HTTPException
 
-from holdfast.actors.messages import Recharged, Replayed, TaskAccepted
+from holdfast.actors.account_messages import Recharged, TaskAccepted
+from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Call
 from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
 from holdfast.http.front import Front

@@ -19,15 +19,10 @@ import msgspec
 from quart import Request
 from sqlalchemy import Connection
 
+from holdfast.actors.account_messages import KeyClaim, NoteKeyUse
 from holdfast.actors.directory import Directory
-from holdfast.actors.messages import (
-    Command,
-    IdempotencyKey,
-    KeyClaim,
-    NoteKeyUse,
-    Replayed,
-    StoredReply,
-)
+from holdfast.actors.messages import Command, IdempotencyKey
+from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.http import bodies
 from holdfast.http.bounded_body import bound_body
 from holdfast.http.credentials import (

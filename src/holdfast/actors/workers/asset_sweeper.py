@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.directory import Directory
 from holdfast.actors.faults import AskFault, Crashed
-from holdfast.actors.messages import ExpireAssets
+from holdfast.actors.task_messages import ExpireAssets
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now
 from holdfast.persistence.contents import (

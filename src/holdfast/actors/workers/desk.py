@@ -13,8 +13,9 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.messages import CancelJob, HearCancel, HearPoll, HearSubmission, Poll, Submit
+from holdfast.actors.task_messages import HearCancel, HearPoll, HearSubmission
 from holdfast.actors.turns import Teller
+from holdfast.actors.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.worker import POST_MAX, Worker, WorkerPost
 from holdfast.providers.media.base import MediaProvider, NotSent, PollFault
 

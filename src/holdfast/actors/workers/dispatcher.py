@@ -23,8 +23,10 @@ import trio
 from sqlalchemy import Connection, Row, TextClause, text
 
 from holdfast.actors.mailbox import Envelope, MailboxFull
-from holdfast.actors.messages import Command, PlaceFreed, TaskCreated, Wake
+from holdfast.actors.messages import Command
+from holdfast.actors.task_messages import Wake
 from holdfast.actors.turns import Teller
+from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
 from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now

@@ -15,8 +15,9 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.messages import HearHosting, Host
+from holdfast.actors.task_messages import HearHosting
 from holdfast.actors.turns import Teller
+from holdfast.actors.worker_messages import Host
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id

@@ -12,8 +12,8 @@ import structlog
 
 from holdfast import metrics
 from holdfast.actors.directory import Directory
-from holdfast.actors.messages import Command, OrderHeard
-from holdfast.actors.order_messages import AttachIntent, ExpireOrder, NoteIntentRefused, ReconcileOrder
+from holdfast.actors.messages import Command
+from holdfast.actors.order_messages import AttachIntent, ExpireOrder, NoteIntentRefused, OrderHeard, ReconcileOrder
 from holdfast.actors.workers.card_looks import look_at
 from holdfast.ledger.clock import Now
 from holdfast.ledger.order_moves import can_expire

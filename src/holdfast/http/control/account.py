@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.actors.messages import CreateApiKey, Recharge, Recharged, RevokeApiKey
+from holdfast.actors.account_messages import CreateApiKey, Recharge, Recharged, RevokeApiKey
 from holdfast.http.answers import told
 from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import SCOPES, mint_api_key

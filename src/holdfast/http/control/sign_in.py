@@ -8,7 +8,8 @@ from typing import Final
 
 import structlog
 
-from holdfast.actors.messages import AdmitOrigin, RequestCode, SignOut, VerifyCode
+from holdfast.actors.account_messages import SignOut
+from holdfast.actors.sign_in_messages import AdmitOrigin, RequestCode, VerifyCode
 from holdfast.http.calls import Auth, Call
 from holdfast.http.control.email_address import normalise_email
 from holdfast.http.routes import Outcome, RouteTable

@@ -12,7 +12,7 @@ from typing import Final, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.messages import DecideReview
+from holdfast.actors.task_messages import DecideReview
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import Front
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
+from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import CardDesk, Front
 from holdfast.http.payments.bodies import card_order_created, payment_order_body

@@ -12,8 +12,8 @@ from typing import Final, get_args
 
 from sqlalchemy import Connection
 
-from holdfast.actors.messages import OrderHeard, Replayed
-from holdfast.actors.order_messages import CreateOrder
+from holdfast.actors.order_messages import CreateOrder, OrderHeard
+from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Auth, Call
 from holdfast.http.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO

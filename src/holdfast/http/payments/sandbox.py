@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.actors.messages import Replayed
 from holdfast.actors.order_messages import PaySandboxOrder
+from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Auth, Call
 from holdfast.http.payments.bodies import sandbox_order_body, sandbox_order_created, sandbox_values
 from holdfast.http.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.actors.messages import HearNews
+from holdfast.actors.task_messages import HearNews
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import Front
 from holdfast.http.routes import Outcome, Parameter, RouteTable

@@ -12,7 +12,9 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from holdfast.actors.messages import CancelTask, CreateTask, IdempotencyKey
+from holdfast.actors.account_messages import CreateTask
+from holdfast.actors.messages import IdempotencyKey
+from holdfast.actors.task_messages import CancelTask
 from holdfast.http.answers import told
 from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE

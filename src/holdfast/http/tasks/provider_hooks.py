@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.actors.messages import HearNews
+from holdfast.actors.task_messages import HearNews
 from holdfast.http.calls import Auth, Call
 from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.http.tasks.callbacks import REFUSED, SIGNATURE_HEADER, hear_signed, task_of_news

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.actors.messages import TaskAccepted
+from holdfast.actors.account_messages import TaskAccepted
 from holdfast.http.front import Front
 from holdfast.http.shapes import Amount, FreeForm, Time, time_or_none
 from holdfast.ledger.clock import format_time

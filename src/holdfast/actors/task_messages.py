@@ -1,0 +1,92 @@
+"""What is asked of a task, and what it is told of its job. Every one is answered :class:`TaskRef` or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.actors.messages import Command
+from holdfast.ledger.news import ProviderNews
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure
+from holdfast.providers.media.base import CancelOutcome, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """The command took effect, or had before; the task's row tells the rest."""
+
+    request_id: str
+    account_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask(Command[TaskRef]):
+    """Cancel by the owner. Reply: :class:`TaskRef` once it stands as canceled, or a Refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecideReview(Command[TaskRef]):
+    """An operator's word on a task in review. Reply: :class:`TaskRef`, or a Refusal ``review_not_open``.
+
+    ``approve`` False: the task fails and its hold is released. ``note`` is told in the task's progress.
+    """
+
+    approve: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HearNews(Command[TaskRef]):
+    """A provider's verified news of a task; ``body`` is kept as received. Reply: :class:`TaskRef`."""
+
+    news: ProviderNews
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(Command[TaskRef]):
+    """Something may be due: look. The task's row says what.
+
+    ``recovering``: an earlier life of this process, or another process, was at work on it and is gone.
+    """
+
+    recovering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HearSubmission(Command[TaskRef]):
+    """What came of handing a job to its provider."""
+
+    attempt: int
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class HearPoll(Command[TaskRef]):
+    """What a provider answered when polled; None: it does not know the job."""
+
+    attempt: int
+    news: ProviderNews | None
+
+
+@dataclass(frozen=True, slots=True)
+class HearCancel(Command[TaskRef]):
+    """What a provider made of a cancel."""
+
+    attempt: int
+    outcome: CancelOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class HearHosting(Command[TaskRef]):
+    """How a round of storing outputs went.
+
+    Each stored output was claimed at its ``expires_at`` less the retention its terms promise.
+    """
+
+    attempt: int
+    results: tuple[HostedOutput | HostingFailure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireAssets(Command[TaskRef]):
+    """The time of an ended task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone."""

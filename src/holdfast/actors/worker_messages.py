@@ -1,0 +1,69 @@
+"""The errands that workers are told of. Nobody waits for them; what came of one, its task is told.
+
+The outbox worker's own is among ``event_messages``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.actors.messages import Command
+from holdfast.ledger.news import Output
+from holdfast.ledger.terms import Hosting
+from holdfast.providers.media.base import Job
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCreated(Command[None]):
+    """To the dispatcher: a task waits for one of its provider's places."""
+
+    provider: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFreed(Command[None]):
+    """To the dispatcher: the task no longer occupies its provider."""
+
+    provider: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Command[None]):
+    """To the provider desk: hand a job over, and tell the task what came of it."""
+
+    provider: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Poll(Command[None]):
+    """To the provider desk: ask how a job stands, and tell the task."""
+
+    provider: str
+    request_id: str
+    attempt: int
+    provider_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob(Command[None]):
+    """To the provider desk: ask for a job to be stopped, and tell the task what the provider made of it."""
+
+    provider: str
+    request_id: str
+    attempt: int
+    provider_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Command[None]):
+    """To the hosting worker: store these outputs, each within ``output_timeout_s``, and tell the task."""
+
+    request_id: str
+    attempt: int
+    provider: str
+    outputs: tuple[Output, ...]
+    hosting: Hosting
+    output_timeout_s: float
