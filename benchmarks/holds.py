@@ -29,10 +29,11 @@ from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import Command
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Tell
-from holdfast.ledger.account import CHAIN_START, AccountState, Operation, decide_hold
+from holdfast.ledger.account import AccountState, decide_hold
 from holdfast.ledger.catalog import load_catalog
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import CHAIN_START, Operation
 from holdfast.ledger.quotes import PricedInput, quote_input
 from holdfast.ledger.tasks import Task, accept_task
 from holdfast.persistence.database import Database

@@ -19,8 +19,8 @@ import trio
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.holds import account_directory
 from holdfast.actors.account_messages import Recharge, Recharged
-from holdfast.ledger.account import CHAIN_START
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import CHAIN_START
 from holdfast.persistence.database import Database
 
 WARM_UP = 500

@@ -17,9 +17,9 @@ from holdfast.actors.account_messages import CreateTask, KeyClaim
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import Command, IdempotencyKey
 from holdfast.actors.turns import Tell
-from holdfast.ledger.account import CHAIN_START
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import CHAIN_START
 from holdfast.ledger.orders import OrderRequest, Provider, identity_fx
 from holdfast.ledger.payment_facts import (
     Attempt,

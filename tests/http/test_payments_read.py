@@ -9,13 +9,13 @@ import pytest
 
 from holdfast.ledger.account import (
     AccountState,
-    Operation,
     decide_capture,
     decide_credit,
     decide_hold,
     decide_release,
     decide_reversal,
 )
+from holdfast.ledger.operations import Operation
 from holdfast.persistence import tables
 
 if TYPE_CHECKING:

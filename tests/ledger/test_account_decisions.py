@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from holdfast.ledger.account import (
-    CHAIN_START,
-    SETTLING,
     AccountState,
-    Operation,
-    OperationKind,
     decide_capture,
     decide_credit,
     decide_hold,
@@ -24,6 +20,7 @@ from holdfast.ledger.account import (
     decide_reversal,
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.operations import CHAIN_START, SETTLING, Operation, OperationKind
 from holdfast.ledger.refusals import Refusal
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

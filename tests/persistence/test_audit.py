@@ -10,14 +10,13 @@ from sqlalchemy import Connection, insert, text, update
 
 from holdfast.ledger.account import (
     AccountState,
-    Operation,
-    OperationKind,
     decide_capture,
     decide_credit,
     decide_hold,
     decide_release,
     decide_reversal,
 )
+from holdfast.ledger.operations import Operation, OperationKind
 from holdfast.ledger.order_steps import create_order, on_event
 from holdfast.ledger.orders import OrderRequest, identity_fx
 from holdfast.ledger.payment_facts import Paid, PaymentEvent, RefundSeen

@@ -16,9 +16,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.ledger.account import CHAIN_START, AccountState, Operation, decide_credit, decide_hold, decide_release
+from holdfast.ledger.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import CHAIN_START, Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database
 from holdfast.persistence.drafts import Prepared, prepare

@@ -39,16 +39,10 @@ from holdfast.actors.order_messages import CreateOrder, OrderHeard
 from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Commit, Tell
-from holdfast.ledger.account import (
-    AccountState,
-    Operation,
-    decide_capture,
-    decide_credit,
-    decide_hold,
-    decide_release,
-)
+from holdfast.ledger.account import AccountState, decide_capture, decide_credit, decide_hold, decide_release
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import Task, accept_task
 from holdfast.persistence.journal import Journal

@@ -31,10 +31,11 @@ from holdfast.actors.order_messages import (
     ResolveOrder,
 )
 from holdfast.actors.order_rows import changed_order_row, new_order_row, synthetic_event_rows
-from holdfast.ledger.account import AccountState, Operation, decide_credit, decide_reversal
+from holdfast.ledger.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.operations import Operation
 from holdfast.ledger.order_steps import (
     SANDBOX_EVENT_TYPE,
     OrderStep,

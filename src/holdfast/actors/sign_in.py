@@ -28,9 +28,9 @@ from holdfast.actors.sign_in_messages import (
     VerifyCode,
 )
 from holdfast.actors.turns import Commit
-from holdfast.ledger.account import CHAIN_START
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.operations import CHAIN_START
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import LoadedSignIn

@@ -15,15 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.account import (
-    AVAILABLE,
-    CHAIN_START,
-    HELD,
-    REVENUE,
-    Operation,
-    OperationKind,
-    Posting,
-)
+from holdfast.ledger.operations import AVAILABLE, CHAIN_START, HELD, REVENUE, Operation, OperationKind, Posting
 from holdfast.ledger.tasks import TERMINAL
 from holdfast.persistence.audit_checks import EXAMPLES_MAX, Check, make_check
 from holdfast.persistence.audit_events import EVENT_RULES

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.ledger.account import SETTLING, OperationKind
+from holdfast.ledger.operations import SETTLING, OperationKind
 from holdfast.persistence.literals import text_array
 from holdfast.persistence.rows import AccountHead, HoldRow, HoldSettledRow, OperationRow, PostingRow
 from holdfast.persistence.statements import BULK_ROWS, STATEMENTS

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.ledger.account import Operation
+from holdfast.ledger.operations import Operation
 from holdfast.persistence.rows import AccountHead, Row
 
 FenceKind = Literal["account", "task", "sign_in"]

@@ -11,7 +11,7 @@ from holdfast.http.control.statement_shapes import Statement, statement_entry_bo
 from holdfast.http.listing import INVALID_CURSOR, Position, cut_page, read_cursor, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Outcome, Parameter, RouteTable
-from holdfast.ledger.account import OperationKind
+from holdfast.ledger.operations import OperationKind
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.ledger import StatementEntry, statement_of_account
 from holdfast.persistence.queries.sessions import SessionRecord

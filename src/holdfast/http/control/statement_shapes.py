@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from holdfast.http.shapes import Amount, Time
-from holdfast.ledger.account import AVAILABLE, HELD
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
+from holdfast.ledger.operations import AVAILABLE, HELD
 from holdfast.persistence.queries.ledger import StatementEntry
 
 

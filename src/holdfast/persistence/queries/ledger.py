@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.account import OperationKind
+from holdfast.ledger.operations import OperationKind
 from holdfast.persistence.tables import operations, postings
 
 
