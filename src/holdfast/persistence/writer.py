@@ -2,8 +2,8 @@
 
 A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
 each by key) and then, in a statement of its own so that its snapshot is younger than the locks, looks up the
-idempotency keys. What fits is then written, marked with the batch's id, and committed in the second. In between,
-each kind that has many new rows takes a trip of its own: COPY spares the server more than the trip costs.
+idempotency keys. What fits is then written, marked with the batch's id, and committed in the second. In between go
+the kinds that have many new rows, by COPY: that spares the server more than the trip costs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from psycopg import errors
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
+from holdfast.persistence.copying import copy_all
 from holdfast.persistence.database import DatabaseAway
 from holdfast.persistence.drafts import Prepared, Question, draft_of, question_of
 from holdfast.persistence.rows import (
@@ -210,9 +211,7 @@ class BatchWriter:
         batch_id = new_id("batch")
         mark = STATEMENTS[BatchRow]
         try:
-            for copy_sql, text in draft.copies:
-                with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
-                    copy.write(text)
+            copy_all(connection, draft.copies)
             with connection.pipeline():
                 for sql, parameters in draft.statements:
                     connection.execute(sql, parameters)

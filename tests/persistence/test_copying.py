@@ -1,0 +1,124 @@
+"""Several COPYs in one request: all of them inside one transaction, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors, pq
+
+from holdfast.persistence.copying import CHUNK_BYTES, copy_all
+
+ONE = "copy one (id, body) from stdin"
+TWO = "copy two (id) from stdin"
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("create table one (id int primary key, body text)")
+        connection.execute("create table two (id int primary key)")
+        connection.commit()
+        yield connection
+
+
+def counted(database_url: str) -> tuple[int, int]:
+    """What another connection sees of the two tables."""
+    with psycopg.connect(database_url) as other:
+        row = other.execute("select (select count(*) from one), (select count(*) from two)").fetchone()
+    assert row is not None
+    return row
+
+
+def test_the_copies_become_durable_with_the_commit_and_not_before(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    copy_all(connection, [(ONE, "1\ta\n2\tb\n"), (TWO, "1\n2\n3\n")])
+    assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
+    assert counted(database_url) == (0, 0)
+    connection.commit()
+    assert counted(database_url) == (2, 3)
+
+
+def test_they_belong_to_the_transaction_that_is_open(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    connection.execute("insert into two values (9)")
+    copy_all(connection, [(ONE, "1\ta\n"), (TWO, "1\n")])
+    connection.rollback()
+    assert counted(database_url) == (0, 0)
+    connection.execute("insert into two values (9)")
+    copy_all(connection, [(ONE, "1\ta\n"), (TWO, "1\n")])
+    connection.commit()
+    assert counted(database_url) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("copies", "error"),
+    [
+        ([(ONE, "1\ta\n1\tb\n"), (TWO, "1\n")], errors.UniqueViolation),
+        ([(ONE, "1\ta\n"), (TWO, "1\n1\n")], errors.UniqueViolation),
+        ([(ONE, "1\ta\x00\n"), (TWO, "1\n")], errors.CharacterNotInRepertoire),
+        ([(ONE, "not a number\ta\n"), (TWO, "1\n")], errors.InvalidTextRepresentation),
+        ([(ONE, "1\ta\n"), ("copy three (id) from stdin", "1\n")], errors.UndefinedTable),
+        ([("copy one (id, from stdin", "1\n"), (TWO, "1\n")], errors.SyntaxError),
+    ],
+    ids=["first refused", "second refused", "NUL", "wrong type", "no such table", "no SQL"],
+)
+def test_the_first_error_is_raised_and_nothing_stays(
+    connection: psycopg.Connection[Any],
+    database_url: str,
+    copies: list[tuple[str, str]],
+    error: type[psycopg.Error],
+) -> None:
+    with pytest.raises(error):
+        copy_all(connection, copies)
+    connection.rollback()
+    assert counted(database_url) == (0, 0)
+    copy_all(connection, [(TWO, "5\n")])
+    connection.commit()
+    assert counted(database_url) == (0, 1)
+
+
+def test_a_refusal_in_the_middle_of_a_long_text_is_heard(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    wrong_first = "x\ty\n" + "".join(f"{number}\t{'z' * 1000}\n" for number in range(20 * CHUNK_BYTES // 1000))
+    with pytest.raises(errors.InvalidTextRepresentation):
+        copy_all(connection, [(ONE, wrong_first), (TWO, "1\n")])
+    connection.rollback()
+    assert counted(database_url) == (0, 0)
+
+
+def test_a_text_of_many_chunks_arrives_whole(connection: psycopg.Connection[Any]) -> None:
+    body = "é" * CHUNK_BYTES + "end"
+    copy_all(connection, [(ONE, f"1\t{body}\n2\tshort\n"), (TWO, "1\n")])
+    assert connection.execute("select body from one order by id").fetchall() == [(body,), ("short",)]
+
+
+def test_a_text_without_a_utf8_form_is_refused_before_anything_is_sent(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        copy_all(connection, [(TWO, "1\n"), (ONE, "1\t\ud800\n")])
+    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+    assert counted(database_url) == (0, 0)
+
+
+def test_nothing_to_copy_sends_nothing(connection: psycopg.Connection[Any]) -> None:
+    copy_all(connection, [])
+    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+
+def test_a_connection_that_is_cut_off_is_a_broken_one(
+    connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s)", (connection.info.backend_pid,))
+    long = "".join(f"{number}\t{'z' * 1000}\n" for number in range(20 * CHUNK_BYTES // 1000))
+    with pytest.raises(psycopg.OperationalError):
+        copy_all(connection, [(ONE, long), (TWO, "1\n")])
+    assert connection.broken
+    assert counted(database_url) == (0, 0)
