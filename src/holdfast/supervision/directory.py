@@ -14,18 +14,18 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import trio
 
 from holdfast.actors.actor import Ending, JournaledActor, TrioActor
-from holdfast.actors.faults import Deadlock, Overloaded, Unavailable
+from holdfast.actors.faults import Overloaded, Unavailable
 from holdfast.actors.future import TrioFuture
 from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.messages import Command
 from holdfast.actors.trace import trace_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_notes import KeyedNotes
@@ -45,10 +45,6 @@ class Gate(Protocol):
     def retry_after_s(self) -> float: ...
 
     async def wait_open(self) -> None: ...
-
-
-_asking_from: ContextVar[Slot | None] = ContextVar("asking_from", default=None)
-"""The slot whose actor is in its turn: who would wait if it asked."""
 
 
 class KeyedDirectory:
@@ -93,9 +89,9 @@ class KeyedDirectory:
             raise Unavailable(
                 f"{self.name} {key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
             )
-        asker = _asking_from.get()
+        asker = asking_from.get()
         if asker is not None:
-            _refuse_cycle(asker, slot)
+            refuse_cycle(asker, slot)
         now = trio.current_time()
         future: TrioFuture[Any] = TrioFuture()
         self._put(slot, Envelope(command, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
@@ -161,7 +157,7 @@ class KeyedDirectory:
 
     async def _live(self, slot: Slot) -> None:
         """A slot's task: incarnation after incarnation until the slot may sleep. Nothing may escape from here."""
-        _asking_from.set(slot)
+        asking_from.set(slot)
         was_cut = True
         try:
             while await self._incarnate(slot):
@@ -405,15 +401,3 @@ class KeyedChild:
     async def stop(self) -> None:
         """Drain the directory."""
         await self._directory.drain()
-
-
-def _refuse_cycle(asker: Slot, target: Slot) -> None:
-    """Raise :class:`Deadlock` where ``target`` waits, directly or through others, for ``asker``."""
-    chain = [asker.key, target.key]
-    step: Slot | None = target
-    while step is not None:
-        if step is asker:
-            raise Deadlock(" -> ".join(chain))
-        step = step.waiting_on
-        if step is not None:
-            chain.append(step.key)
