@@ -1,4 +1,4 @@
-"""The account actor: everything that moves one account's credit, its keys and its remembered answers.
+"""The account actor: everything that moves one account's credit and its keys.
 
 Each command is decided on the newest decided state and becomes one unit of work, fenced by the account's
 version. Refusals come first and in a written order: the credential, then the idempotency key, then the rule.
@@ -6,13 +6,9 @@ version. Refusals come first and in a written order: the credential, then the id
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
-
-import msgspec
 
 from holdfast.actors.account_messages import (
     AccountSummary,
@@ -36,7 +32,8 @@ from holdfast.actors.actor import JournaledActor
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import IdempotencyKey
 from holdfast.actors.order_messages import CreateOrder, OrderHeard
-from holdfast.actors.stored_replies import Replayed, StoredReply
+from holdfast.actors.remembered_answers import REMEMBERED_REFUSALS, RememberedAnswers
+from holdfast.actors.stored_replies import Replayed
 from holdfast.actors.task_rows import new_task_rows
 from holdfast.actors.turns import Commit, Tell
 from holdfast.ledger.account import AccountState, decide_capture, decide_credit, decide_hold, decide_release
@@ -52,17 +49,10 @@ from holdfast.persistence.rows import (
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyUsedRow,
-    IdempotencyRow,
     Row,
     SessionRevokedRow,
 )
 from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer, Unit, Verdict
-
-REMEMBERED_REFUSALS = frozenset({"insufficient_credit"})
-"""Refusals that a repeated idempotency key brings back; all others may turn out differently next time."""
-
-_reply_encoder = msgspec.json.Encoder()
-_reply_decoder: msgspec.json.Decoder[StoredReply] = msgspec.json.Decoder(StoredReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +90,7 @@ class AccountActor(JournaledActor):
         self._limits = limits
         self._state: AccountState
         self._live_keys: dict[str, frozenset[str]]
-        self._answers: OrderedDict[tuple[str, str], RememberedAnswer] = OrderedDict()
+        self._answers = RememberedAnswers(account_id, kept_max=limits.answers_kept_max)
         self._order_reads = orders
         self._orders: AccountOrders | None = None
 
@@ -112,8 +102,7 @@ class AccountActor(JournaledActor):
 
     def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
         """Remember answers that were found in the rows."""
-        for probe, answer in learned:
-            self._answers[probe.route, probe.key] = answer
+        self._answers.learn(learned)
 
     def on_receive(self, message: Any) -> Any:
         """Decide one command: a reply, or a unit of work with the reply that leaves once it is durable."""
@@ -129,7 +118,7 @@ class AccountActor(JournaledActor):
 
     def _recharge(self, command: Recharge) -> Commit | Replayed | Refusal:
         """Refuses: 1. a used idempotency key; 2. the ledger's refusals of a credit."""
-        known = self._known(command.idempotency)
+        known = self._answers.known(command.idempotency)
         if known is not None:
             return known
         operation_id = new_id("op")
@@ -153,7 +142,7 @@ class AccountActor(JournaledActor):
         refusal = self._refuse_claim(command.claim)
         if refusal is not None:
             return self._refuse(refusal)
-        known = self._known(command.idempotency)
+        known = self._answers.known(command.idempotency)
         if known is not None:
             return known
         state, terms = self._state, command.terms
@@ -237,7 +226,7 @@ class AccountActor(JournaledActor):
     async def _change_order(self, command: Any) -> Commit | Replayed | Refusal:
         """Refuses: 1. a used idempotency key; 2. what :class:`AccountOrders` refuses."""
         idempotency = command.idempotency if isinstance(command, CreateOrder) else None
-        known = self._known(idempotency)
+        known = self._answers.known(idempotency)
         if known is not None:
             return known
         if self._orders is None:
@@ -299,22 +288,7 @@ class AccountActor(JournaledActor):
             return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {claim.scope}.")
         return None
 
-    # --------------------------------------------------------------------------------------------- idempotency
-
-    def _known(self, idempotency: IdempotencyKey | None) -> Replayed | Refusal | None:
-        """The answer a used key brings back, or the refusal of a key used for something else."""
-        if idempotency is None:
-            return None
-        answer = self._answers.get((idempotency.route, idempotency.key))
-        if answer is None:
-            return None
-        if answer.fingerprint != idempotency.fingerprint:
-            return Refusal(
-                code="idempotency_key_reused",
-                message="This Idempotency-Key was used with another request.",
-                final=True,
-            )
-        return Replayed(_reply_decoder.decode(answer.reply))
+    # ----------------------------------------------------------------------------------------------- unit of work
 
     def _refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None = None) -> Commit:
         """Refuse once the rows have said that this memory is the newest: another process may serve the account."""
@@ -326,8 +300,6 @@ class AccountActor(JournaledActor):
         """Answer what changes nothing of the account; ``rows`` are those that any version may write."""
         fence = Fence("account", self._account_id, self._state.version)
         return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
-
-    # ----------------------------------------------------------------------------------------------- unit of work
 
     def _summary(self) -> AccountSummary:
         return AccountSummary(self._account_id, self._state.balance_micro, self._state.held_micro)
@@ -348,10 +320,8 @@ class AccountActor(JournaledActor):
         state.version += 1
         probe = None
         if idempotency is not None:
-            probe = IdempotencyProbe(state.account_id, idempotency.route, idempotency.key)
-            answer = RememberedAnswer(idempotency.fingerprint, _reply_encoder.encode(reply))
-            self._remember(idempotency, answer)
-            rows = (*rows, _idempotency_row(probe, answer, self._now()))
+            probe, row = self._answers.remember(idempotency, reply, self._now())
+            rows = (*rows, row)
         head = AccountHead(
             state.account_id,
             state.version,
@@ -369,12 +339,6 @@ class AccountActor(JournaledActor):
         )
         return Commit(unit, reply, tells)
 
-    def _remember(self, idempotency: IdempotencyKey, answer: RememberedAnswer) -> None:
-        """Keep the newest answers at hand; the journal's own look-up stands behind those let go."""
-        self._answers[idempotency.route, idempotency.key] = answer
-        if len(self._answers) > self._limits.answers_kept_max:
-            self._answers.popitem(last=False)
-
 
 _HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
     Recharge: AccountActor._recharge,
@@ -386,7 +350,3 @@ _HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
     SignOut: AccountActor._sign_out,
     **dict.fromkeys(ORDER_COMMANDS, AccountActor._change_order),
 }
-
-
-def _idempotency_row(probe: IdempotencyProbe, answer: RememberedAnswer, at: datetime) -> IdempotencyRow:
-    return IdempotencyRow(probe.account_id, probe.route, probe.key, answer.fingerprint, answer.reply, at)
