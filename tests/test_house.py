@@ -17,7 +17,6 @@ LINES_MAX = 400
 LONGER_FOR_A_REASON = {
     "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
     "supervision/directory.py": 430,  # the life of a keyed actor, from the first message to quarantine
-    "ledger/account.py": 430,  # all that can be decided about credit, side by side
 }
 NEVER_WRITTEN = re.compile(
     "|".join(
