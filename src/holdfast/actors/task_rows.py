@@ -54,7 +54,6 @@ def new_task_rows(task: Task) -> tuple[TaskRow, UsageRow]:
 def changed_task_row(task: Task) -> TaskChangedRow:
     """The row of a task after a step."""
     return TaskChangedRow(
-        task.account_id,
         task.request_id,
         task.version,
         task.status,

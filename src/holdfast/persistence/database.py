@@ -326,6 +326,8 @@ def _connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S)
     connection = psycopg.connect(
         url,
         connect_timeout=connect_s,
+        # Whatever the environment says: some of what we send is encoded by us.
+        client_encoding="utf8",
         application_name="holdfast",
         keepalives=1,
         keepalives_idle=10,

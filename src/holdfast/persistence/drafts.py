@@ -81,6 +81,7 @@ def question_of(units: Iterable[Unit]) -> Question:
 def draft_of(units: Iterable[Unit]) -> Draft:
     """What writes ``units``. Many new rows of a kind go in by COPY, ahead of whatever changes them."""
     rows = rows_of(units)
+    assert rows.keys() <= STATEMENTS.keys(), "a row of a kind that nothing writes"
     copies, statements = [], []
     for kind, statement in STATEMENTS.items():
         if kind not in rows:

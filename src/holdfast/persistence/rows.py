@@ -106,9 +106,8 @@ class TaskRow(NamedTuple):
 
 
 class TaskChangedRow(NamedTuple):
-    """A task after one step."""
+    """A task after one step. Its id alone finds it: by account, a plan might read all of the account's tasks."""
 
-    account_id: str
     request_id: str
     version: int
     status: str

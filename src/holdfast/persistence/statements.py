@@ -140,7 +140,7 @@ STATEMENTS: dict[type[Any], Statement] = {
     HoldRow: _insert(tables.holds, HoldRow),
     HoldSettledRow: _update(tables.holds, HoldSettledRow, keyed=["account_id", "hold_id"]),
     TaskRow: _insert(tables.tasks, TaskRow),
-    TaskChangedRow: _update(tables.tasks, TaskChangedRow, keyed=["account_id", "request_id"]),
+    TaskChangedRow: _update(tables.tasks, TaskChangedRow, keyed=["request_id"]),
     TaskEventRow: _insert(tables.task_events, TaskEventRow, on_conflict="on conflict do nothing"),
     OrderRow: _insert(tables.orders, OrderRow),
     OrderChangedRow: _update(tables.orders, OrderChangedRow, keyed=["account_id", "order_id"]),
