@@ -14,6 +14,7 @@ from typing import Any
 import trio
 from sqlalchemy import Connection, text
 
+from holdfast.actor_wiring import account_factory
 from holdfast.actors.faults import AskFault, Crashed
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.worker import WorkerPost
@@ -26,7 +27,6 @@ from holdfast.persistence.writer import BatchWriter
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
-from holdfast.wiring import account_factory
 
 LOOKS_AT_ONCE_MAX = 4
 

@@ -7,44 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import structlog
 from prometheus_client import generate_latest
 
-from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actor_wiring import account_factory, sign_in_factory, task_factory
 from holdfast.actors.event_desk import EventDesk
-from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.payment_inbox import PaymentInbox
-from holdfast.actors.sign_in import SignInActor, SignInRules
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.turns import Tell, Teller
-from holdfast.actors.worker_messages import TaskCreated
-from holdfast.actors.workers.asset_sweeper import AssetSweeper
-from holdfast.actors.workers.desk import ProviderDesk
-from holdfast.actors.workers.dispatcher import Dispatcher
-from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.order_errands import OrderErrands
-from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
-from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
-from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.task import TaskWorld
 from holdfast.card_wiring import PROVIDER, CardLine, card_line, noted_port
 from holdfast.http.front import CardDesk, Front, Readiness
-from holdfast.http.tasks.event_shapes import announcement
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.tasks import Task
 from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
-from holdfast.persistence.order_loading import OrderReads
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import AssetStore, LocalStore
-from holdfast.providers.guarded import GuardedClient
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.studio.process import run_studio_process
-from holdfast.providers.webhook_post import post_event
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
 from holdfast.shelf import Shelf, studio_token
@@ -54,11 +33,9 @@ from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.supervision.spec import Child
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import House, RunningChild, build_tree
-
-log = structlog.get_logger(__name__)
+from holdfast.worker_wiring import worker_factories, worker_posts
 
 STUDIO_HOST = "127.0.0.1"
-WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper", "sweeper")
 
 
 @dataclass(kw_only=True)
@@ -96,7 +73,7 @@ def assemble(
     )
     reporter, dead_letters = Reporter(), DeadLetters()
     store = asset_store(settings)
-    posts = {name: WorkerPost(name) for name in WORKERS}
+    posts = worker_posts()
     limits = KeyedLimits(
         mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
     )
@@ -127,56 +104,24 @@ def assemble(
         rng=random.Random(),  # noqa: S311 - spreads waiting times
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
-    downloads = GuardedClient(shelf.origins)
-    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks)
     card = card_line(settings, local_url=local_url)
-    errands = OrderErrands(
-        database=database,
-        accounts=accounts,
-        card=None if card is None else card.provider,
-        env=settings.env,
-        now=utc_now,
-    )
     house = House(
         database=lambda: RunningChild(database.run),
         journal=lambda: RunningChild(journal.run, journal.stop),
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        workers=(
-            (
-                "dispatcher",
-                lambda: Dispatcher(
-                    posts["dispatcher"], database=database, tasks=tasks, places=shelf.places, now=utc_now
-                ),
-            ),
-            ("desk", lambda: ProviderDesk(posts["desk"], providers=shelf.providers, tasks=tasks)),
-            (
-                "hosting",
-                lambda: HostingWorker(
-                    posts["hosting"],
-                    downloads=downloads,
-                    origins_of=shelf.origins_of,
-                    store=store,
-                    database=database,
-                    incoming_dir=settings.data_dir / "incoming",
-                    tasks=tasks,
-                    now=utc_now,
-                ),
-            ),
-            ("outbox", lambda: outbox(front)),
-            ("reconciler", lambda: Reconciler(posts["reconciler"], database=database, errands=errands)),
-            ("order-sweeper", lambda: OrderSweeper(posts["order-sweeper"], database=database, errands=errands)),
-            (
-                "asset-sweeper",
-                lambda: AssetSweeper(
-                    posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=utc_now
-                ),
-            ),
-            (
-                "sweeper",
-                lambda: Sweeper(posts["sweeper"], database=database, idempotency_ttl_s=settings.idempotency_ttl_s),
-            ),
+        workers=worker_factories(
+            settings,
+            posts=posts,
+            database=database,
+            journal=journal,
+            accounts=accounts,
+            tasks=tasks,
+            shelf=shelf,
+            store=store,
+            card=card,
+            front=lambda: front,
         ),
         emulators=_emulators(settings, shelf, studio_port, card),
     )
@@ -225,104 +170,6 @@ class Vitals:
         """The parts as they are now."""
         providers = {name: name in self.shelf.providers for name in self.shelf.catalog.providers}
         return Readiness(database=self.database.gate.is_open, tree=self.tree.is_ready, providers=providers)
-
-
-# ------------------------------------------------------------------------------------------------ actors by key
-
-
-def account_factory(settings: Settings, database: Database, journal: Journal, dispatcher: Teller) -> Any:
-    """Makes the account actors of one process."""
-    limits = AccountLimits(tasks_in_flight_max=settings.tasks_in_flight_max)
-    orders = OrderReads(database)
-
-    async def load(account_id: str) -> Any:
-        return await database.read(lambda connection: load_account(connection, account_id))
-
-    def announce(task: Task) -> Tell:
-        return Tell(dispatcher, task.request_id, TaskCreated(task.provider, task.request_id))
-
-    def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
-        return AccountActor(
-            account_id,
-            mailbox,
-            journal,
-            load=load,
-            orders=orders,
-            announce=announce,
-            now=utc_now,
-            limits=limits,
-        )
-
-    return factory
-
-
-def sign_in_factory(settings: Settings, database: Database, journal: Journal) -> Any:
-    """Makes the sign-in actors of one process."""
-    rules = SignInRules(
-        pepper=settings.derived_key("one-time codes"),
-        otp_ttl_s=settings.otp_ttl_s,
-        otp_attempts=settings.otp_attempts,
-        otp_failures_day=settings.otp_failures_day,
-        otp_resend_s=settings.otp_resend_s,
-        otp_per_email_hour=settings.otp_per_email_hour,
-        otp_per_origin_hour=settings.otp_per_origin_hour,
-        session_ttl_s=settings.session_ttl_s,
-        brand_id=settings.brand_id,
-        operators=frozenset(settings.operators),
-    )
-
-    async def load(key: str) -> Any:
-        return await database.read(lambda connection: load_sign_in(connection, key))
-
-    def factory(key: str, mailbox: Mailbox) -> SignInActor:
-        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
-
-    return factory
-
-
-def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
-    """Makes the task actors of one process."""
-
-    async def load(request_id: str) -> Any:
-        def query(connection: Any) -> Any:
-            task = load_task(connection, request_id)
-            return task, load_event_ids(connection, request_id, task.account_id)
-
-        return await database.read(query)
-
-    def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-        return TaskActor(request_id, mailbox, journal, load=load, world=world)
-
-    return factory
-
-
-def outbox_factory(
-    settings: Settings, database: Database, journal: Journal, post: WorkerPost, tasks: KeyedDirectory
-) -> Callable[[Front], OutboxWorker]:
-    """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
-    client = GuardedClient(
-        local_allowed=settings.webhook_local_allowed,
-        connect_timeout_s=settings.webhook_timeout_s,
-        idle_timeout_s=settings.webhook_timeout_s,
-        connections_max_count=DELIVERIES_MAX,
-    )
-    rows = OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S)
-
-    def make(front: Front) -> OutboxWorker:
-        return OutboxWorker(
-            post,
-            rows=rows,
-            journal=journal,
-            tasks=tasks,
-            render=partial(announcement, front),
-            send=partial(post_event, client, timeout_s=settings.webhook_timeout_s, now=utc_now),
-            secrets_key=front.webhook_key,
-            give_up_s=settings.webhook_give_up_s,
-            now=utc_now,
-            rng=random.Random(),  # noqa: S311 - spreads waiting times
-        )
-
-    return make
 
 
 # ---------------------------------------------------------------------------------------------------- the outside

@@ -1,0 +1,85 @@
+"""What the actors of one process are made with, by key: how they read their rows, and the limits they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.actors.account import AccountActor, AccountLimits
+from holdfast.actors.mailbox import Mailbox
+from holdfast.actors.sign_in import SignInActor, SignInRules
+from holdfast.actors.task import TaskActor, TaskWorld
+from holdfast.actors.turns import Tell, Teller
+from holdfast.actors.worker_messages import TaskCreated
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.tasks import Task
+from holdfast.persistence.database import Database
+from holdfast.persistence.journal import Journal
+from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
+from holdfast.persistence.order_loading import OrderReads
+from holdfast.settings import Settings
+
+
+def account_factory(settings: Settings, database: Database, journal: Journal, dispatcher: Teller) -> Any:
+    """Makes the account actors of one process."""
+    limits = AccountLimits(tasks_in_flight_max=settings.tasks_in_flight_max)
+    orders = OrderReads(database)
+
+    async def load(account_id: str) -> Any:
+        return await database.read(lambda connection: load_account(connection, account_id))
+
+    def announce(task: Task) -> Tell:
+        return Tell(dispatcher, task.request_id, TaskCreated(task.provider, task.request_id))
+
+    def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
+        return AccountActor(
+            account_id,
+            mailbox,
+            journal,
+            load=load,
+            orders=orders,
+            announce=announce,
+            now=utc_now,
+            limits=limits,
+        )
+
+    return factory
+
+
+def sign_in_factory(settings: Settings, database: Database, journal: Journal) -> Any:
+    """Makes the sign-in actors of one process."""
+    rules = SignInRules(
+        pepper=settings.derived_key("one-time codes"),
+        otp_ttl_s=settings.otp_ttl_s,
+        otp_attempts=settings.otp_attempts,
+        otp_failures_day=settings.otp_failures_day,
+        otp_resend_s=settings.otp_resend_s,
+        otp_per_email_hour=settings.otp_per_email_hour,
+        otp_per_origin_hour=settings.otp_per_origin_hour,
+        session_ttl_s=settings.session_ttl_s,
+        brand_id=settings.brand_id,
+        operators=frozenset(settings.operators),
+    )
+
+    async def load(key: str) -> Any:
+        return await database.read(lambda connection: load_sign_in(connection, key))
+
+    def factory(key: str, mailbox: Mailbox) -> SignInActor:
+        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
+
+    return factory
+
+
+def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
+    """Makes the task actors of one process."""
+
+    async def load(request_id: str) -> Any:
+        def query(connection: Any) -> Any:
+            task = load_task(connection, request_id)
+            return task, load_event_ids(connection, request_id, task.account_id)
+
+        return await database.read(query)
+
+    def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
+        return TaskActor(request_id, mailbox, journal, load=load, world=world)
+
+    return factory

@@ -1,0 +1,124 @@
+"""What the workers of one process are made with, and the posts at which they are told of errands."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from holdfast.actors.workers.asset_sweeper import AssetSweeper
+from holdfast.actors.workers.desk import ProviderDesk
+from holdfast.actors.workers.dispatcher import Dispatcher
+from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
+from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.card_wiring import CardLine
+from holdfast.http.front import Front
+from holdfast.http.tasks.event_shapes import announcement
+from holdfast.ledger.clock import utc_now
+from holdfast.persistence.database import Database
+from holdfast.persistence.journal import Journal
+from holdfast.providers.assets import AssetStore
+from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.webhook_post import post_event
+from holdfast.settings import Settings
+from holdfast.shelf import Shelf
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.spec import Child
+
+WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper", "sweeper")
+
+
+def worker_posts() -> dict[str, WorkerPost]:
+    """A post for each worker. Posts outlive the workers' incarnations, so whoever tells one keeps its post."""
+    return {name: WorkerPost(name) for name in WORKERS}
+
+
+def worker_factories(
+    settings: Settings,
+    *,
+    posts: Mapping[str, WorkerPost],
+    database: Database,
+    journal: Journal,
+    accounts: KeyedDirectory,
+    tasks: KeyedDirectory,
+    shelf: Shelf,
+    store: AssetStore,
+    card: CardLine | None,
+    front: Callable[[], Front],
+) -> tuple[tuple[str, Callable[[], Child]], ...]:
+    """What makes an incarnation of each worker. ``front`` is asked for only then: it is put together later."""
+    downloads = GuardedClient(shelf.origins)
+    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks)
+    errands = OrderErrands(
+        database=database,
+        accounts=accounts,
+        card=None if card is None else card.provider,
+        env=settings.env,
+        now=utc_now,
+    )
+    return (
+        (
+            "dispatcher",
+            lambda: Dispatcher(
+                posts["dispatcher"], database=database, tasks=tasks, places=shelf.places, now=utc_now
+            ),
+        ),
+        ("desk", lambda: ProviderDesk(posts["desk"], providers=shelf.providers, tasks=tasks)),
+        (
+            "hosting",
+            lambda: HostingWorker(
+                posts["hosting"],
+                downloads=downloads,
+                origins_of=shelf.origins_of,
+                store=store,
+                database=database,
+                incoming_dir=settings.data_dir / "incoming",
+                tasks=tasks,
+                now=utc_now,
+            ),
+        ),
+        ("outbox", lambda: outbox(front())),
+        ("reconciler", lambda: Reconciler(posts["reconciler"], database=database, errands=errands)),
+        ("order-sweeper", lambda: OrderSweeper(posts["order-sweeper"], database=database, errands=errands)),
+        (
+            "asset-sweeper",
+            lambda: AssetSweeper(posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=utc_now),
+        ),
+        (
+            "sweeper",
+            lambda: Sweeper(posts["sweeper"], database=database, idempotency_ttl_s=settings.idempotency_ttl_s),
+        ),
+    )
+
+
+def outbox_factory(
+    settings: Settings, database: Database, journal: Journal, post: WorkerPost, tasks: KeyedDirectory
+) -> Callable[[Front], OutboxWorker]:
+    """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
+    client = GuardedClient(
+        local_allowed=settings.webhook_local_allowed,
+        connect_timeout_s=settings.webhook_timeout_s,
+        idle_timeout_s=settings.webhook_timeout_s,
+        connections_max_count=DELIVERIES_MAX,
+    )
+    rows = OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S)
+
+    def make(front: Front) -> OutboxWorker:
+        return OutboxWorker(
+            post,
+            rows=rows,
+            journal=journal,
+            tasks=tasks,
+            render=partial(announcement, front),
+            send=partial(post_event, client, timeout_s=settings.webhook_timeout_s, now=utc_now),
+            secrets_key=front.webhook_key,
+            give_up_s=settings.webhook_give_up_s,
+            now=utc_now,
+            rng=random.Random(),  # noqa: S311 - spreads waiting times
+        )
+
+    return make
