@@ -14,11 +14,11 @@ from holdfast.ledger.catalog import Catalog, CatalogFault, load_catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.models import ProviderConfig
 from holdfast.ledger.task_moves import ProviderTraits
-from holdfast.providers.guarded import Origin
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.hook_address import PURPOSE, hook_address
 from holdfast.providers.media.replicate import ReplicateProvider
+from holdfast.providers.outward.guarded import Origin
 from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
 

@@ -44,7 +44,7 @@ from holdfast.persistence.loading import load_event_ids, load_task
 from holdfast.persistence.rows import ApiKeyRow, AssetRow
 from holdfast.persistence.units import Committed, Unit, Verdict
 from holdfast.providers.assets import LocalStore, StoreFault, asset_key
-from holdfast.providers.sniffing import EXTENSIONS
+from holdfast.providers.assets.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 

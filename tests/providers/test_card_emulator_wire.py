@@ -18,7 +18,7 @@ import trio
 from holdfast.providers.card.emulator.errors import WireError
 from holdfast.providers.card.emulator.forms import parse_form
 from holdfast.providers.card.wire import TrioHttp
-from holdfast.providers.outgoing import exchange
+from holdfast.providers.outward.outgoing import exchange
 
 from .conftest import CARD_KEY, RunningBank, StartBank
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.endings import has_its_end
-from holdfast.providers.sniffing import MEDIA_TYPES
+from holdfast.providers.assets.endings import has_its_end
+from holdfast.providers.assets.sniffing import MEDIA_TYPES
 
 
 def picture(form: str) -> bytes:

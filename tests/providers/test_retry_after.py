@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.providers.retry_after import wished_pause_s
+from holdfast.providers.outward.retry_after import wished_pause_s
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.outward.guarded import GuardedClient
 from holdfast.providers.studio.craft import BadInput, Bench, Rendered
 from holdfast.providers.studio.render_edit import prepare
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from holdfast.providers.sniffing import HEAD_BYTES, measure, sniff
+from holdfast.providers.assets.sniffing import HEAD_BYTES, measure, sniff
 from holdfast.providers.studio import render_clip, render_tone
 from holdfast.providers.studio.craft import BadInput, Bench, Rendered
 from holdfast.providers.studio.webm import vp8_frame, write_webm

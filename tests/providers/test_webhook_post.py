@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from holdfast.ledger.deliveries import Answer
-from holdfast.providers.guarded import GuardedClient, dial
-from holdfast.providers.webhook_post import can_be_posted_to, post_event
+from holdfast.providers.outward.guarded import GuardedClient, dial
+from holdfast.providers.outward.webhook_post import can_be_posted_to, post_event
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

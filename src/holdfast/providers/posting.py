@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.providers.outgoing import exchange
+from holdfast.providers.outward.outgoing import exchange
 from holdfast.providers.signatures import sign
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)

@@ -32,7 +32,7 @@ from holdfast.persistence.contents import (
 )
 from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore, asset_key
-from holdfast.providers.sniffing import EXTENSIONS
+from holdfast.providers.assets.sniffing import EXTENSIONS
 
 log = structlog.get_logger(__name__)
 

@@ -27,10 +27,10 @@ from holdfast.ledger.terms import Hosting
 from holdfast.persistence.contents import Content, claim_content
 from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore
-from holdfast.providers.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
-from holdfast.providers.guarded import GuardedClient, Origin
-from holdfast.providers.leftovers import clear_leftovers
-from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
+from holdfast.providers.assets.leftovers import clear_leftovers
+from holdfast.providers.assets.sniffing import EXTENSIONS, MEDIA_TYPES
+from holdfast.providers.outward.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.outward.guarded import GuardedClient, Origin
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
 from holdfast.providers.assets import AssetMissing, AssetReader, asset_key
+from holdfast.providers.assets.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.providers.links import check_link
-from holdfast.providers.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)
 

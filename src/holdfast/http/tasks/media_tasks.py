@@ -37,7 +37,7 @@ from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_k
 from holdfast.ledger.tasks import TERMINAL, EventKind, Task
 from holdfast.persistence.queries.api_keys import ApiKeyRecord
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
-from holdfast.providers.webhook_post import URL_MAX_CHARS, can_be_posted_to
+from holdfast.providers.outward.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
 route = RouteTable("Media tasks")
 

@@ -1,4 +1,7 @@
-"""Where finished media is kept. The store in a bucket has a module of its own, which needs the extra ``s3``."""
+"""Where finished media is kept, and what a file must be to be kept.
+
+The store in a bucket has a module of its own, which needs the extra ``s3``.
+"""
 
 from holdfast.providers.assets.base import (
     BLOCK_BYTES,

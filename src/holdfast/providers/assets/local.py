@@ -20,7 +20,7 @@ from holdfast.providers.assets.base import (
     asset_key,
     checked_key,
 )
-from holdfast.providers.leftovers import clear_leftovers
+from holdfast.providers.assets.leftovers import clear_leftovers
 
 THREADS_MAX_COUNT = 8
 

@@ -34,7 +34,7 @@ from holdfast.providers.assets.base import (
     asset_key,
     checked_key,
 )
-from holdfast.providers.leftovers import clear_leftovers
+from holdfast.providers.assets.leftovers import clear_leftovers
 from holdfast.settings import S3Place
 
 if TYPE_CHECKING:

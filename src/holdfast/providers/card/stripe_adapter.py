@@ -32,7 +32,7 @@ from holdfast.providers.card.base import (
 )
 from holdfast.providers.card.reading import Fields, Unreadable, items, related, snapshot, text
 from holdfast.providers.card.wire import TimedOut, TrioHttp
-from holdfast.providers.retry_after import wished_pause_s
+from holdfast.providers.outward.retry_after import wished_pause_s
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20

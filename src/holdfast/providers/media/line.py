@@ -9,10 +9,10 @@ import msgspec
 import trio
 
 from holdfast.ledger.clock import utc_now
-from holdfast.providers.bounded import BodyTooLarge, drain
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, tidy
-from holdfast.providers.retry_after import wished_pause_s
+from holdfast.providers.outward.bounded import BodyTooLarge, drain
+from holdfast.providers.outward.retry_after import wished_pause_s
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600

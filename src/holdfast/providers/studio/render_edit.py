@@ -13,8 +13,8 @@ from pathlib import Path
 import trio
 from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
 
-from holdfast.providers.downloads import Claim, DownloadRefused, download
-from holdfast.providers.guarded import GuardedClient
+from holdfast.providers.outward.downloads import Claim, DownloadRefused, download
+from holdfast.providers.outward.guarded import GuardedClient
 from holdfast.providers.studio.craft import BadInput, Bench, Ready, Rendered, choice, text, whole
 from holdfast.providers.studio.lettering import font, plain
 

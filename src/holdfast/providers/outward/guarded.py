@@ -18,7 +18,7 @@ import httpcore
 import httpx
 import trio
 
-from holdfast.providers.addresses import is_plain_host, is_public
+from holdfast.providers.outward.addresses import is_plain_host, is_public
 
 URL_MAX_CHARS = 8192
 REDIRECTS_MAX_COUNT = 5

@@ -15,9 +15,9 @@ import trio
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.deliveries import Answer
-from holdfast.providers.addresses import is_plain_host, is_public, names_address
-from holdfast.providers.guarded import Blocked, GuardedClient, Unreachable, header
-from holdfast.providers.retry_after import wished_pause_s
+from holdfast.providers.outward.addresses import is_plain_host, is_public, names_address
+from holdfast.providers.outward.guarded import Blocked, GuardedClient, Unreachable, header
+from holdfast.providers.outward.retry_after import wished_pause_s
 
 URL_MAX_CHARS: Final = 1024
 

@@ -19,10 +19,8 @@ from typing import IO, Literal
 import httpcore
 import trio
 
-from holdfast.providers.bounded import BodyTooLarge, drain
-from holdfast.providers.endings import has_its_end
-from holdfast.providers.guarded import Blocked, GuardedClient, Origin, Unreachable, header
-from holdfast.providers.sniffing import (
+from holdfast.providers.assets.endings import has_its_end
+from holdfast.providers.assets.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,
     NotMedia,
@@ -31,6 +29,8 @@ from holdfast.providers.sniffing import (
     plain_type,
     sniff,
 )
+from holdfast.providers.outward.bounded import BodyTooLarge, drain
+from holdfast.providers.outward.guarded import Blocked, GuardedClient, Origin, Unreachable, header
 
 BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0
