@@ -5,15 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.database import DatabaseGate
-from holdfast.persistence.drafts import Prepared
+from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.journal import BATCH_UNITS_SHARED, Journal
-from holdfast.persistence.units import Committed, NotWritten, Stale, Unit, Unknown, Verdict
+from holdfast.persistence.units import Broken, Committed, NotWritten, Stale, Unit, Unknown, Verdict
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
 
 Outcome = Exception | list[Verdict] | bool | None
@@ -24,6 +25,7 @@ class ScriptedWriter:
 
     def __init__(self) -> None:
         self.batches: list[list[Unit]] = []
+        self.prepared: list[Prepared | None] = []
         self.looked_up: list[str] = []
         self.closed = 0
         self._begun = threading.Semaphore(0)
@@ -31,6 +33,7 @@ class ScriptedWriter:
 
     def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         self.batches.append(list(units))
+        self.prepared.append(prepared)
         outcome = self._next()
         return outcome if isinstance(outcome, list) else [Committed()] * len(units)
 
@@ -141,6 +144,77 @@ async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: Bench) -> No
     assert author.heard == [(unit, Committed()) for unit in first + later + again]
 
 
+async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_its_place(bench: Bench) -> None:
+    heard: list[tuple[Unit, Verdict]] = []
+    authors = [Author(heard) for _ in range(5)]
+    first = bench.submit(authors[0])
+    await bench.writer.has_begun()
+    units = first + [bench.submit(authors[n % 5])[0] for n in range(1, 401)]
+    for _ in range(6):
+        bench.writer.finish()
+    await authors[0].has_heard(401)
+    assert [len(batch) for batch in bench.writer.batches] == [1, 200, 200]
+    assert heard == [(unit, Committed()) for unit in units]
+
+
+async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(bench: Bench) -> None:
+    """Who comes later only makes the next batch larger."""
+    author = Author()
+    lasts = [bench.submit(author, 100)[-1]]
+    for _ in range(12):
+        await bench.writer.has_begun()
+        lasts.append(bench.submit(author, 100)[-1])
+        bench.writer.finish()
+    await bench.writer.has_begun()
+    batch_of = {unit: number for number, batch in enumerate(bench.writer.batches) for unit in batch}
+    bench.writer.finish()
+    assert all(batch_of[last] <= number + 1 for number, last in enumerate(lasts[:12]))
+
+
+async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: Bench) -> None:
+    void, sound = Author(), Author()
+
+    def fall(verdict: Verdict) -> None:
+        void.is_void = void.is_void or not isinstance(verdict, Committed)
+
+    void.also = fall
+    first = bench.submit(sound)
+    await bench.writer.has_begun()
+    fallen = bench.submit(void, 150)
+    kept = bench.submit(sound, 50)
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    assert bench.writer.batches == [first, fallen[:100]]
+    bench.writer.finish([*[Committed()] * 99, Stale(())])
+    await bench.writer.has_begun()
+    bench.writer.finish()
+    await sound.has_heard(51)
+    assert bench.writer.batches[2:] == [kept]
+    assert [unit for unit, _ in void.heard] == fallen
+    assert [type(verdict) for verdict in void.verdicts] == [Committed] * 99 + [Stale] + [NotWritten] * 50
+
+
+async def test_a_batch_is_handed_over_ready_and_one_that_cannot_be_made_so_goes_as_it_is(bench: Bench) -> None:
+    class Unready:
+        """A row that nothing can be made of."""
+
+    author = Author()
+    [sound] = bench.submit(author)
+    await bench.writer.has_begun()
+    row: Any = Unready()
+    sick = Unit(rows=(row,))
+    bench.journal.submit(sick, author)
+    neighbour = bench.submit(author)
+    bench.writer.finish()
+    await bench.writer.has_begun()
+    assert bench.writer.batches == [[sound], [sick, *neighbour]]
+    assert bench.writer.prepared == [prepare([sound]), None]
+    cause = TypeError("a row that nothing can be made of")
+    bench.writer.finish([Broken(cause), Committed()])
+    await author.has_heard(3)
+    assert author.verdicts == [Committed(), Broken(cause), Committed()]
+
+
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
     with trio.fail_after(20):
         bench = Bench(batch_units_max=7)
@@ -219,6 +293,40 @@ async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nurs
         await ended.wait()
     assert author.verdicts == [Committed()] * 4
     assert bench.writer.closed == 1
+
+
+async def test_stop_writes_the_half_that_was_left_too() -> None:
+    bench = Bench()
+    author = Author()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as inner:
+            await inner.start(bench.run)
+            units = bench.submit(author)
+            await bench.writer.has_begun()
+            units += bench.submit(author, 333)
+            await bench.journal.stop()
+            for _ in range(12):
+                bench.writer.finish()
+    assert author.heard == [(unit, Committed()) for unit in units]
+    assert bench.journal.queue_depth == 0
+    assert bench.writer.closed == 1
+
+
+async def test_a_kill_answers_the_half_that_was_left() -> None:
+    bench = Bench()
+    author = Author()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as inner:
+            await inner.start(bench.run)
+            bench.submit(author)
+            await bench.writer.has_begun()
+            bench.submit(author, 200)
+            bench.writer.finish()
+            await bench.writer.has_begun()
+            inner.cancel_scope.cancel()
+            bench.writer.finish()
+    assert author.verdicts == [Committed()] * 101 + [NotWritten("the journal stopped")] * 100
+    assert [len(batch) for batch in bench.writer.batches] == [1, 100]
 
 
 async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
