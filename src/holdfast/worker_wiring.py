@@ -22,8 +22,8 @@ from holdfast.ledger.clock import utc_now
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.providers.assets import AssetStore
-from holdfast.providers.guarded import GuardedClient
-from holdfast.providers.webhook_post import post_event
+from holdfast.providers.outward.guarded import GuardedClient
+from holdfast.providers.outward.webhook_post import post_event
 from holdfast.settings import Settings
 from holdfast.shelf import Shelf
 from holdfast.supervision.directory import KeyedDirectory
