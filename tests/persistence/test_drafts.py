@@ -495,6 +495,38 @@ def test_the_writer_finds_every_row_by_its_whole_key_however_the_table_was_fille
     assert "pk_accounts" in plans["AccountHead"]
 
 
+def test_plans_made_for_a_handful_of_rows_are_given_up_as_the_tables_grow(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    rows.execute("alter table accounts set (autovacuum_enabled = off)")
+    [book] = opened(writer)
+    rows.execute("analyze accounts")
+    for _ in range(8):
+        assert written(writer, [book.credit()]) == [Committed()]
+    assert "Join Filter" in "".join(_plans(writer)), "a plan that reads all accounts: nothing is at stake here"
+    many = opened(writer, 400)
+    for start in range(0, 400, 50):
+        assert set(written(writer, [one.credit() for one in many[start : start + 50]])) == {Committed()}
+    plans = _plans(writer)
+    assert len(plans) == 2
+    assert [plan for plan in plans if "Index Cond: (id = " not in plan] == []
+
+
+def _plans(writer: BatchWriter) -> list[str]:
+    """How the writer's own session goes about locking and changing accounts."""
+    connection = writer._connection
+    assert connection is not None
+    known = connection.execute("select name, statement from pg_prepared_statements").fetchall()
+    plans = []
+    for name, statement in known:
+        if "accounts t" in statement:
+            nulls = ", ".join(["null"] * statement.count("$"))
+            found = connection.execute(f"explain (costs off) execute {name} ({nulls})".encode()).fetchall()
+            plans.append("\n".join(line for (line,) in found))
+    connection.commit()
+    return plans
+
+
 # ----------------------------------------------------------------------------------------------------- the question
 
 

@@ -34,7 +34,7 @@ _PLANS_BY_KEY = (
     "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; "
     "set enable_hashjoin = off; set enable_mergejoin = off; set jit = off"
 )
-"""The writer finds every row by its key: planned once, and never by what the table's size was then."""
+"""The writer finds every row by its key. A plan is kept for all batches; while tables are small it is made anew."""
 
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""

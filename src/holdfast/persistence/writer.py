@@ -60,6 +60,13 @@ _PROBE = (
     "join unnest(%s::text[], %s::text[], %s::text[]) as p(account_id, route, key) "
     "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
 )
+_FORGET_PLANS = "discard plans"
+REPLAN_UNITS = 64
+"""Plans are made anew after so many units on a connection, after twice as many, and so on.
+
+A plan made while a table was known to hold a row or two reads all of it, and stays so while the table grows.
+"""
+
 _PASSING = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable, errors.QueryCanceled)
 """Errors that say nothing against the batch: it was rolled back and may be tried again as it is."""
 
@@ -113,6 +120,8 @@ class BatchWriter:
         self._now = now
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
         self._connection: psycopg.Connection[Any] | None = None
+        self._units = 0
+        self._replan_units = REPLAN_UNITS
 
     def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
         """Write what fits of ``units``, in order, and return each one's verdict.
@@ -216,6 +225,8 @@ class BatchWriter:
                 for sql, parameters in draft.statements:
                     connection.execute(sql, parameters)
                 connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
+                if self._has_grown(len(passed)):
+                    connection.execute(_FORGET_PLANS)
                 connection.commit()
         except Exception as exc:
             try:
@@ -252,12 +263,21 @@ class BatchWriter:
                 answers[probe] = RememberedAnswer(bytes(fingerprint), bytes(reply))
         return versions, answers
 
+    def _has_grown(self, units: int) -> bool:
+        """Count what is written on this connection; whether it is twice what it was when plans were last made."""
+        self._units += units
+        if self._units < self._replan_units:
+            return False
+        self._replan_units = self._units * 2
+        return True
+
     # --------------------------------------------------------------------------------------------- connection
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             try:
                 self._connection = self._connect()
+                self._units, self._replan_units = 0, REPLAN_UNITS
             except DatabaseAway as away:
                 raise ConnectionLost(away) from away
         return self._connection
