@@ -242,6 +242,15 @@ class Call:
             self._note_use(used[-1])
         return answer
 
+    async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
+        """Prove the credential the route asks for and run ``query`` on the caller's account id, in one read.
+
+        Refuses as :meth:`read_as_key` or :meth:`read_as_session` does.
+        """
+        if self.route.auth is Auth.API_KEY:
+            return await self.read_as_key(lambda rows, key: query(rows, key.account_id))
+        return await self.read_as_session(lambda rows, session: query(rows, session.account_id))
+
     async def refuse_proved(self, refusal: Refusal) -> Refusal:
         """The refusal, unless the caller's API key opens nothing any more: the hot path has not looked by then."""
         if self.route.auth is not Auth.API_KEY:
@@ -315,9 +324,7 @@ class Call:
                 )
             return Replayed(_STORED.decode(found.reply))
 
-        if self.route.auth is Auth.API_KEY:
-            return await self.read_as_key(lambda rows, key: recall(rows, key.account_id))
-        return await self.read_as_session(lambda rows, session: recall(rows, session.account_id))
+        return await self.read_as_caller(recall)
 
 
 _STORED: Final = msgspec.json.Decoder(StoredReply)

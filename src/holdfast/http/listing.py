@@ -14,14 +14,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from sqlalchemy import Connection
 
+from holdfast.http.calls import Call
 from holdfast.http.routes import Parameter
 from holdfast.ledger.refusals import Refusal
 
 E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
 
 LIMIT_MAX: Final = 100
 LIMIT_DEFAULT: Final = 20
@@ -67,6 +70,59 @@ class Window:
     def read_max(self) -> int:
         """How many entries to read: one more than a page has tells whether another page follows."""
         return self.limit + 1
+
+
+class Page(NamedTuple, Generic[E]):
+    """Some entries of a list, and the cursor of the page behind them; None where they are the last."""
+
+    entries: list[E]
+    next_cursor: str | None
+
+
+class Entries(Protocol[E_co]):
+    """Reads up to ``limit`` of an account's entries, in the list's order, from the one behind ``after`` on."""
+
+    def __call__(
+        self,
+        rows: Connection,
+        account_id: str,
+        /,
+        *,
+        limit: int,
+        since: datetime | None,
+        until: datetime | None,
+        after: Position | None,
+        filters: Mapping[str, str],
+    ) -> Sequence[E_co] | Refusal:
+        """Read them; may refuse a position that no entry of this list can have."""
+        ...
+
+
+async def read_page(
+    call: Call, window: Window, entries: Entries[E], place: Callable[[E], Position]
+) -> Page[E] | Refusal:
+    """A page of a list of the caller's account: the credential is proved and the page read in one read.
+
+    ``entries`` reads, ``place`` tells where an entry stands. Refuses: 1. what the credential is refused with;
+    2. ``invalid_cursor``.
+    """
+
+    def read(rows: Connection, account_id: str) -> Page[E] | Refusal:
+        position = read_cursor(account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        found = entries(
+            rows,
+            account_id,
+            limit=window.read_max,
+            since=window.since,
+            until=window.until,
+            after=position,
+            filters=window.filters,
+        )
+        return found if isinstance(found, Refusal) else cut_page(found, account_id, window, place)
+
+    return await call.read_as_caller(read)
 
 
 def read_window(
@@ -129,14 +185,12 @@ def read_time(text: str) -> datetime | None:
     return None
 
 
-def cut_page(
-    found: list[E], owner: str, window: Window, place: Callable[[E], Position]
-) -> tuple[list[E], str | None]:
+def cut_page(found: Sequence[E], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
     """A page, and the cursor of the next one, of up to ``window.read_max`` entries. ``place`` tells an entry's."""
     if len(found) <= window.limit:
-        return found, None
-    page = found[: window.limit]
-    return page, write_cursor(place(page[-1]), owner, window)
+        return Page(list(found), None)
+    page = list(found[: window.limit])
+    return Page(page, write_cursor(place(page[-1]), owner, window))
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:

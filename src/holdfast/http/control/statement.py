@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Auth, Call
 from holdfast.http.control.statement_shapes import Statement, statement_entry_body
-from holdfast.http.listing import INVALID_CURSOR, Position, cut_page, read_cursor, read_window
+from holdfast.http.listing import INVALID_CURSOR, Position, read_page, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.routes import Outcome, Parameter, RouteTable
 from holdfast.ledger.operations import OperationKind
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.ledger import StatementEntry, statement_of_account
-from holdfast.persistence.queries.sessions import SessionRecord
 
 route = RouteTable("Account")
 
@@ -42,26 +43,31 @@ async def read_statement(call: Call) -> Outcome:
     window = read_window(call.query(), kind="statement", filters=(_KIND,))
     if isinstance(window, Refusal):
         return window
+    page = await read_page(call, window, _entries, lambda entry: Position(entry.at, str(entry.number)))
+    if isinstance(page, Refusal):
+        return page
+    return Statement(data=[statement_entry_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
 
-    def read(rows: Connection, session: SessionRecord) -> tuple[str, list[StatementEntry]] | Refusal:
-        position = read_cursor(session.account_id, window)
-        if isinstance(position, Refusal):
-            return position
-        if position is not None and not (position.id.isdigit() and int(position.id) <= NUMBER_MAX):
-            return INVALID_CURSOR
-        return session.account_id, statement_of_account(
-            rows,
-            session.account_id,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            before_number=None if position is None else int(position.id),
-            kind=window.filters.get("kind"),
-        )
 
-    found = await call.read_as_session(read)
-    if isinstance(found, Refusal):
-        return found
-    account_id, entries = found
-    page, next_cursor = cut_page(entries, account_id, window, lambda entry: Position(entry.at, str(entry.number)))
-    return Statement(data=[statement_entry_body(entry) for entry in page], next_cursor=next_cursor)
+def _entries(
+    rows: Connection,
+    account_id: str,
+    *,
+    limit: int,
+    since: datetime | None,
+    until: datetime | None,
+    after: Position | None,
+    filters: Mapping[str, str],
+) -> list[StatementEntry] | Refusal:
+    """A position's id is an operation's number here."""
+    if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
+        return INVALID_CURSOR
+    return statement_of_account(
+        rows,
+        account_id,
+        limit=limit,
+        since=since,
+        until=until,
+        before_number=None if after is None else int(after.id),
+        kind=filters.get("kind"),
+    )

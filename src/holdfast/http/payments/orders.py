@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from holdfast.actors.order_messages import CreateOrder, OrderHeard
 from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Auth, Call
-from holdfast.http.listing import Position, cut_page, read_cursor, read_window
+from holdfast.http.listing import Position, read_page, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.payments.bodies import payment_order_body
 from holdfast.http.payments.shapes import PaymentOrderBody, PaymentOrderList
@@ -62,27 +62,12 @@ async def list_payment_orders(call: Call) -> Outcome:
     window = read_window(call.query(), kind="payments", filters=(_STATUS, _PROVIDER))
     if isinstance(window, Refusal):
         return window
-
-    def read(rows: Connection, session: SessionRecord) -> tuple[str, list[Order]] | Refusal:
-        position = read_cursor(session.account_id, window)
-        if isinstance(position, Refusal):
-            return position
-        return session.account_id, orders_of_account(
-            rows,
-            session.account_id,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=position,
-            filters=window.filters,
-        )
-
-    found = await call.read_as_session(read)
-    if isinstance(found, Refusal):
-        return found
-    account_id, orders = found
-    page, next_cursor = cut_page(orders, account_id, window, place_of)
-    return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
+    page = await read_page(call, window, orders_of_account, place_of)
+    if isinstance(page, Refusal):
+        return page
+    return PaymentOrderList(
+        data=[payment_order_body(order) for order in page.entries], next_cursor=page.next_cursor
+    )
 
 
 def place_of(order: Order) -> Position:

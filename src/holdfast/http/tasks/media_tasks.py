@@ -19,7 +19,7 @@ from holdfast.http.answers import told
 from holdfast.http.calls import Auth, Call
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.front import Front
-from holdfast.http.listing import Position, cut_page, read_cursor, read_window
+from holdfast.http.listing import Position, read_page, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.tasks.shapes import (
@@ -133,27 +133,10 @@ async def list_tasks(call: Call) -> Outcome:
     window = read_window(call.query(), kind="tasks", filters=(STATUS, MODEL))
     if isinstance(window, Refusal):
         return window
-
-    def read(rows: Connection, key: ApiKeyRecord) -> tuple[str, list[Task]] | Refusal:
-        position = read_cursor(key.account_id, window)
-        if isinstance(position, Refusal):
-            return position
-        return key.account_id, tasks_of_account(
-            rows,
-            key.account_id,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=position,
-            filters=window.filters,
-        )
-
-    found = await call.read_as_key(read)
-    if isinstance(found, Refusal):
-        return found
-    account_id, tasks = found
-    page, next_cursor = cut_page(tasks, account_id, window, lambda task: Position(task.created_at, task.request_id))
-    return TaskList(data=[task_body(call.front, task) for task in page], next_cursor=next_cursor)
+    page = await read_page(call, window, tasks_of_account, lambda task: Position(task.created_at, task.request_id))
+    if isinstance(page, Refusal):
+        return page
+    return TaskList(data=[task_body(call.front, task) for task in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

@@ -7,14 +7,13 @@ from typing import Final, get_args
 from sqlalchemy import Connection
 
 from holdfast.http.calls import Auth, Call
-from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, cut_page, read_cursor, read_window
+from holdfast.http.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_page, read_window
 from holdfast.http.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.tasks.shapes import UsageList, usage_body
 from holdfast.http.tasks.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
 from holdfast.ledger.models import Modality
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import UsageEntry
 from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.queries.usage import usage_of_account
 
@@ -62,27 +61,10 @@ async def list_usage(call: Call) -> Outcome:
         return await _export(call, window)
     if wanted != ["json"]:
         return Refusal(code="invalid_parameter", message="The format is json or csv.", param="format")
-
-    def read(rows: Connection, session: SessionRecord) -> tuple[str, list[UsageEntry]] | Refusal:
-        position = read_cursor(session.account_id, window)
-        if isinstance(position, Refusal):
-            return position
-        return session.account_id, usage_of_account(
-            rows,
-            session.account_id,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=position,
-            filters=window.filters,
-        )
-
-    found = await call.read_as_session(read)
-    if isinstance(found, Refusal):
-        return found
-    account_id, entries = found
-    page, next_cursor = cut_page(entries, account_id, window, lambda entry: Position(entry.ts, entry.request_id))
-    return UsageList(data=[usage_body(entry) for entry in page], next_cursor=next_cursor)
+    page = await read_page(call, window, usage_of_account, lambda entry: Position(entry.ts, entry.request_id))
+    if isinstance(page, Refusal):
+        return page
+    return UsageList(data=[usage_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
 
 
 async def _export(call: Call, window: Window) -> Outcome:
