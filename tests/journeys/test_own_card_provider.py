@@ -74,8 +74,14 @@ async def test_by_hand_orders_whose_webhooks_were_lost_are_found_paid_beside_the
         await bank(service, "PUT", "webhooks", drop=True)
         for each in orders[:2]:
             await bank(service, "POST", f"payment_intents/{each['provider_payment_id']}/pay")
-        # The booking follows a moment after the money.
-        await trio.sleep(1.5)
+
+        async def booked() -> bool:
+            # The booking follows a moment after the money.
+            payments = (await bank(service, "GET", "state"))["payments"]
+            charges = [charge for payment in payments for charge in payment["charges"]]
+            return [charge["balance_transaction"] is not None for charge in charges] == [True, True]
+
+        await until(booked)
         looked = await trio.to_thread.run_sync(by_hand, service)
         found = [await status_of(customer, each["order_id"]) for each in orders]
         balance = (await customer.totals()).balance
