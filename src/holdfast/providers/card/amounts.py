@@ -1,4 +1,4 @@
-"""Between micro-credits and the minor units in which card providers count.
+"""From micro-credits to the minor units in which card providers count.
 
 Most currencies have two decimals, some none, a few three. One credit is one unit of the order's currency, so a
 micro-credit is a millionth of a unit in every currency.
@@ -6,7 +6,6 @@ micro-credit is a millionth of a unit in every currency.
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Final
 
 from holdfast.ledger.money import MICRO
@@ -32,16 +31,6 @@ def minor_from_micro(amount_micro: int, currency: str) -> int:
     if rest:
         raise ValueError(f"{amount_micro} micro-credits are not whole minor units of {currency.upper()}")
     return minor
-
-
-def micro_from_minor(amount_minor: int, currency: str) -> int:
-    """Minor units as micro-credits; always exact."""
-    return amount_minor * _micro_per_minor(currency)
-
-
-def format_minor(amount_minor: int, currency: str) -> str:
-    """Minor units as a signed decimal string of major units: 976 USD is "9.76", 500 JPY is "500"."""
-    return f"{Decimal(amount_minor).scaleb(-minor_decimals(currency)):f}"
 
 
 def _micro_per_minor(currency: str) -> int:
