@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec, FunctionChild, Restart, Strategy
+from holdfast.supervision.spec import ChildSpec, Restart, Strategy
 
 if TYPE_CHECKING:
     from tests.supervision.conftest import Troupe
@@ -217,22 +217,6 @@ async def test_a_supervisor_is_a_child_and_learns_its_place(troupe: Troupe, auto
         assert not outer.is_ready
         await outer.wait_ready()
     assert troupe.reports("crash")[0].path == "holdfast/workers/x"
-
-
-async def test_a_plain_function_is_a_child(troupe: Troupe, autojump_clock: MockClock) -> None:
-    ended: list[str] = []
-
-    async def work() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.append("cancelled politely")
-
-    supervisor = troupe.supervisor(ChildSpec("f", lambda: FunctionChild(work)))
-    async with troupe.playing(supervisor):
-        assert supervisor.is_ready
-    assert ended == ["cancelled politely"]
-    assert not troupe.reports("drain", "killed")
 
 
 def test_specs_that_make_no_sense_are_refused(troupe: Troupe) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -49,30 +49,6 @@ class Placed(Protocol):
     def place(self, path: str) -> None:
         """Learn the path, such as ``holdfast/workers``."""
         ...
-
-
-class FunctionChild:
-    """A plain async function as a child: up at once; a polite stop is ``stop_fn``, or else cancels the function."""
-
-    def __init__(
-        self, run_fn: Callable[[], Awaitable[None]], stop_fn: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        self._run_fn = run_fn
-        self._stop_fn = stop_fn
-        self._scope = trio.CancelScope()
-
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Report started, then await the function."""
-        with self._scope:
-            task_status.started()
-            await self._run_fn()
-
-    async def stop(self) -> None:
-        """Call ``stop_fn``, or cancel the function."""
-        if self._stop_fn is None:
-            self._scope.cancel()
-        else:
-            await self._stop_fn()
 
 
 @dataclass(frozen=True, slots=True)
