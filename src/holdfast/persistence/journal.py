@@ -85,11 +85,6 @@ class Journal:
         assert waiter.verdict is not None
         return waiter.verdict
 
-    @property
-    def queue_depth(self) -> int:
-        """Units waiting for a batch."""
-        return len(self._queue)
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write batches until :meth:`stop`; then write what is left and return.
 
