@@ -53,7 +53,7 @@ _FORGET = text(
 )
 _EXPIRED_TASKS = text(
     "select a.request_id from assets a "
-    "join tasks t on t.account_id = a.account_id and t.request_id = a.request_id "
+    "join tasks t on t.request_id = a.request_id "
     "where a.expires_at <= :at and t.status in ('succeeded', 'failed', 'canceled') "
     "and not exists (select from assets b where b.account_id = a.account_id "
     "and b.request_id = a.request_id and b.expires_at > :at) "

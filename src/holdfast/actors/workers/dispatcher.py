@@ -50,25 +50,25 @@ BUSY_PAUSE_S = 0.25
 """While the loop is busy, the time between two new tasks of one provider."""
 
 _CLAIM_WAITING = text(
-    "with due as (select account_id, request_id from tasks where wake_at <= now() and not dispatched "
+    "with due as (select request_id from tasks where wake_at <= now() and not dispatched "
     "and provider = :provider order by wake_at limit :places for update skip locked) "
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+    "where t.request_id = due.request_id returning t.request_id"
 )
 _CLAIM_FOLLOW_UPS = text(
-    "with due as (select account_id, request_id from tasks where wake_at <= now() and dispatched "
+    "with due as (select request_id from tasks where wake_at <= now() and dispatched "
     "order by wake_at limit :most for update skip locked) "
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id, t.updated_at"
+    "where t.request_id = due.request_id returning t.request_id, t.updated_at"
 )
 _CLAIM_OVERDUE = text(
-    "with waiting as (select account_id, request_id, state from tasks where wake_at <= now() and not dispatched "
-    "order by wake_at limit :seen), due as (select t.account_id, t.request_id from tasks t "
-    "join waiting w using (account_id, request_id) where t.wake_at <= now() and not t.dispatched "
+    "with waiting as (select request_id, state from tasks where wake_at <= now() and not dispatched "
+    "order by wake_at limit :seen), due as (select t.request_id from tasks t "
+    "join waiting w using (request_id) where t.wake_at <= now() and not t.dispatched "
     "and cast(w.state ->> 'overall_deadline_at' as timestamptz) < now() - make_interval(secs => :margin_s) "
     "limit :most for update of t skip locked) "
     "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.account_id = due.account_id and t.request_id = due.request_id returning t.request_id"
+    "where t.request_id = due.request_id returning t.request_id"
 )
 """Who waits in vain: for a provider that has left the catalog, or one whose places never come free in time."""
 
