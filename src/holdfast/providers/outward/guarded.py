@@ -182,10 +182,6 @@ class GuardedClient:
         """Give back connections."""
         await self._pool.aclose()
 
-    def check(self, url: str) -> None:
-        """Judge a URL by its writing alone, before anything is sent. Raises :class:`Blocked`."""
-        self._admit(url, None)
-
     def _admit(self, url: str, base: httpx.URL | None, only: AbstractSet[Origin] | None = None) -> httpx.URL:
         if len(url) > URL_MAX_CHARS:
             raise Blocked("the URL is too long")
