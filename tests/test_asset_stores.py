@@ -10,7 +10,7 @@ import pytest
 from holdfast.providers.assets import LocalStore
 from holdfast.providers.assets.s3 import S3Store
 from holdfast.settings import Settings, SettingsFault, load_settings
-from holdfast.wiring import asset_store
+from holdfast.wiring.assembly import asset_store
 
 BUCKET = {
     "HOLDFAST_ASSET_STORE": "s3",

@@ -14,11 +14,9 @@ from typing import Any
 import trio
 from sqlalchemy import Connection, text
 
-from holdfast.actor_wiring import account_factory
 from holdfast.actors.faults import AskFault, Crashed
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.worker import WorkerPost
-from holdfast.card_wiring import card_line_beside
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.order_moves import LOOK_UNTIL_S
 from holdfast.persistence.database import Database
@@ -27,6 +25,8 @@ from holdfast.persistence.writer import BatchWriter
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
+from holdfast.wiring.actor_factories import account_factory
+from holdfast.wiring.card_line import card_line_beside
 
 LOOKS_AT_ONCE_MAX = 4
 

@@ -29,7 +29,7 @@ from holdfast.persistence.migrate import migrate
 from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp
-from holdfast.wiring import Assembly, assemble
+from holdfast.wiring.assembly import Assembly, assemble
 
 log = structlog.get_logger(__name__)
 

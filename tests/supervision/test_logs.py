@@ -18,7 +18,7 @@ from holdfast.logs import configure_logging, scrub_secrets
 from holdfast.scrubbing import forget_secrets, learn_secrets, scrub
 from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
-from holdfast.shelf import Shelf
+from holdfast.wiring.shelf import Shelf
 
 TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx", "httpcore")
 

@@ -15,7 +15,6 @@ from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, Outbo
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
-from holdfast.card_wiring import CardLine
 from holdfast.http.front import Front
 from holdfast.http.tasks.event_shapes import announcement
 from holdfast.ledger.clock import utc_now
@@ -25,9 +24,10 @@ from holdfast.providers.assets import AssetStore
 from holdfast.providers.outward.guarded import GuardedClient
 from holdfast.providers.outward.webhook_post import post_event
 from holdfast.settings import Settings
-from holdfast.shelf import Shelf
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
+from holdfast.wiring.card_line import CardLine
+from holdfast.wiring.shelf import Shelf
 
 WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper", "sweeper")
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from holdfast.actor_wiring import account_factory, sign_in_factory, task_factory
 from holdfast.actors.event_desk import EventDesk
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.task import TaskWorld
-from holdfast.card_wiring import PROVIDER, CardLine, card_line, noted_port
 from holdfast.http.front import CardDesk, Front, Readiness
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.database import Database
@@ -26,14 +24,16 @@ from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMai
 from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
-from holdfast.shelf import Shelf, studio_token
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.supervision.spec import Child
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import House, RunningChild, build_tree
-from holdfast.worker_wiring import worker_factories, worker_posts
+from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
+from holdfast.wiring.card_line import PROVIDER, CardLine, card_line, noted_port
+from holdfast.wiring.shelf import Shelf, studio_token
+from holdfast.wiring.worker_factories import worker_factories, worker_posts
 
 STUDIO_HOST = "127.0.0.1"
 
