@@ -60,8 +60,12 @@ class Desk:
                     if charge.paid and charge.balance_transaction is None:
                         nursery.start_soon(self._settle_later, charge.id)
                 task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    # Before the nursery closes: a change made late settles in the next life.
+                    self._nursery = None
         finally:
-            self._nursery = None
             with trio.CancelScope(shield=True):
                 await self._shelf.keep()
 

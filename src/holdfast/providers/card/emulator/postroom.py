@@ -53,9 +53,12 @@ class Postroom:
                 self.send(
                     self._of(key for key, each in self._books.state.outbound.items() if each.state == "waiting")
                 )
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    # Before the nursery closes: what is sent late finds room or none, and waits for the next life.
+                    self._nursery = None
         finally:
-            self._nursery = None
             with trio.CancelScope(shield=True):
                 await self._true.close()
                 await self._false.close()
