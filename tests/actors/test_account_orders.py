@@ -120,6 +120,42 @@ def assert_audit_clean(database: Database) -> None:
 # ------------------------------------------------------------------------------------------------------ once only
 
 
+@pytest.mark.parametrize("same_account", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
+    start_world: StartWorld, payments: Any, same_account: bool, at_once: bool
+) -> None:
+    """With ``at_once`` the second one is decided while the first is not durable yet."""
+    with trio.fail_after(60):
+        world = await start_world(limits=HARDY)
+        first_account, _ = await world.open_account()
+        second_account = first_account if same_account else (await world.open_account())[0]
+        orders = [await made(world, payments, account_id) for account_id in (first_account, second_account)]
+        events = [payments.paid(order.order_id) for order in orders]
+        commands = [
+            heard(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
+            for event, order in zip(events, orders, strict=True)
+        ]
+        calls = [
+            partial(world.accounts.ask, order.account_id, command)
+            for order, command in zip(orders, commands, strict=True)
+        ]
+        if at_once and same_account:
+            replies = await in_parallel(calls)
+        else:
+            replies = [await call() for call in calls]
+        # Whichever was first; telling either again changes nothing.
+        again = [await call() for call in calls]
+    assert sorted(reply.verdict for reply in replies) == ["applied", "duplicate"]
+    assert sorted(reply.order.status for reply in replies) == ["credited", "pending"]
+    assert [reply.verdict for reply in again] == ["duplicate", "duplicate"]
+    balances = [(await totals(world.database, account_id))[0] for account_id in {first_account, second_account}]
+    assert sum(balances) == 10 * CREDIT
+    kept = await events_kept(world.database)
+    assert [(verdict, has_order) for _, verdict, has_order in kept] == [("applied", True), ("refused", True)]
+    assert_audit_clean(world.database)
+
+
 async def test_100_copies_of_one_event_through_two_processes_credit_once_and_are_all_answered(
     start_world: StartWorld, payments: Any
 ) -> None:

@@ -168,6 +168,41 @@ async def test_a_payment_told_before_the_create_call_has_returned_is_credited(pa
         assert (found["status"], found["ledger_operation_refs"]) == ("credited", [answers[0]["operation_id"]])
 
 
+async def test_an_event_whose_id_was_used_for_another_order_is_kept_and_credits_nothing(
+    payer: Payer, paid_house: Service
+) -> None:
+    with trio.fail_after(60):
+        paid = await payer.paid_order("10.00")
+        [told] = [
+            event
+            for event in await payer.bank.events_of(paid["provider_payment_id"])
+            if event["type"] == "payment_intent.succeeded"
+        ]
+        other = await payer.order("10.00")
+        forged = json.loads(json.dumps(told))
+        forged["data"]["object"] |= {"id": other["provider_payment_id"], "metadata": {"order_id": other["order_id"]}}
+        body = written(forged)
+        for _ in range(2):
+            answer = await payer.customer.http.post(WEBHOOK, content=body, headers=signed(body))
+            # Sending it again would not help, so it is answered like any event known before.
+            assert (answer.status_code, answer.json()["order_id"]) == (200, other["order_id"])
+            assert answer.json()["status"] == "pending"
+        assert (await payer.customer.totals()).balance == 10
+        with psycopg.connect(paid_house.database_url) as connection:
+            kept = connection.execute(
+                "select verdict, body from payment_events where order_id = %s", (other["order_id"],)
+            ).fetchall()
+        assert [(verdict, json.loads(bytes(kept_body))["id"]) for verdict, kept_body in kept] == [
+            ("refused", told["id"])
+        ]
+        # Money that really comes for the other order is credited by its own event.
+        await payer.bank.press("payment_intents", other["provider_payment_id"], "pay")
+        await payer.becomes(other["order_id"], status="credited")
+        assert (await payer.customer.totals()).balance == 20
+    assert paid_house.audit() == []
+    assert paid_house.faults() == []
+
+
 async def test_a_reversal_beyond_what_is_left_goes_below_zero_and_stops_new_work(payer: Payer) -> None:
     with trio.fail_after(60):
         order = await payer.paid_order("0.50")

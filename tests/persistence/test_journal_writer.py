@@ -347,6 +347,22 @@ def test_an_event_taken_in_replaces_one_kept_and_is_never_replaced(
     assert now() == [("ord", "applied", b"fifth")]
 
 
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_an_event_taken_in_by_one_order_cannot_be_taken_in_by_another(
+    writer: BatchWriter, rows: psycopg.Connection[Any], in_one_batch: bool
+) -> None:
+    def taken(order_id: str) -> Unit:
+        return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", order_id, "t", AT, "applied", b"{}"),))
+
+    units = [taken("ord_1"), taken("ord_2")]
+    batches = [units] if in_one_batch else [[unit] for unit in units]
+    first, second = [verdict for batch in batches for verdict in writer.write(batch)]
+    assert isinstance(first, Committed)
+    assert isinstance(second, Broken)
+    found = rows.execute("select order_id, verdict from payment_events").fetchall()
+    assert found == [("ord_1", "applied")]
+
+
 def test_of_two_changes_to_one_row_in_a_batch_the_last_stands(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:

@@ -16,7 +16,7 @@ from holdfast.persistence.database import DatabaseAway, connected
 from holdfast.persistence.migrate import MigrationRefused, MigrationReport, migrate, pending
 from holdfast.persistence.tables import metadata
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 
 
 def example_of(column: Column[Any]) -> Any:

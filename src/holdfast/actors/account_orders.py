@@ -10,6 +10,7 @@ is never let go: its row still says less.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class OrderReads(Protocol):
     async def order(self, account_id: str, order_id: str) -> Order | None: ...
 
     async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool: ...
+
+    async def event_is_anothers(self, provider: str, event_id: str, order_id: str) -> bool: ...
 
     async def pending_count(self, account_id: str) -> int: ...
 
@@ -153,14 +156,15 @@ class AccountOrders:
         now, event = self._now(), command.event
         step = on_event(order, event, now, new_operation_id=_operation_id)
         provider, account_id, order_id = order.request.provider, order.account_id, order.order_id
-        return await self._take(
-            order,
-            step,
-            state,
-            event=PaymentEventRow(
-                provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
-            ),
+        row = PaymentEventRow(
+            provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
         )
+        if step.order is not order and await self._event_is_anothers(order, event.event_id):
+            # An id is taken in once. Money that really came is found by the reconciler under an id of its own.
+            log.warning("a payment event's id was used for another order", event_id=event.event_id, order_id=order_id)
+            kept = _kept(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
+            return OrderTurn(OrderHeard(order, "duplicate"), rows=(kept,))
+        return await self._take(order, step, state, event=row)
 
     async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, state: AccountState) -> OrderTurn:
         now, request = self._now(), order.request
@@ -224,7 +228,7 @@ class AccountOrders:
         else:
             refusal = step
         if refusal is not None:
-            return OrderTurn(refusal, rows=() if event is None else (_kept(event),))
+            return OrderTurn(refusal, rows=() if event is None else (_kept(event, event_id=event.event_id),))
         assert isinstance(step, OrderStep)
         operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
         _tell_if_odd(order, step.order)
@@ -249,6 +253,14 @@ class AccountOrders:
         if coming and state.balance_micro + coming > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would pass the largest one allowed.")
         return None
+
+    async def _event_is_anothers(self, order: Order, event_id: str) -> bool:
+        """Whether another order has taken in an event with this id, durably or in this account's newest decisions."""
+        provider, order_id = order.request.provider, order.order_id
+        return any(
+            event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
+            for each in self._kept.values()
+        ) or await self._read(lambda: self._reads.event_is_anothers(provider, event_id, order_id))
 
     # -------------------------------------------------------------------------------------------------- the memory
 
@@ -319,8 +331,8 @@ def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> 
     return operation
 
 
-def _kept(event: PaymentEventRow) -> PaymentEventKeptRow:
-    return PaymentEventKeptRow(*event._replace(verdict="refused"))
+def _kept(event: PaymentEventRow, *, event_id: str) -> PaymentEventKeptRow:
+    return PaymentEventKeptRow(*event._replace(event_id=event_id, verdict="refused"))
 
 
 def _tell_if_odd(before: Order, after: Order) -> None:

@@ -45,6 +45,20 @@ def payment_is_anothers(connection: Connection, provider: str, payment_id: str, 
     return found is not None
 
 
+def event_is_anothers(connection: Connection, provider: str, event_id: str, order_id: str) -> bool:
+    """Whether an order other than ``order_id`` has taken in a provider's event with this id."""
+    events = tables.payment_events
+    found = connection.execute(
+        select(events.c.order_id).where(
+            events.c.provider == provider,
+            events.c.event_id == event_id,
+            events.c.order_id != order_id,
+            events.c.verdict.in_(("applied", "stale")),
+        )
+    ).first()
+    return found is not None
+
+
 class OrderReads:
     """What an account's actor reads about its orders while it decides."""
 
@@ -58,6 +72,10 @@ class OrderReads:
     async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool:
         """Whether the payment already stands for another order, of whichever account."""
         return await self._database.read(lambda c: payment_is_anothers(c, provider, payment_id, order_id))
+
+    async def event_is_anothers(self, provider: str, event_id: str, order_id: str) -> bool:
+        """Whether another order, of whichever account, has taken in an event with this id."""
+        return await self._database.read(lambda c: event_is_anothers(c, provider, event_id, order_id))
 
     async def pending_count(self, account_id: str) -> int:
         """How many orders of the account wait to be paid."""

@@ -149,8 +149,10 @@ STATEMENTS: dict[type[Any], Statement] = {
         PaymentEventRow,
         on_conflict="on conflict (provider, event_id) do update set account_id = excluded.account_id, "
         "order_id = excluded.order_id, verdict = excluded.verdict, received_at = excluded.received_at, "
-        "body = excluded.body where payment_events.verdict not in ('applied', 'stale')",
-        once_by=["provider", "event_id"],
+        "body = excluded.body where payment_events.verdict not in ('applied', 'stale') "
+        # Another order's event: the table's trigger refuses that, and the unit with it.
+        "or payment_events.order_id is distinct from excluded.order_id",
+        once_by=["provider", "event_id", "order_id"],
     ),
     PaymentEventKeptRow: _insert(tables.payment_events, PaymentEventKeptRow, on_conflict="on conflict do nothing"),
     UsageRow: _insert(tables.usage_entries, UsageRow),

@@ -1,0 +1,33 @@
+"""A payment event that one order has taken in stays that order's.
+
+A provider's event id is unique at that provider. Should one id come for two orders at the same moment, through two
+processes, then both read that it is unknown, and the database must refuse the second.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Refuse to give an event that was taken in to another order."""
+    op.execute(
+        """
+        create function refuse_second_owner() returns trigger language plpgsql as $$
+        begin
+            raise exception 'payment event % of % belongs to another order', old.event_id, old.provider
+                using errcode = 'unique_violation';
+        end
+        $$
+        """
+    )
+    op.execute(
+        "create trigger payment_events_have_one_order before update on payment_events for each row "
+        "when (old.verdict in ('applied', 'stale') and old.order_id is distinct from new.order_id) "
+        "execute function refuse_second_owner()"
+    )
