@@ -50,3 +50,9 @@ EVENT_DELIVERIES = Counter(
     "holdfast_event_deliveries", "Deliveries of events, by how they ended: delivered, failed, given_up.", ["result"]
 )
 EVENTS_PENDING = Gauge("holdfast_events_pending", "Events in the database that are still to be delivered.")
+NAME_LOOKUPS = Counter(
+    "holdfast_name_lookups",
+    "Look-ups of host names, by what they were for and how they ended: answered, failed, timed_out, late (answered "
+    "after nobody waited), remembered (refused or answered from memory), no_thread.",
+    ["purpose", "result"],
+)

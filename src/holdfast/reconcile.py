@@ -22,6 +22,7 @@ from holdfast.ledger.order_moves import LOOK_UNTIL_S
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.writer import BatchWriter
+from holdfast.providers.outward.name_lookups import limit_name_lookups
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
@@ -54,6 +55,7 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
 
 
 async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
+    limit_name_lookups()
     line = card_line_beside(settings)
     if line is None:
         raise NoCardProvider

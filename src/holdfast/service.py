@@ -26,6 +26,7 @@ from holdfast.ledger.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.migrate import migrate
+from holdfast.providers.outward.name_lookups import limit_name_lookups
 from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp
@@ -84,6 +85,7 @@ def tune_interpreter() -> None:
 
 
 async def _run(assembly: Assembly, listener: socket.socket) -> int:
+    limit_name_lookups()
     stop = trio.Event()
     code = CLEAN
     tree_done = trio.Event()

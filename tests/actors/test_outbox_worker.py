@@ -97,7 +97,8 @@ class Office:
         assert isinstance(command, HearAnnouncement)
         self.told.append((key, command))
 
-    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        assert url == f"https://{account_id}.test/"
         self.sent.append((trio.current_time() - self.begun_s, url, dict(headers), body))
         self.under_way[url] += 1
         self.most_under_way[url] = max(self.under_way[url], self.most_under_way[url])

@@ -180,7 +180,10 @@ async def test_an_event_whose_id_was_used_for_another_order_is_kept_and_credits_
         ]
         other = await payer.order("10.00")
         forged = json.loads(json.dumps(told))
-        forged["data"]["object"] |= {"id": other["provider_payment_id"], "metadata": {"order_id": other["order_id"]}}
+        forged["data"]["object"] |= {
+            "id": other["provider_payment_id"],
+            "metadata": {"order_id": other["order_id"]},
+        }
         body = written(forged)
         for _ in range(2):
             answer = await payer.customer.http.post(WEBHOOK, content=body, headers=signed(body))

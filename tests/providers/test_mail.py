@@ -194,3 +194,18 @@ async def test_without_a_mail_server_production_tells_a_code_to_nobody() -> None
         await NoMailer().send_code("ann@example.com", "123456", 600)
     assert lines == []
     assert "123456" not in str(fault.value)
+
+
+async def test_a_server_that_never_speaks_is_given_up_and_does_not_hold_up_the_caller() -> None:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def say_nothing(stream: trio.SocketStream) -> None:
+            await stream.receive_some()
+
+        nursery.start_soon(trio.serve_listeners, say_nothing, [listener])
+        port = listener.socket.getsockname()[1]
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{port}", "post@example.com", timeout_s=5.0, total_timeout_s=0.1)
+        with trio.fail_after(4), pytest.raises(MailFault, match="in time"):
+            await mailer.send_code("ada@example.com", "123456", 600)
+        nursery.cancel_scope.cancel()

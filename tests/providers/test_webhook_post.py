@@ -138,6 +138,7 @@ async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True)
         with trio.fail_after(10):
             return await post_event(
                 client,
+                "acct_1",
                 f"http://127.0.0.1:{port}/hook",
                 b"{}",
                 {"webhook-id": "evt_1"},
@@ -219,7 +220,9 @@ async def test_a_name_that_leads_inside_is_found_out_at_the_connection() -> None
         return await dial(address, port, timeout_s)
 
     client = GuardedClient(ssl_context=PLAIN, resolve=resolve, dial=dial_)
-    answer = await post_event(client, "https://hooks.example.com/", b"{}", {}, timeout_s=5, now=lambda: NOON)
+    answer = await post_event(
+        client, "acct_1", "https://hooks.example.com/", b"{}", {}, timeout_s=5, now=lambda: NOON
+    )
     await client.close()
     assert answer.status_code is None
     assert "not on the public network" in str(answer.error)

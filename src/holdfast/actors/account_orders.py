@@ -161,7 +161,9 @@ class AccountOrders:
         )
         if step.order is not order and await self._event_is_anothers(order, event.event_id):
             # An id is taken in once. Money that really came is found by the reconciler under an id of its own.
-            log.warning("a payment event's id was used for another order", event_id=event.event_id, order_id=order_id)
+            log.warning(
+                "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
+            )
             kept = _kept(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
             return OrderTurn(OrderHeard(order, "duplicate"), rows=(kept,))
         return await self._take(order, step, state, event=row)
@@ -255,7 +257,7 @@ class AccountOrders:
         return None
 
     async def _event_is_anothers(self, order: Order, event_id: str) -> bool:
-        """Whether another order has taken in an event with this id, durably or in this account's newest decisions."""
+        """Whether another order has taken in an event with this id; one of this account's may be undurable yet."""
         provider, order_id = order.request.provider, order.order_id
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider

@@ -20,6 +20,8 @@ import structlog
 import trio
 
 TIMEOUT_S = 15.0
+TOTAL_TIMEOUT_S = 30.0
+"""One message in all: nothing else bounds the wait for a thread and the look-up of the server's name."""
 THREADS_MAX_COUNT = 4
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
@@ -61,6 +63,7 @@ class SmtpMailer:
         mail_from: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        total_timeout_s: float = TOTAL_TIMEOUT_S,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._server = _read_url(smtp_url)
@@ -68,6 +71,7 @@ class SmtpMailer:
             raise ValueError("the sender of mail is not an address")
         self._mail_from = mail_from
         self._timeout_s = timeout_s
+        self._total_timeout_s = total_timeout_s
         self._ssl_context = ssl_context or ssl.create_default_context()
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
 
@@ -75,7 +79,14 @@ class SmtpMailer:
         """Send a sign-in code. Raises :class:`MailFault`."""
         message = write_code(self._mail_from, email, code, expires_in_s)
         try:
-            await trio.to_thread.run_sync(self._send, message, email, limiter=self._threads)
+            with trio.fail_after(self._total_timeout_s):
+                # A thread that is left to itself keeps its place until it ends.
+                await trio.to_thread.run_sync(
+                    self._send, message, email, limiter=self._threads, abandon_on_cancel=True
+                )
+        except trio.TooSlowError as fault:
+            _log.warning("mail_not_sent", fault="timeout")
+            raise MailFault("the mail server did not take it in time") from fault
         except (smtplib.SMTPException, OSError, UnicodeError) as fault:
             _log.warning("mail_not_sent", fault=type(fault).__name__)
             raise MailFault(f"the mail server did not take it: {type(fault).__name__}") from fault

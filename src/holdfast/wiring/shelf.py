@@ -41,6 +41,7 @@ class Shelf:
         self._studio_url = studio_url
         self._now = now
         self._past: dict[str, tuple[datetime, Catalog]] = {}
+        self._reading = trio.CapacityLimiter(1)
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
         catalog = load_catalog(settings.catalog)
@@ -54,7 +55,7 @@ class Shelf:
         Tasks carry their terms; for the quotes that live, the catalog they were made by is kept as long.
         """
         try:
-            catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog)
+            catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog, limiter=self._reading)
             providers = self._made(catalog, self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):

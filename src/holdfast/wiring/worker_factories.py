@@ -21,7 +21,8 @@ from holdfast.ledger.clock import utc_now
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.providers.assets import AssetStore
-from holdfast.providers.outward.guarded import GuardedClient
+from holdfast.providers.outward.guarded import GuardedClient, resolver
+from holdfast.providers.outward.name_lookups import NameLookups
 from holdfast.providers.outward.webhook_post import post_event
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
@@ -51,7 +52,7 @@ def worker_factories(
     front: Callable[[], Front],
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """What makes an incarnation of each worker. ``front`` is asked for only then: it is put together later."""
-    downloads = GuardedClient(shelf.origins)
+    downloads = GuardedClient(shelf.origins, resolve=resolver(NameLookups("downloads")))
     outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks)
     errands = OrderErrands(
         database=database,
@@ -101,6 +102,7 @@ def outbox_factory(
     """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
     client = GuardedClient(
         local_allowed=settings.webhook_local_allowed,
+        resolve=resolver(NameLookups("webhooks")),
         connect_timeout_s=settings.webhook_timeout_s,
         idle_timeout_s=settings.webhook_timeout_s,
         connections_max_count=DELIVERIES_MAX,

@@ -27,9 +27,16 @@ from holdfast.ledger.terms import Hosting
 from holdfast.persistence.contents import Content, claim_content
 from holdfast.persistence.database import Database, DatabaseAway
 from holdfast.providers.assets import AssetStore
-from holdfast.providers.assets.leftovers import clear_leftovers
 from holdfast.providers.assets.sniffing import EXTENSIONS, MEDIA_TYPES
-from holdfast.providers.outward.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.outward.downloads import (
+    Claim,
+    Downloaded,
+    DownloadRefused,
+    accept_inline,
+    clear_directory,
+    download,
+    remove,
+)
 from holdfast.providers.outward.guarded import GuardedClient, Origin
 
 log = structlog.get_logger(__name__)
@@ -70,7 +77,7 @@ class HostingWorker(Worker):
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Clear away what earlier lives left half fetched."""
         try:
-            await trio.to_thread.run_sync(clear_leftovers, self._incoming_dir)
+            await clear_directory(self._incoming_dir)
         except OSError as fault:
             log.warning("leftovers cannot be cleared", reason=fault.strerror)
 
@@ -111,6 +118,7 @@ class HostingWorker(Worker):
                 claim,
                 total_timeout_s=host.output_timeout_s,
                 only=self._origins_of(host.provider),
+                requester=host.provider,
             )
         else:
             return HostingFailure(output.index, "the provider named no place to fetch it from", final=True)
@@ -132,8 +140,7 @@ class HostingWorker(Worker):
             log.warning("an output cannot be stored", reason=fault.strerror)
             return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
         finally:
-            with trio.CancelScope(shield=True):
-                await trio.Path(fetched.path).unlink(missing_ok=True)
+            await remove(fetched)
         return HostedOutput(
             position=output.index,
             asset_id=new_id("asset"),

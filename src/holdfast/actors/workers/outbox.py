@@ -50,8 +50,8 @@ _PENDING = text("select count(*) from outbox where due_at is not null")
 Render = Callable[[DueEvent], bytes]
 """Writes an event's body, its links signed as of now."""
 
-Send = Callable[[str, bytes, Mapping[str, str]], Awaitable[Answer]]
-"""Posts a body with headers to an address, once and within a time of its own."""
+Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
+"""Posts for an account, to an address, a body with headers, once and within a time of its own."""
 
 
 class EventRows(Protocol):
@@ -191,7 +191,7 @@ class OutboxWorker(Worker):
             log.exception("an event cannot be written", event_id=event.event_id)
             answer = Answer(None, error="internal fault")
         else:
-            answer = await self._send(event.url, body, self._headers(event, at, body))
+            answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
         duration_ms = round((trio.current_time() - begun) * 1000)
         outcome = judge(
             answer,

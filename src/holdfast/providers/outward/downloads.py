@@ -13,6 +13,7 @@ import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -20,6 +21,7 @@ import httpcore
 import trio
 
 from holdfast.providers.assets.endings import has_its_end
+from holdfast.providers.assets.leftovers import clear_leftovers
 from holdfast.providers.assets.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,
@@ -139,16 +141,18 @@ async def download(
     *,
     total_timeout_s: float = TOTAL_TIMEOUT_S,
     only: Set[Origin] | None = None,
+    requester: str = "",
 ) -> Downloaded | DownloadRefused:
     """Fetch ``url`` into a new file in ``directory``. Raises nothing for what the network or the provider does.
 
-    ``only`` are the configured origins it may come from, as :meth:`GuardedClient.open` has them.
+    ``only`` are the configured origins it may come from, and ``requester`` in whose share its name is looked up, as
+    :meth:`GuardedClient.open` has them.
     """
     claim = claim or Claim()
     try:
         async with _sink(directory) as sink:
             with trio.move_on_after(total_timeout_s) as whole:
-                async with client.open("GET", url, only=only) as response:
+                async with client.open("GET", url, only=only, requester=requester) as response:
                     declared = _check_answer(response, claim)
                     await _receive(response, sink, claim.bytes_max)
             if whole.cancelled_caught:
@@ -189,6 +193,17 @@ async def accept_inline(data: str, directory: Path, claim: Claim | None = None) 
         return refused.refusal
     except OSError as fault:
         return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
+
+
+async def remove(downloaded: Downloaded) -> None:
+    """Remove a file that is no longer wanted, also where the caller is being cancelled."""
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(partial(downloaded.path.unlink, missing_ok=True), limiter=_threads)
+
+
+async def clear_directory(directory: Path) -> None:
+    """Make ``directory`` if need be, and remove what earlier processes left half fetched. Raises ``OSError``."""
+    await trio.to_thread.run_sync(clear_leftovers, directory, limiter=_threads)
 
 
 @contextlib.asynccontextmanager

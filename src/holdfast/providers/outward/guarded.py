@@ -12,6 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import httpcore
@@ -19,6 +20,7 @@ import httpx
 import trio
 
 from holdfast.providers.outward.addresses import is_plain_host, is_public
+from holdfast.providers.outward.name_lookups import NameLookups
 
 URL_MAX_CHARS = 8192
 REDIRECTS_MAX_COUNT = 5
@@ -40,10 +42,17 @@ class Unreachable(Exception):
     """No answer, or a broken one. It may pass."""
 
 
-async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses of a name, in the system's order. Raises ``OSError``."""
-    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+_requester: ContextVar[str] = ContextVar("requester", default="")
+"""For whom the running request looks up names; httpcore connects in its caller's task."""
+
+
+def resolver(names: NameLookups) -> Resolve:
+    """Look up names through ``names``, on behalf of whoever the running request is for."""
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return await names.addresses(host, port, requester=_requester.get())
+
+    return resolve
 
 
 async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
@@ -103,7 +112,8 @@ class GuardedClient:
 
     ``allow`` holds the origins the operator configured, such as the studio's, with hosts in lower case; the set may
     change while the client is used. ``local_allowed`` judges no origin at all, for a machine that calls itself.
-    ``resolve`` and ``dial`` are replaced in tests. Times in seconds: ``connect_timeout_s`` for name and connection,
+    ``resolve`` says how names are looked up, in threads of the client's own unless it is given; it and ``dial`` are
+    replaced in tests. Times in seconds: ``connect_timeout_s`` for name and connection,
     ``idle_timeout_s`` between two bytes.
     """
 
@@ -112,7 +122,7 @@ class GuardedClient:
         allow: AbstractSet[Origin] = frozenset(),
         *,
         local_allowed: bool = False,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         dial: Dial = dial,
         ssl_context: ssl.SSLContext | None = None,
         connect_timeout_s: float = 10.0,
@@ -132,7 +142,9 @@ class GuardedClient:
             max_connections=connections_max_count,
             max_keepalive_connections=connections_max_count // 4,
             keepalive_expiry=5.0,
-            network_backend=_GuardedBackend(self._allow, resolve, dial, local_allowed=local_allowed),
+            network_backend=_GuardedBackend(
+                self._allow, resolve or resolver(NameLookups("downloads")), dial, local_allowed=local_allowed
+            ),
         )
 
     @asynccontextmanager
@@ -145,12 +157,14 @@ class GuardedClient:
         content: bytes = b"",
         redirects_max_count: int = REDIRECTS_MAX_COUNT,
         only: AbstractSet[Origin] | None = None,
+        requester: str = "",
     ) -> AsyncIterator[httpcore.Response]:
         """The answer to a request, its body still to be read.
 
         Redirects are followed up to ``redirects_max_count``, each judged anew, with no headers carried to another
         origin; 0 hands a redirect back as an answer. ``only`` says which of the configured origins this request may
-        lead to: one provider's results do not lie at another's. Raises :class:`Blocked` and :class:`Unreachable`,
+        lead to: one provider's results do not lie at another's. ``requester`` is in whose share of the threads its
+        names are looked up. Raises :class:`Blocked` and :class:`Unreachable`,
         also while the body is read.
         """
         target = self._admit(url, None, only)
@@ -158,7 +172,7 @@ class GuardedClient:
         for hop in range(redirects_max_count + 1):
             request = self._request(method, target, headers or {}, content)
             try:
-                response = await self._pool.handle_async_request(request)
+                response = await self._send(request, requester)
                 try:
                     location = header(response, "location") if 300 <= response.status < 400 else None
                     if location is None or redirects_max_count == 0:
@@ -181,6 +195,13 @@ class GuardedClient:
     async def close(self) -> None:
         """Give back connections."""
         await self._pool.aclose()
+
+    async def _send(self, request: httpcore.Request, requester: str) -> httpcore.Response:
+        token = _requester.set(requester)
+        try:
+            return await self._pool.handle_async_request(request)
+        finally:
+            _requester.reset(token)
 
     def _admit(self, url: str, base: httpx.URL | None, only: AbstractSet[Origin] | None = None) -> httpx.URL:
         if len(url) > URL_MAX_CHARS:

@@ -53,13 +53,22 @@ def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
 
 
 async def post_event(
-    client: GuardedClient, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, now: Now
+    client: GuardedClient,
+    account_id: str,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    now: Now,
 ) -> Answer:
-    """Post once and say how it went; never raises for what the other side does."""
+    """Post once on behalf of an account and say how it went; never raises for what the other side does."""
     sent = {"Content-Type": "application/json", **headers}
     try:
         with trio.fail_after(timeout_s):
-            async with client.open("POST", url, headers=sent, content=body, redirects_max_count=0) as response:
+            async with client.open(
+                "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
+            ) as response:
                 pause_s = wished_pause_s(header(response, "retry-after"), now())
                 return Answer(response.status, retry_after_s=pause_s)
     except trio.TooSlowError:

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from holdfast.logs import configure_logging
+from holdfast.providers.outward.name_lookups import limit_name_lookups
 from holdfast.providers.studio.service import serve_studio
 from holdfast.scrubbing import learn_secrets
 
@@ -35,6 +36,7 @@ class Order(msgspec.Struct, frozen=True):
 
 async def main() -> None:
     """Serve until standard input ends."""
+    limit_name_lookups()
     stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
     line = b""
     while not line.endswith(b"\n"):

@@ -14,7 +14,8 @@ import trio
 from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
 
 from holdfast.providers.outward.downloads import Claim, DownloadRefused, download
-from holdfast.providers.outward.guarded import GuardedClient
+from holdfast.providers.outward.guarded import GuardedClient, resolver
+from holdfast.providers.outward.name_lookups import NameLookups
 from holdfast.providers.studio.craft import BadInput, Bench, Ready, Rendered, choice, text, whole
 from holdfast.providers.studio.lettering import font, plain
 
@@ -27,6 +28,13 @@ FETCH_TIMEOUT_S = 30.0
 
 _READABLE = ("PNG", "JPEG", "WEBP", "GIF")
 _SOURCE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
+_files = trio.CapacityLimiter(2)
+_names = NameLookups("studio")
+"""Shared by all edits, each of which has a client of its own."""
+
+
+def _guarded_client() -> GuardedClient:
+    return GuardedClient(resolve=resolver(_names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Edit:
         if isinstance(found, DownloadRefused):
             raise BadInput(f"image_url could not be fetched: {found.message}")
         with trio.CancelScope(shield=True):
-            content = await trio.to_thread.run_sync(_take, found.path)
+            content = await trio.to_thread.run_sync(_take, found.path, limiter=_files)
         return replace(self, content=content, source_url=None)
 
     def render(self, bench: Bench) -> list[Rendered]:
@@ -86,7 +94,7 @@ class Edit:
         return _watermark(image, self.mark) if self.operation == "watermark" else image
 
 
-def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = GuardedClient) -> Edit:
+def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = _guarded_client) -> Edit:
     """Check an edit's input. Raises ``BadInput``. ``guard`` makes the client that fetches the image."""
     operation = choice(data, "operation", "", OPERATIONS)
     if not operation:
