@@ -13,13 +13,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.kept_secrets import kept_secret
-from holdfast.settings_reader import PREFIX, Reader, SettingsFault
+from holdfast.settings_reader import PREFIX, IPNetwork, Reader, SettingsFault
 
 __all__ = ["Place", "Settings", "SettingsFault", "environment", "load_place", "load_settings"]
+
+
+ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
+PROXY_HEADERS: tuple[ProxyHeader, ...] = get_args(ProxyHeader)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,8 @@ class Settings:
 
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
     purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``s3`` None: results are
-    stored in ``data_dir``. ``webhook_local_allowed``: events may go to http and to private addresses.
+    stored in ``data_dir``. ``trusted_proxies``: the peers whose ``proxy_header`` tells where a request comes from.
+    ``webhook_local_allowed``: events may go to http and to private addresses.
     ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
     """
 
@@ -72,7 +77,12 @@ class Settings:
     otp_failures_day: int
     otp_resend_s: int
     otp_per_email_hour: int
+    otp_per_email_day: int
     otp_per_origin_hour: int
+    otp_all_origins_hour: int
+    otp_all_origins_day: int
+    trusted_proxies: tuple[IPNetwork, ...]
+    proxy_header: ProxyHeader
     session_ttl_s: int
     quote_ttl_s: int
     asset_link_ttl_s: int
@@ -106,6 +116,11 @@ class Settings:
     def is_production(self) -> bool:
         """Whether this serves real customers: no debug codes, no emulators, no secrets of its own making."""
         return self.env == "production"
+
+    @property
+    def otp_pepper(self) -> bytes:
+        """What one-time codes and their identifiers are made with."""
+        return self.derived_key("one-time codes")
 
     def derived_key(self, purpose: str) -> bytes:
         """A 32-byte key for one purpose, so that what one seals no other opens."""
@@ -165,7 +180,12 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         otp_failures_day=reader.whole("OTP_FAILURES_DAY", 20, most=1000),
         otp_resend_s=reader.whole("OTP_RESEND_S", 30, least=0, most=3600),
         otp_per_email_hour=reader.whole("OTP_PER_EMAIL_HOUR", 5),
+        otp_per_email_day=reader.whole("OTP_PER_EMAIL_DAY", 10),
         otp_per_origin_hour=reader.whole("OTP_PER_ORIGIN_HOUR", 30),
+        otp_all_origins_hour=reader.whole("OTP_ALL_ORIGINS_HOUR", 20),
+        otp_all_origins_day=reader.whole("OTP_ALL_ORIGINS_DAY", 40),
+        trusted_proxies=reader.networks("TRUSTED_PROXIES"),
+        proxy_header=reader.choice("PROXY_HEADER", PROXY_HEADERS, default="X-Forwarded-For"),
         session_ttl_s=reader.whole("SESSION_TTL_S", 86_400, least=60),
         quote_ttl_s=reader.whole("QUOTE_TTL_S", 900),
         asset_link_ttl_s=reader.whole("ASSET_LINK_TTL_S", 3600),

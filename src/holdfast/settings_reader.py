@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from holdfast.ledger.money import parse_amount
 
 S = TypeVar("S", bound=str)
 T = TypeVar("T")
+
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 PREFIX = "HOLDFAST_"
 SECRET_CHARS_MIN = 32
@@ -115,6 +118,13 @@ class Reader:
         if not all(_EMAIL.fullmatch(email) for email in found):
             self.fault(name, "must be e-mail addresses separated by commas")
         return found
+
+    def networks(self, name: str) -> tuple[IPNetwork, ...]:
+        try:
+            return tuple(ipaddress.ip_network(text) for text in self.several(name))
+        except ValueError:
+            self.fault(name, "must be networks such as 10.0.0.0/8 or single addresses, separated by commas")
+            return ()
 
     def file(self, name: str) -> Path | None:
         def convert(text: str) -> Path | None:

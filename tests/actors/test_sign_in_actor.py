@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from sqlalchemy import text
+from sqlalchemy import Connection, TextClause, text
 
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.sign_in import SignInActor, SignInRules
@@ -23,8 +23,11 @@ from holdfast.actors.sign_in_messages import (
     SignedIn,
     VerifyCode,
 )
+from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import load_sign_in
@@ -33,13 +36,19 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 ADA = "email:ada@example.com"
+HOME, AWAY = "192.0.2.7", "198.51.100.9"
 RULES = SignInRules(
     pepper=b"pepper",
-    otp_ttl_s=600,
-    otp_attempts=5,
-    otp_failures_day=20,
-    otp_resend_s=30,
-    otp_per_email_hour=5,
+    codes=CodeLimits(
+        ttl_s=600,
+        tries_max=5,
+        failures_day_max=20,
+        resend_s=30,
+        per_hour_max=5,
+        per_day_max=10,
+        all_origins_hour_max=20,
+        all_origins_day_max=40,
+    ),
     otp_per_origin_hour=30,
     session_ttl_s=86_400,
     brand_id="holdfast",
@@ -68,8 +77,8 @@ class Desk:
     database: Database
     codes: list[CodeIssued] = field(default_factory=list)
 
-    async def request(self, key: str = ADA) -> CodeIssued:
-        issued = await self.directory.ask(key, RequestCode())
+    async def request(self, key: str = ADA, origin: str = HOME) -> CodeIssued:
+        issued = await self.directory.ask(key, RequestCode(origin))
         assert isinstance(issued, CodeIssued)
         self.codes.append(issued)
         return issued
@@ -122,6 +131,15 @@ def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
 @pytest.fixture
 async def desk(open_desk: OpenDesk) -> Desk:
     return await open_desk()
+
+
+async def change(database: Database, statement: TextClause, **parameters: object) -> None:
+    """Change rows, as nobody of the service would."""
+
+    def run(connection: Connection) -> None:
+        connection.execute(statement, parameters)
+
+    await database.work(run)
 
 
 def wrong(issued: CodeIssued) -> str:
@@ -214,10 +232,10 @@ async def test_a_code_is_dead_after_five_wrong_tries(desk: Desk) -> None:
         for _ in range(5):
             assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
         dead = await desk.refused(VerifyCode(issued.otp_id, issued.code))
-    assert (dead.code, dead.retry_after_s) == ("otp_attempts_exceeded", 30)
+    assert (dead.code, dead.final) == ("otp_attempts_exceeded", True)
 
 
-async def test_twenty_wrong_tries_in_a_day_are_counted_across_codes(desk: Desk) -> None:
+async def test_twenty_wrong_tries_in_a_day_end_new_codes_for_their_origin_alone(desk: Desk) -> None:
     with trio.fail_after(20):
         begun = desk.clock.at
         for _ in range(4):
@@ -225,26 +243,103 @@ async def test_twenty_wrong_tries_in_a_day_are_counted_across_codes(desk: Desk) 
             for _ in range(5):
                 assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
             desk.clock.forward(3000)
-        issued = await desk.request()
-        dead = await desk.refused(VerifyCode(issued.otp_id, issued.code))
-        assert dead.code == "otp_attempts_exceeded"
-        assert dead.retry_after_s == 86_400 - 12_000
+        limited = await desk.refused(RequestCode(HOME))
+        assert limited.code == "otp_attempts_exceeded"
+        assert limited.retry_after_s == 86_400 - 12_000
+        elsewhere = await desk.request(origin=AWAY)
+        assert isinstance(await desk.verify(elsewhere.otp_id, elsewhere.code), SignedIn)
         desk.clock.at = begun + timedelta(days=1, seconds=1)
         issued = await desk.request()
         assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+
+
+async def test_a_stranger_elsewhere_neither_ends_nor_locks_nor_uses_up_anybodys_codes(desk: Desk) -> None:
+    with trio.fail_after(20):
+        mine = await desk.request()
+        for _ in range(5):
+            theirs = await desk.request(origin=AWAY)
+            for _ in range(5):
+                await desk.refused(VerifyCode(theirs.otp_id, wrong(theirs)))
+            desk.clock.forward(30)
+        assert isinstance(await desk.refused(RequestCode(AWAY)), Refusal)
+        assert isinstance(await desk.verify(mine.otp_id, mine.code), SignedIn)
+        again = await desk.request()
+        assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
+
+
+async def test_where_an_address_signed_in_before_many_strangers_cannot_stop_it(desk: Desk) -> None:
+    with trio.fail_after(20):
+        first = await desk.request()
+        assert isinstance(await desk.verify(first.otp_id, first.code), SignedIn)
+        for number in range(20):
+            await desk.request(origin=f"203.0.113.{number}")
+        limited = await desk.refused(RequestCode("203.0.113.99"))
+        assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600)
+        desk.clock.forward(30)
+        again = await desk.request()
+        assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
+
+
+async def test_rows_as_the_first_version_wrote_them_are_read(desk: Desk) -> None:
+    old = {
+        "requests": ["2026-11-20T11:59:00Z"],
+        "failures": ["2026-11-20T11:59:30Z"],
+        "code": {"otp_id": "otp_1", "mac": "00", "expires_at": "2026-11-20T12:09:00Z", "wrong_tries": 1},
+    }
+    write = text("insert into sign_ins (key, version, updated_at, state) values (:key, 3, now(), :state)")
+    for key, state in ((ADA, old), (f"origin:{HOME}", {"requests": old["requests"]})):
+        await change(desk.database, write, key=key, state=msgspec.json.encode(state).decode())
+    with trio.fail_after(20):
+        issued = await desk.request()
+        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+        for _ in range(29):
+            assert await desk.directory.ask(f"origin:{HOME}", AdmitOrigin()) == OriginAdmitted()
+        assert (await desk.refused(AdmitOrigin(), f"origin:{HOME}")).code == "otp_rate_limited"
+    assert desk.reporter.recent() == ()
+
+
+async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> None:
+    with trio.fail_after(20):
+        before = await open_desk()
+        mine, theirs = await before.request(), await before.request(origin=AWAY)
+        for _ in range(5):
+            await before.refused(VerifyCode(theirs.otp_id, wrong(theirs)))
+        after = await open_desk()
+        assert (await after.refused(VerifyCode(theirs.otp_id, theirs.code))).code == "otp_attempts_exceeded"
+        assert (await after.refused(RequestCode(AWAY))).code == "otp_rate_limited"
+        assert isinstance(await after.verify(mine.otp_id, mine.code), SignedIn)
+
+
+async def test_rows_of_made_up_addresses_are_swept_and_those_of_accounts_kept_longer(desk: Desk) -> None:
+    count = text("select key from sign_ins order by key")
+    age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
+    sweeper = Sweeper(WorkerPost("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
+
+    async def left_after(hours: int) -> list[str]:
+        await change(desk.database, age, hours=hours)
+        await sweeper.sweep()
+        return await desk.database.read(lambda c: list(c.execute(count).scalars()))
+
+    with trio.fail_after(20):
+        issued = await desk.request()
+        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+        await desk.request("email:made-up@example.com")
+        assert await left_after(24) == [ADA, "email:made-up@example.com"]
+        assert await left_after(26) == [ADA]
+        assert await left_after(24 * 31) == []
 
 
 async def test_codes_are_30_seconds_apart_and_5_an_hour(desk: Desk) -> None:
     with trio.fail_after(20):
         await desk.request()
         desk.clock.forward(29)
-        early = await desk.refused(RequestCode())
+        early = await desk.refused(RequestCode(HOME))
         assert (early.code, early.retry_after_s) == ("otp_rate_limited", 1)
         desk.clock.forward(1)
         for _ in range(4):
             await desk.request()
             desk.clock.forward(30)
-        limited = await desk.refused(RequestCode())
+        limited = await desk.refused(RequestCode(HOME))
         assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 150)
         await desk.request("email:eve@example.com")
         desk.clock.forward(3600 - 150)
@@ -279,7 +374,7 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_desk
         for desk in (here, there, here):
             await desk.request()
             here.clock.forward(30)
-        assert (await there.refused(RequestCode())).code == "otp_rate_limited"
+        assert (await there.refused(RequestCode(HOME))).code == "otp_rate_limited"
         third = here.codes[-1]
         again = await there.verify(third.otp_id, third.code)
         assert isinstance(again, SignedIn)

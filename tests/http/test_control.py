@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.http.bodies import fingerprint
 from holdfast.http.credentials import digest
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence import tables
 from holdfast.providers.mail import MailFault
 
@@ -88,6 +90,28 @@ async def test_a_claimed_origin_is_not_believed(stage: Stage) -> None:
     assert stage.sign_ins.asked[0][0] == "origin:192.0.2.7"
 
 
+@pytest.mark.parametrize(
+    ("header", "sent", "origin"),
+    [
+        ("X-Forwarded-For", {"X-Forwarded-For": "203.0.113.1, 198.51.100.9"}, "198.51.100.9"),
+        ("X-Forwarded-For", {"Forwarded": "for=198.51.100.9"}, "192.0.2.7"),
+        ("Forwarded", {"Forwarded": "for=198.51.100.9", "X-Forwarded-For": "203.0.113.1"}, "198.51.100.9"),
+    ],
+)
+async def test_a_trusted_proxy_says_who_called(
+    stage: Stage, header: str, sent: dict[str, str], origin: str
+) -> None:
+    stage.sign_ins.answer = issue
+    stage.configure(trusted_proxies=(ipaddress.ip_network("192.0.2.0/24"),), proxy_header=header)
+    await stage.call(
+        "POST", OTP, json={"email": "ada@example.com"}, headers=sent, scope_base={"client": ("192.0.2.7", 1)}
+    )
+    assert stage.sign_ins.asked == [
+        (f"origin:{origin}", AdmitOrigin()),
+        ("email:ada@example.com", RequestCode(origin)),
+    ]
+
+
 @pytest.mark.parametrize("email", ["nobody", "", 5, None, ["a@example.com"], "a@example.com\r\nBcc: b@example.com"])
 async def test_a_malformed_address_is_refused_before_anyone_is_asked(stage: Stage, email: object) -> None:
     error = await stage.refused(await stage.call("POST", OTP, json={"email": email}), 400, "invalid_email")
@@ -118,13 +142,25 @@ async def test_a_code_that_cannot_be_one_costs_no_try(stage: Stage, otp: str) ->
     assert (error["param"], stage.sign_ins.asked) == ("otp", [])
 
 
+async def test_a_made_up_code_id_wakes_nobody(stage: Stage) -> None:
+    pepper = stage.front.settings.otp_pepper
+    real = new_otp_id(pepper, "ada@example.com")
+    altered = real[:-1] + ("0" if real[-1] != "0" else "1")
+    others = (new_otp_id(b"other", "ada@example.com"), new_otp_id(pepper, "eve@example.com"))
+    for otp_id in ("otp_1", "", "\u00e9", altered, *others):
+        body = {"email": "ada@example.com", "otp_id": otp_id, "otp": "123456"}
+        await stage.refused(await stage.call("POST", VERIFY, json=body), 401, "invalid_otp")
+    assert stage.sign_ins.asked == []
+
+
 async def test_a_right_code_opens_a_session(world: World) -> None:
     at = world.now + timedelta(hours=24)
     world.sign_ins.answer = SignedIn(world.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
+    otp_id = new_otp_id(world.front.settings.otp_pepper, "ada@example.com")
     response = await world.call(
-        "POST", VERIFY, json={"email": "Ada@example.com", "otp_id": "otp_1", "otp": "123456"}
+        "POST", VERIFY, json={"email": "Ada@example.com", "otp_id": otp_id, "otp": "123456"}
     )
-    assert world.sign_ins.asked == [("email:ada@example.com", VerifyCode("otp_1", "123456"))]
+    assert world.sign_ins.asked == [("email:ada@example.com", VerifyCode(otp_id, "123456"))]
     assert await response.get_json() == {
         "account_id": world.account_id,
         "email": "ada@example.com",

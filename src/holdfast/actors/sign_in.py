@@ -1,8 +1,8 @@
-"""The sign-in actor: one e-mail's codes and tries, or one address of origin's requests.
+"""The sign-in actor: one e-mail's codes and tries, or one origin's requests.
 
 A code is six digits, stored only as an HMAC under a pepper. Tries and requests are counted in rows, so that a
 new code, a restart or a second process resets nothing. An e-mailed code proves that somebody reads the address;
-it is not a second factor.
+it is not a second factor. What is counted, and for whom, is decided by :mod:`holdfast.ledger.sign_in_codes`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,22 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.operations import CHAIN_START
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import (
+    HOUR,
+    CodeLimits,
+    CodesState,
+    admit_origin,
+    new_otp_id,
+    request_code,
+    try_code,
+    within,
+)
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.loading import LoadedSignIn
 from holdfast.persistence.rows import AccountRow, Row, SessionRow, SignInRow
 from holdfast.persistence.units import Fence, Unit
 
-HOUR = timedelta(hours=1)
-DAY = timedelta(days=1)
+_ORIGIN_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,33 +55,17 @@ class SignInRules:
     """The limits of signing in, the pepper of its codes, and what a new account is given."""
 
     pepper: bytes
-    otp_ttl_s: int
-    otp_attempts: int
-    otp_failures_day: int
-    otp_resend_s: int
-    otp_per_email_hour: int
+    codes: CodeLimits
     otp_per_origin_hour: int
     session_ttl_s: int
     brand_id: str
     operators: frozenset[str]
 
 
-class Code(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The newest code of an e-mail; older ones are forgotten. ``mac`` is hex."""
-
-    otp_id: str
-    mac: str
-    expires_at: datetime
-    wrong_tries: int = 0
-    is_used: bool = False
-
-
-class SignInState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the limits count: requests of the last hour, failed tries of the last day, and the newest code."""
+class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The code requests of an origin within the last hour."""
 
     requests: tuple[datetime, ...] = ()
-    failures: tuple[datetime, ...] = ()
-    code: Code | None = None
 
 
 class SignInActor(JournaledActor):
@@ -96,7 +89,8 @@ class SignInActor(JournaledActor):
         self._now = now
         self._rules = rules
         self._version = 0
-        self._state = SignInState()
+        self._codes = CodesState()
+        self._origin = OriginState()
         self._account_id: str | None = None
         self._role: str | None = None
 
@@ -104,7 +98,10 @@ class SignInActor(JournaledActor):
         """Read what was counted, and the account the e-mail has."""
         loaded: LoadedSignIn = await self._load(self._key)
         self._version = loaded.version
-        self._state = msgspec.convert(loaded.state, SignInState)
+        if self._key.startswith("origin:"):
+            self._origin = msgspec.convert(loaded.state, OriginState)
+        else:
+            self._codes = msgspec.convert(loaded.state, CodesState)
         self._account_id = loaded.account_id
         self._role = loaded.role
 
@@ -113,60 +110,54 @@ class SignInActor(JournaledActor):
         if isinstance(message, AdmitOrigin):
             return self._admit_origin()
         if isinstance(message, RequestCode):
-            return self._request_code()
+            return self._request_code(message)
         assert isinstance(message, VerifyCode)
         return self._verify_code(message)
 
     # -------------------------------------------------------------------------------------------------- requests
 
     def _admit_origin(self) -> Commit:
-        """Refuses: 1. the hourly limit of an address of origin."""
         at = self._now()
-        requests = _within(self._state.requests, at - HOUR)
-        if len(requests) >= self._rules.otp_per_origin_hour:
-            wait = requests[0] + HOUR - at
-            return self._refuse(_too_soon(wait, "Too many codes were requested from this address."))
-        return self._commit(SignInState(requests=(*requests, at)), OriginAdmitted(), at)
+        requests = within(self._origin.requests, at - HOUR)
+        refusal = admit_origin(requests, self._rules.otp_per_origin_hour, at)
+        if refusal is not None:
+            return self._refuse(refusal)
+        self._origin = OriginState((*requests, at))
+        return self._commit(self._origin, OriginAdmitted(), at)
 
-    def _request_code(self) -> Commit:
-        """Refuses: 1. a code asked for moments ago; 2. the hourly limit of an e-mail."""
+    def _request_code(self, command: RequestCode) -> Commit:
         at, rules = self._now(), self._rules
-        requests = _within(self._state.requests, at - HOUR)
-        if requests and at < requests[-1] + timedelta(seconds=rules.otp_resend_s):
-            wait = requests[-1] + timedelta(seconds=rules.otp_resend_s) - at
-            return self._refuse(_too_soon(wait, "A code was sent to this address a moment ago."))
-        if len(requests) >= rules.otp_per_email_hour:
-            wait = requests[0] + HOUR - at
-            return self._refuse(_too_soon(wait, "Too many codes were requested for this address."))
-        otp_id, digits = new_id("otp"), f"{secrets.randbelow(1_000_000):06d}"
-        code = Code(otp_id, self._mac(otp_id, digits), at + timedelta(seconds=rules.otp_ttl_s))
-        state = SignInState(requests=(*requests, at), failures=_within(self._state.failures, at - DAY), code=code)
-        return self._commit(state, CodeIssued(otp_id, digits, rules.otp_ttl_s), at)
+        otp_id, digits = new_otp_id(rules.pepper, self._email), f"{secrets.randbelow(1_000_000):06d}"
+        codes = request_code(
+            self._codes,
+            rules.codes,
+            origin=self._origin_of(command.origin),
+            otp_id=otp_id,
+            mac=self._mac(otp_id, digits),
+            at=at,
+        )
+        if isinstance(codes, Refusal):
+            return self._refuse(codes)
+        self._codes = codes
+        return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
 
     # ------------------------------------------------------------------------------------------------------ tries
 
     def _verify_code(self, command: VerifyCode) -> Commit:
-        """Refuses: 1. an unknown, superseded or used code; 2. an expired one; 3. too many wrong tries, of this
-        code or of the day; 4. the wrong digits, which are counted."""
-        at, rules, code = self._now(), self._rules, self._state.code
-        if code is None or code.is_used or not _same(code.otp_id, command.otp_id):
-            return self._refuse(_invalid())
-        if at >= code.expires_at:
-            return self._refuse(Refusal(code="otp_expired", message="This code has expired; request a new one."))
-        failures = _within(self._state.failures, at - DAY)
-        if len(failures) >= rules.otp_failures_day:
-            return self._refuse(_exhausted(failures[0] + DAY - at))
-        if code.wrong_tries >= rules.otp_attempts:
-            return self._refuse(_exhausted(timedelta(seconds=rules.otp_resend_s)))
-        if not _same(code.mac, self._mac(command.otp_id, command.code)):
-            missed = msgspec.structs.replace(code, wrong_tries=code.wrong_tries + 1)
-            state = msgspec.structs.replace(self._state, code=missed, failures=(*failures, at))
-            return self._commit(state, _invalid(), at)
-        return self._sign_in(code, at)
+        at = self._now()
+        mac = self._mac(command.otp_id, command.code)
+        codes, refusal = try_code(self._codes, otp_id=command.otp_id, mac=mac, at=at)
+        if refusal is None:
+            self._codes = codes
+            return self._sign_in(at)
+        if codes is self._codes:
+            return self._refuse(refusal)
+        self._codes = codes
+        return self._commit(codes, refusal, at)
 
-    def _sign_in(self, code: Code, at: datetime) -> Commit:
-        """Use the code up, open a session, and with the first one the account."""
-        rules, email = self._rules, self._key.removeprefix("email:")
+    def _sign_in(self, at: datetime) -> Commit:
+        """Open a session for the code that was redeemed, and with the first one the account."""
+        rules, email = self._rules, self._email
         rows: list[Row] = []
         if self._account_id is None:
             self._account_id = new_id("acct")
@@ -180,11 +171,20 @@ class SignInActor(JournaledActor):
         expires_at = at + timedelta(seconds=rules.session_ttl_s)
         token_sha256 = hashlib.sha256(token.encode()).digest()
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
-        state = SignInState(requests=self._state.requests, code=msgspec.structs.replace(code, is_used=True))
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
-        return self._commit(state, reply, at, *rows)
+        return self._commit(self._codes, reply, at, *rows)
 
     # ----------------------------------------------------------------------------------------------- unit of work
+
+    @property
+    def _email(self) -> str:
+        return self._key.removeprefix("email:")
+
+    def _origin_of(self, origin: str) -> str:
+        """What stands for an origin in an e-mail's row: enough to tell origins apart, and no address."""
+        return hmac.new(self._rules.pepper, b"origin|" + origin.encode(), hashlib.sha256).hexdigest()[
+            :_ORIGIN_DIGITS
+        ]
 
     def _mac(self, otp_id: str, digits: str) -> str:
         covered = f"{otp_id}|{digits}".encode(errors="replace")
@@ -194,36 +194,8 @@ class SignInActor(JournaledActor):
         """Refuse once the rows have said that this memory is the newest: another process may serve this key too."""
         return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), refusal)
 
-    def _commit(self, state: SignInState, reply: Any, at: datetime, *rows: Row) -> Commit:
+    def _commit(self, state: CodesState | OriginState, reply: Any, at: datetime, *rows: Row) -> Commit:
         fence = Fence("sign_in", self._key, self._version)
         self._version += 1
-        self._state = state
         row = SignInRow(self._key, self._version, at, msgspec.json.encode(state).decode())
         return Commit(Unit(fences=(fence,), rows=(row, *rows)), reply)
-
-
-def _same(ours: str, theirs: str) -> bool:
-    """Compare in constant time; as bytes, because a text outside ASCII is refused with an exception."""
-    return hmac.compare_digest(ours.encode(), theirs.encode(errors="replace"))
-
-
-def _within(times: tuple[datetime, ...], oldest: datetime) -> tuple[datetime, ...]:
-    return tuple(at for at in times if at > oldest)
-
-
-def _seconds(wait: timedelta) -> int:
-    return max(1, -(-wait // timedelta(seconds=1)))
-
-
-def _too_soon(wait: timedelta, message: str) -> Refusal:
-    return Refusal(code="otp_rate_limited", message=message, retry_after_s=_seconds(wait))
-
-
-def _invalid() -> Refusal:
-    return Refusal(code="invalid_otp", message="This code is not valid.")
-
-
-def _exhausted(wait: timedelta) -> Refusal:
-    return Refusal(
-        code="otp_attempts_exceeded", message="Too many wrong codes were tried.", retry_after_s=_seconds(wait)
-    )

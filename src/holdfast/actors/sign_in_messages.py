@@ -20,7 +20,9 @@ class OriginAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestCode(Command["CodeIssued"]):
-    """Draw a one-time code for an e-mail (key ``email:…``). Reply: :class:`CodeIssued`."""
+    """Draw a one-time code for an e-mail (key ``email:…``) at the wish of an origin. Reply: :class:`CodeIssued`."""
+
+    origin: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)

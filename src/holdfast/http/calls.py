@@ -25,6 +25,7 @@ from holdfast.actors.messages import Command, IdempotencyKey
 from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.http import bodies
 from holdfast.http.bounded_body import bound_body
+from holdfast.http.client_address import client_address, origin_of
 from holdfast.http.credentials import (
     INVALID_API_KEY,
     INVALID_SESSION,
@@ -267,6 +268,18 @@ class Call:
         else:
             proved = await self.read_as_key(lambda _rows, key: key)
         return None if isinstance(proved, Refusal) else proved.account_id
+
+    def origin(self) -> str:
+        """Where the call comes from, as limits count it."""
+        client = self.request.scope.get("client")
+        settings = self.front.settings
+        address = client_address(
+            str(client[0]) if client else None,
+            self.request.headers.getlist(settings.proxy_header),
+            settings.trusted_proxies,
+            header=settings.proxy_header,
+        )
+        return origin_of(address)
 
     def query(self) -> dict[str, list[str]]:
         """The query string's keys, each with every value that was sent."""

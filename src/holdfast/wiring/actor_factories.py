@@ -11,6 +11,7 @@ from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.turns import Tell, Teller
 from holdfast.actors.worker_messages import TaskCreated
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
@@ -48,12 +49,17 @@ def account_factory(settings: Settings, database: Database, journal: Journal, di
 def sign_in_factory(settings: Settings, database: Database, journal: Journal) -> Any:
     """Makes the sign-in actors of one process."""
     rules = SignInRules(
-        pepper=settings.derived_key("one-time codes"),
-        otp_ttl_s=settings.otp_ttl_s,
-        otp_attempts=settings.otp_attempts,
-        otp_failures_day=settings.otp_failures_day,
-        otp_resend_s=settings.otp_resend_s,
-        otp_per_email_hour=settings.otp_per_email_hour,
+        pepper=settings.otp_pepper,
+        codes=CodeLimits(
+            ttl_s=settings.otp_ttl_s,
+            tries_max=settings.otp_attempts,
+            failures_day_max=settings.otp_failures_day,
+            resend_s=settings.otp_resend_s,
+            per_hour_max=settings.otp_per_email_hour,
+            per_day_max=settings.otp_per_email_day,
+            all_origins_hour_max=settings.otp_all_origins_hour,
+            all_origins_day_max=settings.otp_all_origins_day,
+        ),
         otp_per_origin_hour=settings.otp_per_origin_hour,
         session_ttl_s=settings.session_ttl_s,
         brand_id=settings.brand_id,

@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 SWEEP_S = 60.0
 ROWS_MAX = 5_000
+ROUNDS_MAX = 20
+"""How often in a row a sweep goes on with a table that has more to remove than one statement takes."""
 SIGN_INS_KEPT_S = 25 * 3600
 SESSIONS_KEPT_S = 30 * 24 * 3600
 BATCHES_KEPT_S = 3600
@@ -28,10 +30,13 @@ _EXPIRED = {
         "delete from idempotency_records where ctid = any(array(select ctid from idempotency_records "
         "where created_at < now() - make_interval(secs => :kept_s) limit :most))"
     ),
-    # The limits look back a day at the most; a row untouched for longer counts for nothing any more.
+    # The limits look back a day at the most; a row untouched for longer counts for nothing any more, unless it
+    # knows where its account signs in from (for sign_in_codes.PROVEN_FOR).
     "sign_ins": (
         "delete from sign_ins where ctid = any(array(select ctid from sign_ins "
-        "where updated_at < now() - make_interval(secs => :kept_s) limit :most for update skip locked))"
+        "where updated_at < now() - make_interval(secs => :kept_s) and (state -> 'proven' is null "
+        "or updated_at < now() - make_interval(days => 30)) "
+        "order by updated_at limit :most for update skip locked))"
     ),
     "sessions": (
         "delete from sessions where ctid = any(array(select ctid from sessions "
@@ -102,7 +107,12 @@ class Sweeper(Worker):
             ) -> int:
                 return connection.execute(text(statement), parameters).rowcount
 
-            removed[table] = await self._database.work(remove)
+            removed[table] = 0
+            for _ in range(ROUNDS_MAX):
+                count = await self._database.work(remove)
+                removed[table] += count
+                if count < ROWS_MAX:
+                    break
         if any(removed.values()):
             log.info("swept", **removed)
         return removed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 
@@ -30,6 +29,7 @@ from holdfast.http.shapes import (
 )
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
 from holdfast.persistence.queries.accounts import first_call_facts
 
 route = RouteTable("Sign-in and session")
@@ -47,18 +47,18 @@ _INVALID_EMAIL: Final = Refusal(
     summary="Send a one-time code to an e-mail address; serves signing in and registering alike",
     body=CodeRequest,
     reply=CodeSent,
-    errors=("invalid_email", "otp_rate_limited", "otp_delivery_failed"),
+    errors=("invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"),
 )
 async def request_code(call: Call) -> Outcome:
-    """The address of origin is counted first, so that guessing addresses costs the guesser."""
-    front = call.front
+    """The origin is counted first, so that guessing addresses costs the guesser."""
+    front, origin = call.front, call.origin()
     email = normalise_email(call.body(CodeRequest).email)
     if email is None:
         return _INVALID_EMAIL
-    admitted = await call.ask(front.sign_ins, f"origin:{_origin(call)}", AdmitOrigin())
+    admitted = await call.ask(front.sign_ins, f"origin:{origin}", AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
-    issued = await call.ask(front.sign_ins, f"email:{email}", RequestCode())
+    issued = await call.ask(front.sign_ins, f"email:{email}", RequestCode(origin))
     if isinstance(issued, Refusal):
         return issued
     try:
@@ -83,13 +83,15 @@ async def request_code(call: Call) -> Outcome:
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "account_disabled"),
 )
 async def verify_code(call: Call) -> Outcome:
-    """Only a code that could be right costs a try."""
+    """Only a code that could be right costs a try; made-up identifiers cost neither an actor nor a row."""
     front, tried = call.front, call.body(VerifyRequest)
     email = normalise_email(tried.email)
     if email is None:
         return _INVALID_EMAIL
     if not _CODE.fullmatch(tried.otp):
         return Refusal(code="invalid_parameter", message="The code is six digits.", param="otp")
+    if not is_otp_id_of(front.settings.otp_pepper, email, tried.otp_id):
+        return INVALID_OTP
     command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
     signed_in = await call.ask(front.sign_ins, f"email:{email}", command)
     if isinstance(signed_in, Refusal):
@@ -151,18 +153,3 @@ async def read_first_call(call: Call) -> Outcome:
         lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=WRITING_SCOPE)
     )
     return facts if isinstance(facts, Refusal) else first_call(call.front, facts)
-
-
-def _origin(call: Call) -> str:
-    """The address the connection came from; of an IPv6 address the /64, since one caller has all of it."""
-    client = call.request.scope.get("client")
-    host = str(client[0]) if client else "unknown"
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return "unknown"
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
