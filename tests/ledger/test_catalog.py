@@ -83,8 +83,8 @@ def test_a_model_is_read_with_defaults_filled_up_key_by_key() -> None:
     assert (model.deadlines.run_s, model.deadlines.dispatch_s, model.deadlines.hosting_s) == (100, 30, 300)
     assert model.hosting.mode == "rehost"
     assert model.input_schema == SCHEMA
-    assert model.validator.is_valid({"prompt": "x"})
-    assert not model.validator.is_valid({"prompt": ""})
+    assert model.schema.validator.is_valid({"prompt": "x"})
+    assert not model.schema.validator.is_valid({"prompt": ""})
 
 
 def test_a_provider_is_read_and_never_shows_its_secret() -> None:
@@ -147,8 +147,8 @@ def test_a_schema_may_stand_in_the_file_itself() -> None:
     number = '{ type = "integer", minimum = 1, maximum = 2 }'
     inline = f'input_schema = {{ type = "object", properties = {{ n = {number} }} }}'
     model = parse(CATALOG.replace('input_schema = "image-1.json"', inline)).models["gpu/image-1"]
-    assert model.validator.is_valid({"n": 2})
-    assert not model.validator.is_valid({"n": 3})
+    assert model.schema.validator.is_valid({"n": 2})
+    assert not model.schema.validator.is_valid({"n": 3})
 
 
 def test_models_keep_the_order_of_the_file() -> None:

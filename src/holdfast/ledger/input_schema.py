@@ -8,16 +8,14 @@ bounded and never fetches anything. Defaults are filled below ``properties`` and
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
 
-from jsonschema import Draft202012Validator, SchemaError, ValidationError
-from referencing import Registry
+from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationError
 
 from holdfast.ledger.plain_json import NotPlain, plain_copy
-from holdfast.ledger.quick_accept import quick_accept
 from holdfast.ledger.schema_document import check_document, number_range, resolve
 
 VIOLATIONS_MAX = 10
@@ -70,21 +68,18 @@ class InputSchema:
     Raises ``ValueError`` with the fault's text where the document breaks a rule of this module.
     """
 
-    __slots__ = ("_accepts", "_fill", "document", "validator")
+    __slots__ = ("_fill", "document", "validator")
 
     def __init__(self, document: Mapping[str, object]) -> None:
-        try:
-            Draft202012Validator.check_schema(document)
-        except SchemaError as error:
-            where = "/".join(str(piece) for piece in error.absolute_path)
-            raise ValueError(f"is not a valid JSON Schema at '/{where}': {error.message[:200]}") from None
         if document.get("type") != "object":
             raise ValueError("must describe an object (type = object)")
         check_document(document)
         self.document = document
-        # A registry without a retriever: an outside reference can never be fetched.
-        self.validator = Draft202012Validator(document, registry=Registry())
-        self._accepts = quick_accept(document)
+        try:
+            self.validator = Draft202012Validator(dict(document), offline=True)
+        except (ValidationError, ReferencingError) as error:
+            where = "/".join(str(piece) for piece in getattr(error, "instance_path", ()))
+            raise ValueError(f"is not a valid JSON Schema at '/{where}': {error.args[0][:200]}") from None
         self._fill = self._compile_fill(document)
         self._check_defaults()
 
@@ -94,7 +89,7 @@ class InputSchema:
 
     def violations(self, value: object) -> list[Violation]:
         """Every rule that ``value`` breaks, at most ``VIOLATIONS_MAX``; empty where it is valid."""
-        if self._accepts is not None and self._accepts(value):
+        if self.validator.is_valid(value):
             return []
         return list(islice(self._each_violation(value), VIOLATIONS_MAX))
 
@@ -122,7 +117,7 @@ class InputSchema:
     def _each_violation(self, value: object) -> Iterator[Violation]:
         seen = set()
         for error in self.validator.iter_errors(value):
-            for violation in _violations_of(error):
+            for violation in _violations_of(error, self.document):
                 if violation not in seen:
                     seen.add(violation)
                     yield violation
@@ -154,8 +149,8 @@ class InputSchema:
         filled: dict[str, object] = {}
         self.fill(filled)
         for error in self.validator.iter_errors(filled):
-            if error.absolute_path:
-                where = ".".join(str(piece) for piece in error.absolute_path)
+            if error.instance_path:
+                where = ".".join(str(piece) for piece in error.instance_path)
                 raise ValueError(f"has a default that breaks its own rules: {where}")
 
 
@@ -171,27 +166,32 @@ def _short(text: object) -> str:
     return shown if len(shown) <= PIECE_CHARS_MAX else shown[: PIECE_CHARS_MAX - 1] + "…"
 
 
-def _violations_of(error: ValidationError) -> Iterator[Violation]:
+def _violations_of(error: ValidationError, document: Mapping[str, object]) -> Iterator[Violation]:
     """Say a violation in our own words: the library's would repeat the caller's value, however large."""
-    path = tuple(_short(piece) for piece in error.absolute_path)
-    keyword, rule, value = str(error.validator), error.validator_value, error.instance
+    path = tuple(_short(piece) for piece in error.instance_path)
+    keyword = str(error.schema_path[-1]) if error.schema_path else ""
+    detail = error.kind.as_dict()
     if keyword == "required":
-        missing = (
-            [name for name in rule if name not in value]
-            if isinstance(rule, list) and isinstance(value, dict)
-            else []
+        yield Violation((*path, _short(detail["property"])), "is required")
+    elif keyword == "additionalProperties":
+        unexpected = detail.get("unexpected", [])
+        yield from (
+            Violation((*path, _short(name)), "is not a known field") for name in unexpected[:VIOLATIONS_MAX]
         )
-        yield from (Violation((*path, _short(name)), "is required") for name in missing)
-    elif keyword == "additionalProperties" and isinstance(value, dict):
-        known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
-        extra = [name for name in value if name not in known]
-        yield from (Violation((*path, _short(name)), "is not a known field") for name in extra[:VIOLATIONS_MAX])
     elif keyword in {"anyOf", "oneOf"}:
-        described = error.schema.get("description") if isinstance(error.schema, dict) else None
+        schema = _at(document, error.schema_path[:-1])
+        described = schema.get("description") if isinstance(schema, dict) else None
         hint = f": {described[:200]}" if isinstance(described, str) else ""
         yield Violation(path, f"has none of the allowed forms{hint}")
     else:
-        yield Violation(path, _expected(keyword, rule))
+        yield Violation(path, _expected(keyword, _at(document, error.schema_path)))
+
+
+def _at(document: object, path: Sequence[str | int]) -> object:
+    """What stands at a place of the schema that the library named."""
+    for piece in path:
+        document = document[piece]  # type: ignore[index]  # the library walked the same way
+    return document
 
 
 _PHRASES = {

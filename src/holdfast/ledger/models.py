@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from jsonschema import Draft202012Validator
 
 from holdfast.ledger.input_schema import InputSchema
 from holdfast.ledger.metering import Meter, UnitFields
@@ -133,8 +132,3 @@ class Model:
     def input_schema(self) -> Mapping[str, object]:
         """The JSON Schema an input must meet."""
         return self.schema.document
-
-    @property
-    def validator(self) -> Draft202012Validator:
-        """The compiled form of the input schema."""
-        return self.schema.validator
