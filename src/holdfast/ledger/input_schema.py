@@ -71,8 +71,6 @@ class InputSchema:
     __slots__ = ("_fill", "document", "validator")
 
     def __init__(self, document: Mapping[str, object]) -> None:
-        if document.get("type") != "object":
-            raise ValueError("must describe an object (type = object)")
         check_document(document)
         self.document = document
         try:
@@ -80,6 +78,8 @@ class InputSchema:
         except (ValidationError, ReferencingError) as error:
             where = "/".join(str(piece) for piece in getattr(error, "instance_path", ()))
             raise ValueError(f"is not a valid JSON Schema at '/{where}': {error.args[0][:200]}") from None
+        if document.get("type") != "object":
+            raise ValueError("must describe an object (type = object)")
         self._fill = self._compile_fill(document)
         self._check_defaults()
 
