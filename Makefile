@@ -13,7 +13,7 @@ TESTABLE  := $(VENV)/.testable
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check format bench audit lock clean
+.PHONY: help run demo test check format bench torture fuzz audit lock clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ format: $(TESTABLE)  ## Put the code in form
 
 bench: $(TESTABLE)  ## Measure speed and memory beside their baselines
 	$(BIN)/python -m benchmarks
+
+torture: $(TESTABLE)  ## Break everything around the service and see that nothing is lost (ARGS="--minutes 60 --faults kill")
+	$(BIN)/python -m torture $(ARGS)
+
+fuzz: $(TESTABLE)  ## Search for inputs that break parsers and verifiers (ARGS="--seconds 300")
+	$(BIN)/python -m torture fuzz $(ARGS)
 
 audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit

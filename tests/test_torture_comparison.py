@@ -1,0 +1,283 @@
+"""The torture harness's comparison finds what it is there to find: rows that are right pass, wrong ones do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torture.compare import Difference, compare_reads, compare_rows
+from torture.record import AccountRecord, Create, Order, Recharge
+from torture.rows import AccountRows, HoldRow, OperationRow, OrderRow, TaskRow, UsageRow
+
+ACCOUNT = "acct_1"
+
+
+def record() -> AccountRecord:
+    """What a customer was answered: a recharge, three tasks (one under way), two orders; two got no answer."""
+    found = AccountRecord("ada@example.com", ACCOUNT)
+    found.recharges = {
+        1: Recharge(1, 1_000_001, "recharge-1", "done", "op_1"),
+        2: Recharge(2, 2, None),
+    }
+    found.creates = {
+        11: Create(11, 30_000, "create-11", outcome="done", request_id="task_a"),
+        12: Create(12, 60_000, None, outcome="done", request_id="task_b"),
+        13: Create(13, 30_000, "create-13", outcome="done", request_id="task_c"),
+        14: Create(14, 30_000, None),
+        15: Create(15, 30_000, "create-15", outcome="refused"),
+    }
+    found.orders = {
+        21: Order(21, "sandbox", 5_000_000, None, "done", "ord_1", "op_9", paid="yes", credited=True),
+        22: Order(22, "cardprovider", 7_000_000, None, "done", "ord_2", "op_10"),
+    }
+    found.ends = {"task_a": "succeeded", "task_b": "canceled"}
+    return found
+
+
+def operation(  # noqa: PLR0917 - read as a table
+    number: int,
+    kind: str,
+    amount: int,
+    balance: int,
+    held: int,
+    task: str = "",
+) -> OperationRow:
+    """One operation, its postings in order."""
+    hold_id = f"hold_{task}" if task else None
+    return OperationRow(number, f"op_{number}", kind, amount, balance, held, hold_id, f"task_{task}")
+
+
+def rows() -> AccountRows:
+    """The rows that fit the record, as of a moment when the third task is still under way."""
+    return AccountRows(
+        ACCOUNT,
+        balance_micro=5_970_001,
+        held_micro=30_000,
+        operation_count=7,
+        operations=[
+            operation(1, "credit", 1_000_001, 1_000_001, 0),
+            operation(2, "hold", 30_000, 1_000_001, 30_000, "a"),
+            operation(3, "hold", 60_000, 1_000_001, 90_000, "b"),
+            operation(4, "capture", 30_000, 970_001, 60_000, "a"),
+            operation(5, "release", 60_000, 970_001, 0, "b"),
+            replace(operation(6, "credit", 5_000_000, 5_970_001, 0), operation_id="op_9"),
+            operation(7, "hold", 30_000, 5_970_001, 30_000, "c"),
+        ],
+        holds=[
+            HoldRow("hold_a", 30_000, "task_a", 4),
+            HoldRow("hold_b", 60_000, "task_b", 5),
+            HoldRow("hold_c", 30_000, "task_c", None),
+        ],
+        tasks=[
+            TaskRow("task_a", "succeeded", "hold_a", 11, None),
+            TaskRow("task_b", "canceled", "hold_b", 12, None),
+            TaskRow("task_c", "processing", "hold_c", 13, None),
+        ],
+        usage=[
+            UsageRow("task_a", "succeeded", 30_000, "op_4"),
+            UsageRow("task_b", "canceled", 0, "op_5"),
+            UsageRow("task_c", "processing", 0, None),
+        ],
+        orders=[
+            OrderRow("ord_1", "sandbox", "credited", "op_9"),
+            OrderRow("ord_2", "cardprovider", "pending", "op_10"),
+        ],
+    )
+
+
+def kinds(found: list[Difference]) -> set[str]:
+    """The kinds of differences."""
+    return {difference.kind for difference in found}
+
+
+def test_rows_that_fit_the_answers_are_no_difference() -> None:
+    assert compare_rows(record(), rows(), settled=False) == []
+
+
+def test_a_hold_without_an_end_is_a_difference_once_everything_should_have_settled() -> None:
+    assert kinds(compare_rows(record(), rows(), settled=True)) == {"hold"}
+
+
+def test_an_account_without_a_row_is_lost() -> None:
+    assert kinds(compare_rows(record(), None, settled=False)) == {"lost"}
+
+
+def without(found: AccountRows, number: int) -> None:
+    """Take an operation out as if it had never been written: numbers and totals behind it close up."""
+    gone = found.operations.pop(number - 1)
+    for place, each in enumerate(found.operations[number - 1 :], number):
+        balance = each.balance_after_micro - (gone.amount_micro if gone.kind == "credit" else 0)
+        found.operations[place - 1] = replace(each, number=place, balance_after_micro=balance)
+    found.operation_count -= 1
+    found.balance_micro -= gone.amount_micro
+
+
+def again(found: AccountRows, operation_id: str) -> None:
+    """Credit the amount of the first operation once more, with everything that belongs to it."""
+    amount = found.operations[0].amount_micro
+    found.balance_micro += amount
+    found.operation_count += 1
+    found.operations.append(
+        OperationRow(8, operation_id, "credit", amount, found.balance_micro, found.held_micro, None, operation_id)
+    )
+
+
+def test_a_lost_credit_is_found_though_the_sums_fit() -> None:
+    found = rows()
+    without(found, 1)
+    assert kinds(compare_rows(record(), found, settled=False)) == {"lost"}
+
+
+def test_a_lost_payment_is_found_though_the_sums_fit() -> None:
+    found = rows()
+    without(found, 6)
+    assert kinds(compare_rows(record(), found, settled=False)) == {"lost"}
+
+
+def test_a_doubled_recharge_is_found_though_the_sums_fit() -> None:
+    found = rows()
+    again(found, "op_8")
+    assert kinds(compare_rows(record(), found, settled=False)) == {"doubled"}
+
+
+def test_an_unanswered_recharge_may_have_been_credited_once_and_not_twice() -> None:
+    found, asked = rows(), record()
+    asked.recharges[2].amount_micro = 1_000_002
+    found.operations[0] = replace(found.operations[0], amount_micro=1_000_001)
+    for number in (8, 9):
+        found.balance_micro += 1_000_002
+        found.operation_count += 1
+        row = OperationRow(number, f"op_{number}0", "credit", 1_000_002, found.balance_micro, 30_000, None, "op")
+        found.operations.append(row)
+        wanted = set() if number == 8 else {"doubled"}
+        assert kinds(compare_rows(asked, found, settled=False)) == wanted
+
+
+def test_a_credit_for_an_order_that_nobody_paid_is_found() -> None:
+    asked = record()
+    asked.orders[21].paid, asked.orders[21].credited = "no", False
+    assert kinds(compare_rows(asked, rows(), settled=False)) == {"doubled"}
+
+
+def test_a_payment_may_take_its_time_and_must_be_credited_in_the_end() -> None:
+    asked, found = record(), rows()
+    asked.orders[22].paid = "yes"
+    assert compare_rows(asked, found, settled=False) == []
+    assert "order" in kinds(compare_rows(asked, found, settled=True))
+
+
+def test_a_lost_task_is_found() -> None:
+    found = rows()
+    del found.tasks[2], found.usage[2], found.holds[2], found.operations[6]
+    found.held_micro, found.operation_count = 0, 6
+    assert kinds(compare_rows(record(), found, settled=False)) == {"lost"}
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [(14, set()), (13, {"doubled"}), (15, {"doubled"}), (99, {"doubled"}), (None, {"doubled"})],
+    ids=["unanswered", "answered before", "refused", "never asked for", "without a number"],
+)
+def test_another_task_is_right_only_where_an_answer_is_missing(number: int | None, wanted: set[str]) -> None:
+    found = rows()
+    found.tasks.append(TaskRow("task_d", "queued", "hold_d", number, None))
+    found.holds.append(HoldRow("hold_d", 30_000, "task_d", None))
+    found.usage.append(UsageRow("task_d", "queued", 0, None))
+    found.operations.append(operation(8, "hold", 30_000, 5_970_001, 60_000, "d"))
+    found.held_micro, found.operation_count = 60_000, 8
+    assert kinds(compare_rows(record(), found, settled=False)) == wanted
+
+
+def test_a_task_charged_twice_is_found() -> None:
+    found = rows()
+    found.operations.append(operation(8, "capture", 30_000, 5_940_001, 0, "a"))
+    assert {"doubled", "charge"} <= kinds(compare_rows(record(), found, settled=False))
+
+
+def test_a_charge_that_is_not_the_price_is_found_though_the_sums_fit() -> None:
+    asked = record()
+    asked.creates[11].price_micro = 20_000
+    assert kinds(compare_rows(asked, rows(), settled=False)) == {"charge"}
+
+
+def test_a_usage_entry_that_tells_another_cost_is_found() -> None:
+    found = rows()
+    found.usage[0] = replace(found.usage[0], cost_micro=20_000)
+    assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
+
+
+def test_a_canceled_task_that_keeps_its_hold_is_found() -> None:
+    found = rows()
+    found.tasks[2] = replace(found.tasks[2], status="canceled")
+    found.usage[2] = replace(found.usage[2], status="canceled")
+    assert kinds(compare_rows(record(), found, settled=False)) == {"hold"}
+
+
+def test_a_task_that_ended_otherwise_than_was_answered_is_found() -> None:
+    asked = record()
+    asked.ends["task_a"] = "failed"
+    assert kinds(compare_rows(asked, rows(), settled=False)) == {"answer"}
+
+
+def test_a_task_that_fails_without_its_providers_word_is_found_unless_the_fault_excuses_it() -> None:
+    asked, found = record(), rows()
+    found.tasks[1] = replace(found.tasks[1], status="failed", error="provider_timeout")
+    found.usage[1] = replace(found.usage[1], status="failed")
+    del asked.ends["task_b"]
+    assert kinds(compare_rows(asked, found, settled=False)) == {"failed"}
+    asked.may_fail = True
+    assert compare_rows(asked, found, settled=False) == []
+
+
+def test_a_balance_that_does_not_follow_from_the_operations_is_found() -> None:
+    found = rows()
+    found.balance_micro += 1
+    assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
+
+
+def test_postings_that_do_not_cancel_out_are_found() -> None:
+    found = rows()
+    found.operations[3] = replace(found.operations[3], postings_sum_micro=1)
+    assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
+
+
+def test_two_final_answers_that_contradict_each_other_are_found() -> None:
+    asked = record()
+    asked.note_end("task_a", "canceled")
+    asked.note_end("task_b", "processing")
+    assert [difference.kind for difference in compare_rows(asked, rows(), settled=False)] == ["answer", "answer"]
+
+
+def reads() -> dict[str, Any]:
+    """What the interface shows of those rows."""
+    found = rows()
+    return {
+        "account": {"balance": "5.970001", "held_total": "0.03", "available_balance": "5.940001"},
+        "tasks": [{"request_id": each.request_id, "status": each.status} for each in found.tasks],
+        "statement": [{"operation_id": each.operation_id, "kind": each.kind} for each in found.operations],
+        "usage": [
+            {"request_id": each.request_id, "cost_credits": f"{each.cost_micro / 1_000_000:.6f}"}
+            for each in found.usage
+        ],
+    }
+
+
+def test_reads_that_show_the_rows_are_no_difference() -> None:
+    assert compare_reads(rows(), **reads()) == []
+
+
+@pytest.mark.parametrize("name", ["tasks", "statement", "usage"])
+def test_a_list_that_leaves_something_out_or_shows_it_twice_is_found(name: str) -> None:
+    shown = reads()
+    shown[name] = shown[name][1:]
+    assert kinds(compare_reads(rows(), **shown)) == {"lost"}
+    shown = reads()
+    shown[name] = [*shown[name], shown[name][0]]
+    assert kinds(compare_reads(rows(), **shown)) == {"doubled"}
+
+
+def test_totals_that_are_not_the_rows_are_found() -> None:
+    shown = reads()
+    shown["account"]["available_balance"] = "5.97"
+    assert kinds(compare_reads(rows(), **shown)) == {"answer"}

@@ -1,0 +1,94 @@
+"""The card provider: the service's stand-in for one, run by the harness, so that it outlives every kill.
+
+It is spoken to over HTTP alone. It can be told to lose, hold back and double what it sends, and not to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import trio
+
+from holdfast.providers.card.emulator.service import serve_card_emulator
+
+API_KEY = "sk_test_of_the_torture_harness"
+WEBHOOK_SECRET = "whsec_torture_0123456789abcdef0123456789abcdef"
+WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
+RETRY_DELAYS_S = (0.0, 0.2, 0.4, *[0.7] * 300)
+
+
+@dataclass
+class CardStandIn:
+    """The provider; ``addresses`` are those of the service, of which the first gets the webhooks."""
+
+    folder: Path
+    addresses: Callable[[], Sequence[str]] = field(default=lambda: ())
+    url: str = ""
+    _http: httpx.AsyncClient | None = None
+
+    def settings(self) -> dict[str, str]:
+        """What a service must be told to take cards here."""
+        return {
+            "CARD_API_KEY": API_KEY,
+            "CARD_API_BASE": self.url,
+            "CARD_WEBHOOK_SECRET": WEBHOOK_SECRET,
+            "CARD_PUBLISHABLE_KEY": "pk_test_of_the_torture_harness",
+            "CARD_TIMEOUT_S": "2",
+            "CARD_RETRIES": "0",
+        }
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+
+        def webhook_url() -> str:
+            addresses = self.addresses()
+            return addresses[0] + WEBHOOK_PATH if addresses else ""
+
+        http = httpx.AsyncClient(verify=False, timeout=10)
+        async with http as self._http, trio.open_nursery() as nursery:
+            port = await nursery.start(
+                lambda task_status: serve_card_emulator(
+                    api_key=API_KEY,
+                    webhook_secret=WEBHOOK_SECRET,
+                    webhook_url=webhook_url,
+                    files_dir=self.folder,
+                    settle_delay_s=0.02,
+                    retry_delays_s=RETRY_DELAYS_S,
+                    task_status=task_status,
+                )
+            )
+            self.url = f"http://127.0.0.1:{port}"
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def pay(self, payment_id: str) -> bool:
+        """Have a customer pay an intent; whether that is sure to have happened."""
+        return await self._control("POST", f"payment_intents/{payment_id}/pay", {})
+
+    async def misdeliver(self, **faults: object) -> None:
+        """Have webhooks go astray (``drop``, ``hold``, ``duplicate`` …), or without a word not any more."""
+        await self._control("PUT", "webhooks", faults)
+
+    async def release(self, seed: int) -> None:
+        """Send what was held back, in disorder."""
+        await self._control("POST", "webhooks/release", {"order": "shuffled", "seed": seed})
+
+    async def fail(self, call: str, mode: str, **how: object) -> None:
+        """Have calls go wrong."""
+        await self._control("POST", "outages", {"call": call, "mode": mode, **how})
+
+    async def recover(self) -> None:
+        """Have everything go right again."""
+        await self._control("DELETE", "outages", None)
+        await self.misdeliver()
+
+    async def _control(self, method: str, path: str, body: object) -> bool:
+        assert self._http is not None
+        try:
+            answer = await self._http.request(method, f"{self.url}/control/{path}", json=body)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200

@@ -1,0 +1,392 @@
+"""Concurrent clients of one account: they do what customers do, repeat what was not answered, note every answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import trio
+
+from .card_stand_in import CardStandIn
+from .media_stand_in import IMAGE, IMAGE_PRICE_MICRO, LINK, LINK_PRICE_MICRO
+from .record import AccountRecord, Create, Order, Recharge, Witness, micro
+
+ANSWER_S_MAX = 25.0
+"""A client waits so long; the service answers within its ask deadline of ten seconds, or says 503."""
+PAUSE_S = 0.1
+REFUSED = frozenset({400, 402, 422})
+RETRY_LATER = frozenset({429, 502, 503, 504})
+IN_USE = "idempotency_key_in_use"
+
+
+@dataclass
+class Sender:
+    """Sends requests to any of the service's processes. ``addresses`` may change while clients run."""
+
+    witness: Witness
+    addresses: Callable[[], Sequence[str]]
+    rng: random.Random
+    http: httpx.AsyncClient
+
+    async def send(
+        self, method: str, path: str, *, body: Any = None, token: str = "", headers: dict[str, str] | None = None
+    ) -> httpx.Response | None:
+        """One request; None where no answer came, so that nobody knows what became of it."""
+        sent = dict(headers or {})
+        if token:
+            sent["Authorization"] = f"Bearer {token}"
+        begun = trio.current_time()
+        answer = None
+        with trio.move_on_after(ANSWER_S_MAX):
+            try:
+                url = self.rng.choice(self.addresses()) + path
+                answer = await self.http.request(method, url, json=body, headers=sent)
+            except (httpx.TransportError, httpx.DecodingError):
+                answer = None
+        if answer is None:
+            self.witness.unknown += 1
+            await trio.sleep(PAUSE_S)
+            return None
+        self.witness.slowest_answer_s = max(self.witness.slowest_answer_s, trio.current_time() - begun)
+        self.witness.answers += 1
+        self.witness.unavailable += answer.status_code == 503
+        return answer
+
+
+def code_of(answer: httpx.Response) -> str:
+    """The error code of a refusal; empty where it has none."""
+    try:
+        return str(answer.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class NotSignedIn(Exception):
+    """A customer could not sign in; the message says what was answered."""
+
+
+@dataclass
+class Customer:
+    """One account's clients. ``gate`` lets them work; ``busy`` counts those in the middle of something."""
+
+    sender: Sender
+    record: AccountRecord
+    card: CardStandIn
+    session: str = ""
+    key: str = ""
+    busy: int = 0
+    gate: trio.Event = field(default_factory=trio.Event)
+    _idle: trio.Event = field(default_factory=trio.Event)
+
+    async def sign_in(self) -> None:
+        """Sign in as often as it takes, and make a key. Raises :class:`NotSignedIn` after a minute."""
+        said = "nothing"
+        with trio.move_on_after(60):
+            while True:
+                sent = await self.sender.send("POST", "/v2/control/auth/otp", body={"email": self.record.email})
+                if sent is not None and sent.status_code == 200:
+                    code = sent.json()
+                    proof = {"email": self.record.email, "otp_id": code["otp_id"], "otp": code["debug_otp"]}
+                    verified = await self.sender.send("POST", "/v2/control/auth/verify", body=proof)
+                    if verified is not None and verified.status_code == 200:
+                        body = verified.json()
+                        if self.record.account_id not in {"", body["account_id"]}:
+                            self.record.wrong_answers.append(f"signed in to {body['account_id']}: another account")
+                        self.record.account_id = body["account_id"]
+                        self.session = body["session"]["token"]
+                        break
+                    sent = verified
+                said = "nothing" if sent is None else sent.text
+                await trio.sleep(PAUSE_S)
+            while not self.key:
+                made = await self._ask("POST", "/v2/control/api-keys", {}, as_session=True)
+                if made is not None and made.status_code == 200:
+                    self.key = made.json()["api_key"]
+                else:
+                    await trio.sleep(PAUSE_S)
+            return
+        raise NotSignedIn(f"{self.record.email} was answered {said}")
+
+    async def work(self, rng: random.Random) -> None:
+        """Do one thing after the other while the gate is open, for ever."""
+        actions = (
+            (34, self.create),
+            (9, self.repeat_create),
+            (13, self.cancel),
+            (14, self.read_task),
+            (4, self.list_tasks),
+            (6, self.retry),
+            (8, self.recharge),
+            (6, self.pay_sandbox),
+            (4, self.pay_card),
+            (2, self.read_totals),
+        )
+        weights = [weight for weight, _ in actions]
+        while True:
+            await self.gate.wait()
+            self.busy += 1
+            try:
+                _, action = rng.choices(actions, weights)[0]
+                await action(rng)
+            finally:
+                self.busy -= 1
+                if not self.busy:
+                    self._idle.set()
+                    self._idle = trio.Event()
+            await trio.sleep(rng.uniform(0, 0.02))
+
+    async def until_idle(self) -> None:
+        """Return once nobody is in the middle of something."""
+        while self.busy:
+            await self._idle.wait()
+
+    # ------------------------------------------------------------------------------------------------------ tasks
+
+    async def create(self, rng: random.Random) -> None:
+        """Ask for a task, two times of three under a key, which is repeated until the outcome is known."""
+        number = self.sender.witness.next_number()
+        pictures = rng.randint(1, 4)
+        is_link = rng.random() < 0.2
+        create = Create(
+            number,
+            LINK_PRICE_MICRO if is_link else pictures * IMAGE_PRICE_MICRO,
+            f"create-{number}" if rng.random() < 0.67 else None,
+            will_fail=rng.random() < 0.15,
+        )
+        self.record.creates[number] = create
+        self.sender.witness.creates += 1
+        await self._send_create(create, "/v2/task/create", self._body_of(create, pictures, is_link=is_link))
+
+    def _body_of(self, create: Create, pictures: int, *, is_link: bool) -> dict[str, Any]:
+        prompt = f"{create.number} {'fail' if create.will_fail else 'picture'}"
+        asked: dict[str, Any] = {"prompt": prompt} if is_link else {"prompt": prompt, "n": pictures}
+        return {"model": LINK if is_link else IMAGE, "input": asked, "metadata": {"number": str(create.number)}}
+
+    async def repeat_create(self, _: random.Random) -> None:
+        """Repeat an answered request under its key: the same task must be answered."""
+        known = [
+            each for each in self.record.creates.values() if each.key and each.request_id and not each.retry_of
+        ]
+        if known:
+            create = known[-1]
+            pictures = create.price_micro // IMAGE_PRICE_MICRO
+            is_link = create.price_micro == LINK_PRICE_MICRO
+            await self._send_create(create, "/v2/task/create", self._body_of(create, pictures, is_link=is_link))
+
+    async def retry(self, rng: random.Random) -> None:
+        """Have a task that has ended made again, once each."""
+        retried = {each.retry_of for each in self.record.creates.values()}
+        known = {each.request_id: each for each in self.record.creates.values() if each.request_id}
+        ended = [known[each] for each in self.record.ends if each in known and each not in retried]
+        if not ended:
+            return
+        first = rng.choice(ended)
+        number = self.sender.witness.next_number()
+        key = f"retry-{number}" if rng.random() < 0.67 else None
+        again = Create(number, first.price_micro, key, first.will_fail, retry_of=first.request_id)
+        self.record.creates[number] = again
+        self.sender.witness.creates += 1
+        await self._send_create(again, f"/v2/task/{first.request_id}/retry", None)
+
+    async def _send_create(self, create: Create, path: str, body: Any) -> None:
+        while True:
+            answer = await self._ask("POST", path, body, key=create.key)
+            if answer is not None and answer.status_code == 200:
+                request_id = answer.json()["request_id"]
+                if create.request_id not in {None, request_id}:
+                    self._wrong(f"{create.key} was answered {create.request_id} and then {request_id}")
+                create.request_id, create.outcome = request_id, "done"
+                return
+            if self._is_refused(answer, "create"):
+                if create.outcome == "done":
+                    self._wrong(f"{create.key} was answered {create.request_id} and is refused: {answer}")
+                create.outcome = "refused"
+                return
+            if create.key is None:
+                return
+            await trio.sleep(PAUSE_S)
+
+    async def cancel(self, rng: random.Random) -> None:
+        """Cancel one of the newest tasks and find out what became of it."""
+        request_id = self._some_task(rng, newest=5)
+        while request_id is not None:
+            answer = await self._ask("POST", f"/v2/task/{request_id}/cancel")
+            if answer is not None and answer.status_code == 200:
+                self.record.note_end(request_id, answer.json()["status"])
+                return
+            if answer is not None and answer.status_code == 409 and code_of(answer) == "task_already_terminal":
+                return
+            self._judge(answer, f"cancel of {request_id}")
+            await trio.sleep(PAUSE_S)
+
+    async def read_task(self, rng: random.Random) -> None:
+        """Read a task that was answered: it must be there."""
+        request_id = self._some_task(rng, newest=50)
+        if request_id is not None:
+            answer = await self._ask("GET", f"/v2/task/{request_id}")
+            if self._judge(answer, f"read of {request_id}"):
+                self.record.note_end(request_id, answer.json()["status"])  # type: ignore[union-attr] # judged
+
+    async def list_tasks(self, _: random.Random) -> None:
+        """Read the first page of tasks."""
+        answer = await self._ask("GET", "/v2/task/list?limit=20")
+        if self._judge(answer, "list of tasks"):
+            for task in answer.json()["data"]:  # type: ignore[union-attr] # judged
+                self.record.note_end(task["request_id"], task["status"])
+
+    def _some_task(self, rng: random.Random, *, newest: int) -> str | None:
+        known = self.record.task_ids()
+        return rng.choice(known[-newest:]) if known else None
+
+    # ----------------------------------------------------------------------------------------------------- credit
+
+    async def recharge(self, rng: random.Random) -> None:
+        """Add sandbox credit of an amount that nobody else adds."""
+        number = self.sender.witness.next_number()
+        key = f"recharge-{number}" if rng.random() < 0.67 else None
+        await self._recharge(Recharge(number, number, key))
+
+    async def recharge_first(self, credits_count: int) -> None:
+        """Add the first credit."""
+        number = self.sender.witness.next_number()
+        await self._recharge(Recharge(number, micro(str(credits_count)) + number, f"recharge-{number}"))
+
+    async def _recharge(self, recharge: Recharge) -> None:
+        self.record.recharges[recharge.number] = recharge
+        amount = f"{recharge.amount_micro // 1_000_000}.{recharge.amount_micro % 1_000_000:06d}"
+        while True:
+            path = "/v2/control/sandbox/recharge"
+            answer = await self._ask("POST", path, {"amount": amount}, key=recharge.key, as_session=True)
+            if answer is not None and answer.status_code == 200:
+                recharge.operation_id, recharge.outcome = answer.json()["operation_id"], "done"
+                return
+            if self._is_refused(answer, "recharge"):
+                recharge.outcome = "refused"
+                return
+            if recharge.key is None:
+                return
+            await trio.sleep(PAUSE_S)
+
+    async def pay_sandbox(self, rng: random.Random) -> None:
+        """Order sandbox credit, and mostly pay it, now and then more than once."""
+        made = await self._order("sandbox", rng)
+        if made is None or rng.random() < 0.2:
+            return
+        order, callback = made[0], made[1]["callback"]
+        order.paid = "unknown"
+        headers = {callback["signature_header"]: callback["signature"]}
+        for _ in range(rng.choice((1, 1, 2))):
+            while True:
+                path = "/v2/control/payments/sandbox/callback"
+                answer = await self.sender.send("POST", path, body=callback["payload"], headers=headers)
+                if answer is not None and answer.status_code == 200:
+                    order.paid = "yes"
+                    order.credited |= answer.json()["status"] == "credited"
+                    break
+                if answer is not None and answer.status_code == 409 and not order.credited:
+                    return  # Too late: a clock that was moved has ended it.
+                self._judge(answer, f"callback of {order.order_id}")
+                await trio.sleep(PAUSE_S)
+
+    async def pay_card(self, rng: random.Random) -> None:
+        """Order credit by card, and mostly pay it at the provider, who tells the service of it."""
+        made = await self._order("cardprovider", rng)
+        if made is None or rng.random() < 0.2:
+            return
+        order = made[0]
+        order.payment_id = made[1]["provider_payment_id"]
+        order.paid = "unknown"
+        if order.payment_id is not None and await self.card.pay(order.payment_id):
+            order.paid = "yes"
+
+    async def _order(self, provider: str, rng: random.Random) -> tuple[Order, dict[str, Any]] | None:
+        number = self.sender.witness.next_number()
+        cents = 100 + rng.randint(0, 9900)
+        key = f"order-{number}" if rng.random() < 0.67 else None
+        order = Order(number, "sandbox" if provider == "sandbox" else "cardprovider", cents * 10_000, key)
+        self.record.orders[number] = order
+        body = {"amount": f"{cents // 100}.{cents % 100:02d}"}
+        while True:
+            path = f"/v2/control/payments/{provider}"
+            answer = await self._ask("POST", path, body, key=key, as_session=True)
+            if answer is not None and answer.status_code == 200:
+                found: dict[str, Any] = answer.json()
+                order.order_id, order.operation_id = found["order_id"], found["operation_id"]
+                order.outcome = "done"
+                return order, found
+            if self._is_refused(answer, f"{provider} order"):
+                # Where the provider could not be asked, the order itself stands.
+                return None
+            if key is None:
+                return None
+            await trio.sleep(PAUSE_S)
+
+    async def read_totals(self, _: random.Random) -> None:
+        """Read the account: its three totals must fit each other."""
+        answer = await self._ask("GET", "/v2/control/account", as_session=True)
+        if self._judge(answer, "totals"):
+            body = answer.json()  # type: ignore[union-attr] # judged
+            balance, held, available = (micro(body[n]) for n in ("balance", "held_total", "available_balance"))
+            if balance - held != available or available < 0 or held < 0:
+                self._wrong(f"totals {body}")
+
+    # ---------------------------------------------------------------------------------------------- whole account
+
+    async def read_all(self, path: str, *, as_session: bool) -> list[dict[str, Any]]:
+        """A whole list, by pages. Raises ``RuntimeError`` where a page is not answered in a minute."""
+        found: list[dict[str, Any]] = []
+        query: str | None = "?limit=100"
+        while query is not None:
+            page = await self.read(path + query, as_session=as_session)
+            found += page["data"]
+            cursor = page["next_cursor"]
+            query = None if cursor is None else f"?limit=100&cursor={cursor}"
+        return found
+
+    async def read(self, path: str, *, as_session: bool) -> dict[str, Any]:
+        """One read, repeated until it is answered. Raises ``RuntimeError`` after a minute."""
+        answer = None
+        with trio.move_on_after(60):
+            while True:
+                answer = await self._ask("GET", path, as_session=as_session)
+                if answer is not None and answer.status_code == 200:
+                    body: dict[str, Any] = answer.json()
+                    return body
+                await trio.sleep(PAUSE_S)
+        raise RuntimeError(f"{path} was answered {answer} for a minute")
+
+    # --------------------------------------------------------------------------------------------------- judgement
+
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, as_session: bool = False
+    ) -> httpx.Response | None:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        token = self.session if as_session else self.key
+        return await self.sender.send(method, path, body=body, token=token, headers=headers)
+
+    def _is_refused(self, answer: httpx.Response | None, what: str) -> bool:
+        """Whether nothing was done and nothing will be; anything else that is no success is judged."""
+        if answer is None:
+            return False
+        if answer.status_code in REFUSED or (answer.status_code == 409 and code_of(answer) != IN_USE):
+            return True
+        if answer.status_code != 409:
+            self._judge(answer, what)
+        return False
+
+    def _judge(self, answer: httpx.Response | None, what: str) -> bool:
+        """Whether a request was answered with success; an answer that no fault excuses is noted."""
+        if answer is None or answer.status_code in RETRY_LATER:
+            return False
+        if answer.status_code == 200:
+            return True
+        if not (answer.status_code == 409 and code_of(answer) == IN_USE):
+            self._wrong(f"{what}: {answer.status_code} {answer.text[:300]}")
+        return False
+
+    def _wrong(self, text: str) -> None:
+        if len(self.record.wrong_answers) < 20:
+            self.record.wrong_answers.append(text)

@@ -1,0 +1,185 @@
+"""Faults of the database: its processes, its connections, its locks, its disk.
+
+Where the harness runs the server, it plays the operator too and starts what has ended; an embedded server is the
+service's to start again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import signal
+from pathlib import Path
+
+import psycopg
+import trio
+
+from .deployment import Deployment
+from .postgres import PostgresFault, backends_of, children_of, frozen, postmaster_of, send
+
+LOCKED_TABLES = ("accounts", "tasks", "operations", "holds", "idempotency_records", "orders", "journal_batches")
+BALLAST_BYTES = 1024 * 1024
+
+
+async def kill_postmaster(deployment: Deployment, rng: random.Random) -> None:
+    """``kill -9`` of the server's first process; its backends end by themselves."""
+    pid = postmaster_of(deployment.pgdata)
+    if pid is not None:
+        deployment.postmaster_kills += 1
+        send(pid, signal.SIGKILL)
+    if deployment.database is not None:
+        await trio.sleep(rng.uniform(0, 0.5))
+        await trio.to_thread.run_sync(deployment.database.stop, "kill")
+        await mend(deployment)
+
+
+async def kill_everything(deployment: Deployment, _: random.Random) -> None:
+    """The service and every process of its database at the same moment."""
+    pid = postmaster_of(deployment.pgdata)
+    pids = [] if pid is None else [pid, *children_of(pid)]
+    deployment.services[0].kill()
+    for each in pids:
+        send(each, signal.SIGKILL)
+    deployment.postmaster_kills += bool(pids)
+
+
+async def kill_backend(deployment: Deployment, rng: random.Random) -> None:
+    """``kill -9`` of one backend of the service, upon which the server starts all of them again."""
+    with contextlib.suppress(psycopg.Error, OSError):
+        pids = await trio.to_thread.run_sync(backends_of, deployment.database_url())
+        if pids:
+            send(rng.choice(pids), signal.SIGKILL)
+
+
+async def stop_and_start(deployment: Deployment, rng: random.Random) -> None:
+    """The server is stopped, in order or at once, and started after a while."""
+    assert deployment.database is not None
+    await trio.to_thread.run_sync(deployment.database.stop, rng.choice(("fast", "immediate")))
+    await trio.sleep(rng.choice((0, rng.uniform(0, 1), rng.uniform(1, 4))))
+    await mend(deployment)
+
+
+async def freeze(deployment: Deployment, rng: random.Random) -> None:
+    """Every process of the server stands still for a while."""
+    with frozen(deployment.pgdata):
+        await trio.sleep(rng.choice((rng.uniform(0.2, 1), rng.uniform(1, 4), rng.uniform(4, 8))))
+
+
+async def fail_over(deployment: Deployment, rng: random.Random) -> None:
+    """The primary ends, its synchronous standby takes over, and the old one becomes the new standby."""
+    old, new = deployment.database, deployment.standby
+    assert old is not None
+    assert new is not None
+    await trio.to_thread.run_sync(old.stop, rng.choice(("kill", "immediate", "fast")))
+    await trio.sleep(rng.uniform(0, 0.5))
+    await trio.to_thread.run_sync(new.promote)
+    deployment.database, deployment.standby = new, old
+    deployment.recovery_s = await deployment.first_answers(trio.current_time())
+    await trio.to_thread.run_sync(old.clone, new)
+
+
+async def terminate_connections(deployment: Deployment, rng: random.Random) -> None:
+    """Every connection of the service is ended by the server, several times in a row."""
+
+    def terminate() -> None:
+        with psycopg.connect(deployment.database_url(), connect_timeout=5, autocommit=True) as connection:
+            query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'holdfast'"
+            connection.execute(query)
+
+    for _ in range(rng.randint(1, 4)):
+        with contextlib.suppress(psycopg.Error, OSError):
+            await trio.to_thread.run_sync(terminate)
+        await trio.sleep(rng.uniform(0, 0.4))
+
+
+async def disturb_connections(deployment: Deployment, rng: random.Random) -> None:
+    """Between service and database bytes stall, answers get lost, connections are cut or refused."""
+    proxy = deployment.proxy
+    assert proxy is not None
+    kind = rng.choice(("cut", "stall", "swallow", "swallow", "refuse"))
+    try:
+        if kind == "refuse":
+            proxy.set_mode("refuse")
+            proxy.cut()
+        elif kind == "stall":
+            proxy.set_mode("stall")
+        elif kind == "swallow":
+            # What was sent arrives and has its effect, a commit too; its answer never comes.
+            proxy.set_mode("swallow")
+            await trio.sleep(rng.uniform(0.02, 0.3))
+            proxy.cut()
+        else:
+            proxy.cut()
+        if kind != "cut":
+            await trio.sleep(rng.choice((rng.uniform(0, 0.5), rng.uniform(0.5, 5))))
+    finally:
+        proxy.set_mode("pass")
+
+
+async def hold_lock(deployment: Deployment, rng: random.Random) -> None:
+    """Another session locks a table against everybody for a while."""
+    table = rng.choice(LOCKED_TABLES)
+    seconds = rng.choice((rng.uniform(0.2, 1), rng.uniform(1, 4), rng.uniform(4, 8)))
+
+    def lock() -> None:
+        with psycopg.connect(deployment.database_url(), connect_timeout=5) as connection:
+            connection.execute("set lock_timeout = '5s'")
+            connection.execute(f"lock table {table} in access exclusive mode")
+            connection.execute("select pg_sleep(%s)", (seconds,))
+
+    with contextlib.suppress(psycopg.Error, OSError):
+        await trio.to_thread.run_sync(lock)
+
+
+async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
+    """The file system with the database and the results has no byte left for a while."""
+    ballast = deployment.folder / "var" / "ballast"
+    await trio.to_thread.run_sync(_fill, ballast)
+    try:
+        await trio.sleep(rng.uniform(0.2, 2))
+        # A log that needs a new file now finds no room for it.
+        await trio.to_thread.run_sync(_execute, deployment, "select pg_switch_wal()")
+        # What others gave free in between is taken too.
+        await trio.to_thread.run_sync(_fill, ballast)
+        await trio.sleep(rng.uniform(0.2, 1))
+    finally:
+        ballast.unlink()
+    # A log that has grown is cut back, so that room is left for the next round.
+    await trio.to_thread.run_sync(_execute, deployment, "checkpoint")
+
+
+def _execute(deployment: Deployment, statement: str) -> None:
+    """Run a statement, if the server takes it."""
+    with (
+        contextlib.suppress(psycopg.Error, OSError),
+        psycopg.connect(deployment.database_url(), connect_timeout=5, autocommit=True) as connection,
+    ):
+        connection.execute(statement)
+
+
+def _fill(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        for size in (BALLAST_BYTES, 4096):
+            try:
+                while True:
+                    if file.write(os.urandom(16) * (size // 16)) < size:
+                        break
+            except OSError as fault:
+                if fault.errno != errno.ENOSPC:
+                    raise
+
+
+async def mend(deployment: Deployment) -> None:
+    """Start the harness's own server, where it has ended."""
+    if deployment.database is None:
+        return
+    for _ in range(5):
+        try:
+            await trio.to_thread.run_sync(deployment.database.start)
+        except PostgresFault:
+            await trio.sleep(0.5)
+        else:
+            return
+    await trio.to_thread.run_sync(deployment.database.start)

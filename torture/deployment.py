@@ -1,0 +1,316 @@
+"""What a round runs on: the service's processes, their database, the stand-ins of others, and clients.
+
+Each kind of deployment lets other faults happen:
+
+- ``embedded``: one process with its embedded database
+- ``server``: one process, a PostgreSQL of its own behind a proxy
+- ``processes``: three processes on one PostgreSQL behind a proxy
+- ``pair``: one process, a PostgreSQL with a synchronous standby, a URL that names both
+- ``disk``: embedded, everything on a small file system of its own
+- ``files``: embedded, and few files may be open
+- ``clock``: embedded, and the service's clock can be moved
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import quote
+
+import httpx
+import trio
+
+from .card_stand_in import CardStandIn
+from .clients import Customer, Sender
+from .media_stand_in import MediaStandIn
+from .postgres import PostgresServer, await_end, postmaster_of
+from .proxy import Proxy
+from .record import AccountRecord, Witness
+from .service import Service
+
+DeploymentKind = Literal["embedded", "server", "processes", "pair", "disk", "files", "clock"]
+KINDS: tuple[DeploymentKind, ...] = get_args(DeploymentKind)
+
+PROCESSES = 3
+ACCOUNTS = 2
+CLIENTS_PER_ACCOUNT = 4
+DISK_MIB = 512
+FILES_MAX = 320
+RECOVERY_S_MAX = 90.0
+PROBE_PAUSE_S = 0.03
+FIRST_CREDITS = 1000
+
+FAKETIME = (
+    Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
+    Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1"),
+    Path("/usr/lib64/faketime/libfaketimeMT.so.1"),
+)
+
+
+class NotPossible(Exception):
+    """This machine lacks what a kind of deployment needs; the message says what."""
+
+
+class NotRecovered(Exception):
+    """The service did not come back in time; the message says what was seen."""
+
+
+@dataclass
+class Deployment:
+    """One running deployment.
+
+    ``clock_offset_s`` is how far the service's clock has been moved; ``recovery_s`` is set by a fault that measured
+    by itself how long the service took to answer again.
+    """
+
+    kind: DeploymentKind
+    folder: Path
+    witness: Witness
+    media: MediaStandIn
+    card: CardStandIn
+    http: httpx.AsyncClient
+    services: list[Service] = field(default_factory=list)
+    database: PostgresServer | None = None
+    standby: PostgresServer | None = None
+    proxy: Proxy | None = None
+    customers: list[Customer] = field(default_factory=list)
+    clock_offset_s: int = 0
+    postmaster_kills: int = 0
+    recovery_s: float | None = None
+
+    @property
+    def embedded_pgdata(self) -> Path:
+        """The files of the embedded database."""
+        return self.folder / "var" / "postgres"
+
+    @property
+    def pgdata(self) -> Path:
+        """The files of the database that takes writes."""
+        return self.embedded_pgdata if self.database is None else self.database.pgdata
+
+    def database_url(self) -> str:
+        """How to reach the database beside the service."""
+        if self.database is not None:
+            return self.database.url
+        # Its socket is where its pid file says.
+        lines = (self.embedded_pgdata / "postmaster.pid").read_text().splitlines()
+        return f"postgresql://postgres@/holdfast?host={quote(lines[4], safe='')}&port=5432"
+
+    def addresses(self) -> list[str]:
+        """Where the service listens."""
+        return [service.url for service in self.services]
+
+    def kills(self) -> int:
+        """How often a process of the service was killed."""
+        return sum(service.kills for service in self.services)
+
+    def exits(self) -> list[str]:
+        """Ends of the service that nobody asked for."""
+        return [end for service in self.services for end in service.ends]
+
+    def move_clock(self, offset_s: int) -> None:
+        """Put the service's clock so far from ours."""
+        (self.folder / "clock").write_text(f"{offset_s:+d}s\n")
+        self.clock_offset_s = self.media.clock_offset_s = offset_s
+
+    async def first_answers(self, since: float) -> float:
+        """Seconds from ``since`` until every process has answered a read of the database with 200.
+
+        Raises :class:`NotRecovered`.
+        """
+        headers = {"Authorization": f"Bearer {self.customers[0].session}"} if self.customers else {}
+        path = "/v2/control/account" if self.customers else "/readyz"
+        seen = ""
+        for service in self.services:
+            while True:
+                try:
+                    answer = await self.http.get(service.url + path, headers=headers, timeout=15)
+                    seen = f"{answer.status_code} {answer.text[:200]}"
+                    if answer.status_code == 200:
+                        break
+                except httpx.TransportError as fault:
+                    seen = repr(fault)
+                if trio.current_time() - since > RECOVERY_S_MAX:
+                    raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
+                await trio.sleep(PROBE_PAUSE_S)
+        return trio.current_time() - since
+
+    async def new_customers(self, rng: random.Random) -> None:
+        """Have new accounts with credit; the ones before are left as they are."""
+        self.witness.accounts.clear()
+        self.customers.clear()
+        for _ in range(ACCOUNTS):
+            record = AccountRecord(f"{rng.getrandbits(64):016x}@example.com")
+            sender = Sender(self.witness, self.addresses, rng, self.http)
+            customer = Customer(sender, record, self.card)
+            await customer.sign_in()
+            await customer.recharge_first(FIRST_CREDITS)
+            self.witness.accounts.append(record)
+            self.customers.append(customer)
+
+    @contextlib.asynccontextmanager
+    async def clients(self, rng: random.Random) -> AsyncIterator[None]:
+        """Let clients of all accounts work, behind their gates, for as long as this lasts."""
+        async with trio.open_nursery() as nursery:
+            for customer in self.customers:
+                for _ in range(CLIENTS_PER_ACCOUNT):
+                    nursery.start_soon(customer.work, random.Random(rng.getrandbits(64)))
+            yield
+            nursery.cancel_scope.cancel()
+
+    def open_gates(self) -> None:
+        """Let clients begin new things."""
+        for customer in self.customers:
+            customer.gate.set()
+
+    async def close_gates(self) -> None:
+        """Let clients finish what they have begun, which may take until the service is back.
+
+        Raises :class:`NotRecovered` where some are still without an answer after a while.
+        """
+        for customer in self.customers:
+            customer.gate = trio.Event()
+        with trio.move_on_after(RECOVERY_S_MAX) as scope:
+            for customer in self.customers:
+                await customer.until_idle()
+        if scope.cancelled_caught:
+            raise NotRecovered(f"requests are not answered {RECOVERY_S_MAX:.0f} s after the service was back")
+
+
+@contextlib.asynccontextmanager
+async def deploy(kind: DeploymentKind, witness: Witness, rng: random.Random) -> AsyncIterator[Deployment]:
+    """Start a deployment of this kind in a folder of its own, and end all of it afterwards; the folder stays.
+
+    Raises :class:`NotPossible`.
+    """
+    folder = _new_folder(kind)
+    with contextlib.ExitStack() as stack:
+        if kind == "disk":
+            stack.enter_context(_small_disk(folder / "var"))
+        limits = httpx.Limits(max_connections=200, max_keepalive_connections=50)
+        async with httpx.AsyncClient(verify=False, timeout=30, limits=limits) as http:
+            media = MediaStandIn(random.Random(rng.getrandbits(64)))
+            deployment = Deployment(kind, folder, witness, media, CardStandIn(folder / "card"), http)
+            media.addresses = deployment.addresses
+            deployment.card.addresses = deployment.addresses
+            async with trio.open_nursery() as nursery:
+                try:
+                    await nursery.start(media.run)
+                    await nursery.start(deployment.card.run)
+                    await _start_database(deployment, nursery)
+                    _make_services(deployment)
+                    for service in deployment.services:
+                        await nursery.start(service.run)
+                        await deployment.first_answers(trio.current_time())
+                    await deployment.new_customers(rng)
+                    yield deployment
+                finally:
+                    nursery.cancel_scope.cancel()
+                    for server in (deployment.standby, deployment.database):
+                        if server is not None:
+                            await _shielded_stop(server)
+        await _await_embedded_end(deployment)
+
+
+def _new_folder(kind: DeploymentKind) -> Path:
+    """A folder that the database's own user may pass through."""
+    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-torture-{kind}-"))
+    folder.chmod(0o755)
+    (folder / "card").mkdir()
+    return folder
+
+
+async def _shielded_stop(server: PostgresServer) -> None:
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(server.stop, "immediate")
+
+
+async def _await_embedded_end(deployment: Deployment) -> None:
+    """The embedded server ends after its service was killed; only then may its folder go."""
+    pid = postmaster_of(deployment.embedded_pgdata)
+    if pid is not None:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(await_end, [pid])
+
+
+async def _start_database(deployment: Deployment, nursery: trio.Nursery) -> None:
+    if deployment.kind not in {"server", "processes", "pair"}:
+        return
+    deployment.database = PostgresServer(deployment.folder / "first")
+    await trio.to_thread.run_sync(deployment.database.create)
+    if deployment.kind == "pair":
+        deployment.standby = PostgresServer(deployment.folder / "second")
+        await trio.to_thread.run_sync(deployment.standby.clone, deployment.database)
+        return
+    deployment.proxy = Proxy(deployment.database.port)
+    await nursery.start(deployment.proxy.run)
+
+
+def _make_services(deployment: Deployment) -> None:
+    kind, folder = deployment.kind, deployment.folder
+    # A clock that is moved makes deadlines pass; elsewhere none does while a fault lasts.
+    catalog = deployment.media.write_catalog(folder)
+    settings = {
+        "DATA_DIR": str(folder / "var"),
+        "CATALOG": str(catalog),
+        "OTP_RESEND_S": "0",
+        "OTP_PER_EMAIL_HOUR": "100000",
+        "OTP_PER_ORIGIN_HOUR": "100000",
+        "POOL_SIZE": "4",
+        **deployment.card.settings(),
+    }
+    environment: dict[str, str] = {}
+    if deployment.database is not None:
+        settings["DATABASE_URL"] = _database_setting(deployment)
+    if kind == "clock":
+        environment = _moved_clock(folder)
+        deployment.move_clock(0)
+    for number in range(PROCESSES if kind == "processes" else 1):
+        limit = FILES_MAX if kind == "files" else None
+        deployment.services.append(Service(f"service-{number}", folder, settings, environment, limit))
+
+
+def _database_setting(deployment: Deployment) -> str:
+    assert deployment.database is not None
+    if deployment.standby is not None:
+        ports = (deployment.database.port, deployment.standby.port)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return f"postgresql://postgres@{hosts}/holdfast?target_session_attrs=read-write"
+    assert deployment.proxy is not None
+    return f"postgresql://postgres@127.0.0.1:{deployment.proxy.port}/holdfast"
+
+
+def _moved_clock(folder: Path) -> dict[str, str]:
+    library = next((path for path in FAKETIME if path.exists()), None)
+    if library is None:
+        raise NotPossible("moving the clock needs libfaketime (Debian: apt install faketime)")
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_RESET": "1",
+    }
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    folder.chmod(0o755)
+    mount = shutil.which("mount")
+    options = f"size={DISK_MIB}m,mode=755"
+    words = ["-t", "tmpfs", "-o", options, "holdfast-torture", str(folder)]
+    if mount is None or subprocess.run([mount, *words], capture_output=True, check=False).returncode != 0:
+        raise NotPossible("a full disk needs the right to mount a small file system (root)")
+    try:
+        yield
+    finally:
+        # What a killed service leaves open ends with it; the mount goes as soon as nobody uses it.
+        subprocess.run([shutil.which("umount") or "umount", "-l", str(folder)], check=False)

