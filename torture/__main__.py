@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -45,7 +46,22 @@ def main(words: list[str] | None = None) -> int:
 
 
 async def _run(options: Options) -> Summary:
-    return await Campaign(options, _say).run()
+    """Run a campaign; INT and TERM end it after the round under way, a second one at once."""
+    campaign = Campaign(options, _say)
+    async with trio.open_nursery() as nursery:
+
+        async def heed_signals() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    if campaign.is_stopping:
+                        nursery.cancel_scope.cancel()
+                    _say("stopping")
+                    campaign.is_stopping = True
+
+        nursery.start_soon(heed_signals)
+        await campaign.run()
+        nursery.cancel_scope.cancel()
+    return campaign.summary
 
 
 def _say(text: str) -> None:

@@ -73,11 +73,12 @@ class Summary:
 
 
 class Campaign:
-    """Runs rounds until they are all done, the time is over, or a round has failed."""
+    """Runs rounds until they are all done, the time is over, a round has failed, or ``is_stopping`` was set."""
 
     def __init__(self, options: Options, say: Say) -> None:
         self.options = options
         self.summary = Summary()
+        self.is_stopping = False
         self._say = say
         self._witness = Witness()
         chosen = options.faults or tuple(FAULTS)
@@ -106,7 +107,8 @@ class Campaign:
         return self.summary
 
     def _is_over(self) -> bool:
-        return bool(self.summary.differences) or trio.current_time() > self._deadline
+        has_failed = bool(self.summary.differences)
+        return has_failed or self.is_stopping or trio.current_time() > self._deadline
 
     def _next_kind(self, number: int) -> DeploymentKind | None:
         """The kind that can try most of what has not been tried; then any by chance."""
