@@ -22,6 +22,7 @@ from holdfast.settings import Settings
 def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The data folder the commands are told of; it does not exist yet."""
     above = Path(tempfile.mkdtemp(prefix="holdfast-cli-"))
+    above.chmod(0o711)
     monkeypatch.setenv("HOLDFAST_DATA_DIR", str(above / "var"))
     yield above / "var"
     shutil.rmtree(above)

@@ -57,6 +57,7 @@ def named(page: Path) -> str:
 def service() -> Iterator[Service]:
     """One service for all pages."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-docs-"))
+    folder.chmod(0o711)
     service = Service(folder)
     try:
         service.start()

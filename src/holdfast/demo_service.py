@@ -31,6 +31,8 @@ class DemoService:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+        # Nothing in it but the data folder, whose own mode guards it.
+        self._folder.chmod(0o711)
         self.data_dir = self._folder / "var"
         self._log = self._folder / "service.log"
         self._process: subprocess.Popen[bytes] | None = None

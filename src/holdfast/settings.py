@@ -291,7 +291,7 @@ def _development_secrets(data_dir: Path, given: Mapping[str, str | None]) -> dic
     """The given secrets, and for each missing one the one kept in ``data_dir``, made now if need be."""
     folder = data_dir / "secrets"
     try:
-        data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         return {name: value or kept_secret(folder / name.lower()) for name, value in given.items()}
     except OSError as exc:

