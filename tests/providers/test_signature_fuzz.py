@@ -1,7 +1,7 @@
 """Signatures under search: verifiers accept what an independent signer makes, and nothing else, and never raise.
 
-A second of it in the suite, from a fixed seed; ``FUZZ_S=300`` goes on for five minutes from a seed of its own, which
-is printed, and ``FUZZ_SEED`` repeats one.
+A second of it in the suite, from a fixed seed; ``FUZZ_S=300`` goes on for five minutes from a seed of its own,
+which is printed, and ``FUZZ_SEED`` repeats one.
 """
 
 from __future__ import annotations
