@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from holdfast.http.credentials import (
     refuse_operator,
 )
 from holdfast.http.front import Front
+from holdfast.http.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.api_keys import ApiKeyRecord, api_key_by_secret
 from holdfast.persistence.queries.idempotency import find_reply
@@ -70,7 +72,9 @@ class Auth(Enum):
 class Needs:
     """What a route wants of a call before its handler runs.
 
-    Where ``body_optional``, a body whose fields may all be left out may be left out itself. A route with
+    Where ``body_optional``, a body whose fields may all be left out may be left out itself. A body is small
+    (:data:`SMALL_BODY_BYTES_MAX`) unless the route ``takes_input`` of a model: then the setting bounds it, or
+    :data:`ANONYMOUS_BODY_BYTES_MAX` where a credential is optional and none is shown. A route with
     ``raw_body_bytes_max`` takes bytes as they come; ``raw_body_limit`` may lower that for a single call.
     """
 
@@ -80,6 +84,7 @@ class Needs:
     scope: str | None
     body: type[msgspec.Struct] | None
     body_optional: bool
+    takes_input: bool
     raw_body_bytes_max: int | None
     raw_body_limit: Callable[[Call], int] | None
 
@@ -88,6 +93,13 @@ class Needs:
         """What idempotency records and counters call the route."""
         return f"{self.method} {self.path}"
 
+
+ANONYMOUS_BODY_BYTES_MAX: Final = 64 * 1024
+"""The largest body with a model's input from a caller without a credential."""
+
+LIGHT_BYTES_MAX: Final = 32 * 1024
+LIGHT_VALUES_MAX: Final = 200
+"""What a body may have to be decoded and judged on the event loop: well under a millisecond's work."""
 
 _WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
 
@@ -99,7 +111,10 @@ class Call:
     ``body`` hold that body; ``raw`` its bytes as they came.
     """
 
-    __slots__ = ("_body", "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session")
+    __slots__ = (
+        "_body", "_caller_id", "_fingerprint", "_is_heavy",
+        "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session",
+    )  # fmt: skip
 
     def __init__(self, front: Front, route: Needs, request: Request, path: dict[str, str]) -> None:
         self.front = front
@@ -112,6 +127,9 @@ class Call:
         self.json: bodies.JsonObject = {}
         self.raw = b""
         self._body: msgspec.Struct | None = None
+        self._fingerprint: bytes | None = None
+        self._is_heavy = False
+        self._caller_id: str | None = None
 
     # ------------------------------------------------------------------------------------------- the body
 
@@ -122,12 +140,18 @@ class Call:
 
     async def prepare(self) -> Refusal | None:
         """Do what the route declares, before its handler runs."""
-        bytes_max = self.route.raw_body_bytes_max or self.front.settings.body_bytes_max
-        if self.route.raw_body_limit is not None:
-            bytes_max = min(bytes_max, self.route.raw_body_limit(self))
-        if (self.request.content_length or 0) > bytes_max:
+        bytes_max = self._body_bytes_max()
+        length = self.request.content_length
+        if (length or 0) > bytes_max:
             return _too_large(bytes_max)
         refusal = self._read_credential()
+        if self.route.auth is Auth.OPTIONAL and (length is None or length > ANONYMOUS_BODY_BYTES_MAX):
+            # Whoever wants more than anybody may have shows who it is, before the body is taken in.
+            self._caller_id = await self.account_of_caller()
+            if self._caller_id is None:
+                bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
+                if (length or 0) > bytes_max:
+                    return _too_large(bytes_max, " without a valid credential")
         if refusal is None and self.route.body is not None:
             refusal = await self._prove_caller()
         if refusal is not None or self.route.method == "GET":
@@ -139,8 +163,28 @@ class Call:
         self.raw = raw
         if self.route.raw_body_bytes_max is not None:
             return None
-        refusal = self._read_body(raw)
+        self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None
+        refusal = await self.compute(partial(self._read_body, raw))
         return None if refusal is None else await self.refuse_proved(refusal)
+
+    def _body_bytes_max(self) -> int:
+        """The largest body that the route takes from anybody."""
+        route, most = self.route, self.front.settings.body_bytes_max
+        if route.raw_body_limit is not None:
+            return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
+        return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
+
+    async def compute(self, work: Callable[[], T], *, caller: str | None = None) -> T:
+        """Do what takes time with the body: at once where it is light, else in a thread, as callers take turns.
+
+        With a ``caller`` in a thread always, for work that is not measured by this call's body. Raises
+        :class:`~holdfast.actors.faults.Overloaded` where too much of the caller's work waits already.
+        """
+        if caller is None:
+            if not self._is_heavy:
+                return work()
+            caller = self._caller_id or f"origin:{self.origin()}"
+        return await self.front.threads.run(caller, work)
 
     def _read_body(self, raw: bytes) -> Refusal | None:
         shape = self.route.body
@@ -150,7 +194,8 @@ class Call:
         refusal = bodies.check_media_type(self.request.headers.get("Content-Type"))
         if refusal is not None:
             return refusal
-        parsed = bodies.parse_object(raw)
+        values_max = INPUT_BODY_VALUES_MAX if self.route.takes_input else SMALL_VALUES_MAX
+        parsed = bodies.parse_object(raw, values_max=values_max)
         if isinstance(parsed, Refusal):
             return parsed
         if shape is None:
@@ -159,6 +204,8 @@ class Call:
         if isinstance(body, Refusal):
             return body
         self.json, self._body = parsed, body
+        if self._is_heavy and "Idempotency-Key" in self.request.headers:
+            self._fingerprint = bodies.fingerprint(self.request.path, parsed)
         return None
 
     # ----------------------------------------------------------------------------------------- the caller
@@ -190,6 +237,7 @@ class Call:
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
                 self.front.key_cache.put(self.bearer.sha256, self.known_key)
+            self._caller_id = self.known_key.account_id
             self._note_use(self.known_key)
         return None
 
@@ -310,9 +358,8 @@ class Call:
                 message="Send one Idempotency-Key of 1 to 255 printable ASCII characters.",
                 param="Idempotency-Key",
             )
-        return IdempotencyKey(
-            route=self.route.name, key=key, fingerprint=bodies.fingerprint(self.request.path, self.json)
-        )
+        fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
+        return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
 
     async def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Refusal | Replayed:
         """Turn the call down before its actor was asked, unless the same call was answered before.
@@ -343,5 +390,5 @@ class Call:
 _STORED: Final = msgspec.json.Decoder(StoredReply)
 
 
-def _too_large(bytes_max: int) -> Refusal:
-    return Refusal(code="request_too_large", message=f"The body may have at most {bytes_max} bytes.")
+def _too_large(bytes_max: int, when: str = "") -> Refusal:
+    return Refusal(code="request_too_large", message=f"The body may have at most {bytes_max} bytes{when}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -135,13 +136,14 @@ async def list_models(call: Call) -> Outcome:
     summary="Price an input before running it",
     auth=Auth.OPTIONAL,
     body=QuoteRequest,
+    takes_input=True,
     reply=QuoteBody,
     errors=("model_not_found", "model_not_available", "invalid_input", "quote_unavailable"),
 )
 async def quote(call: Call) -> Outcome:
     """The whole quote travels in its id, sealed, so an anonymous call writes no row."""
     front, wanted = call.front, call.body(QuoteRequest)
-    priced = quote_input(front.catalog(), wanted.model, wanted.input)
+    priced = await call.compute(partial(quote_input, front.catalog(), wanted.model, wanted.input))
     if isinstance(priced, Refusal):
         return priced
     account_id = await call.account_of_caller()

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.directory import Directory
 from holdfast.http.credentials import KeyCache
+from holdfast.http.fair_threads import FairThreads
 from holdfast.ledger.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.webhook_secrets import Rotation
@@ -118,6 +119,7 @@ class Front:
     now: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = no_past
     key_cache: KeyCache = field(default_factory=KeyCache)
+    threads: FairThreads = field(default_factory=FairThreads)
 
     @property
     def quote_key(self) -> bytes:

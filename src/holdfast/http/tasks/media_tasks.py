@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from sqlalchemy import Connection
@@ -67,6 +68,7 @@ _CREATE_ERRORS = (
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     body=CreateTaskRequest,
+    takes_input=True,
     reply=TaskCreated,
     parameters=(IDEMPOTENCY_KEY,),
     errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
@@ -78,7 +80,7 @@ async def create_task(call: Call) -> Outcome:
     if isinstance(idempotency, Refusal):
         return await call.refuse_proved(idempotency)
     account_id = call.known_key.account_id
-    command = _command(call, account_id, call.known_key.key_id, idempotency)
+    command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)
@@ -173,7 +175,9 @@ async def retry_task(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     original, key_id = found
-    command = _retry_command(call, original, key_id, idempotency)
+    # The input is an earlier call's, so how much there is to it is not known from this one.
+    retry = partial(_retry_command, call, original, key_id, idempotency)
+    command = await call.compute(retry, caller=original.account_id)
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)

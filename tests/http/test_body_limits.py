@@ -1,0 +1,82 @@
+"""How much of a body each route takes, from whom, and where the work that it makes is done."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.http import bodies, catalog_listing
+from holdfast.http.app import ROUTES
+from holdfast.http.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
+from holdfast.http.json_size import SMALL_BODY_BYTES_MAX
+from holdfast.ledger.quotes import quote_input
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage, World
+
+QUOTE, OTP = "/v2/quote", "/v2/control/auth/otp"
+JSON = {"Content-Type": "application/json"}
+
+
+def quote_of(prompt_chars: int) -> dict[str, Any]:
+    return {"model": "studio/image-1", "input": {"prompt": "a" * prompt_chars}}
+
+
+def test_only_routes_that_take_a_models_input_take_more_than_a_little() -> None:
+    large = {route.path for route in ROUTES if route.takes_input}
+    assert large == {"/v2/quote", "/v2/task/create"}
+    # What takes bytes as they come judges a signature over them before it reads them.
+    raw = {route.auth for route in ROUTES if route.raw_body_bytes_max is not None}
+    assert raw <= {Auth.CALLBACK_SIGNATURE, Auth.PROVIDER_WEBHOOK, Auth.CARD_SIGNATURE}
+
+
+@pytest.mark.parametrize("path", [OTP, "/v2/control/auth/verify", "/v2/control/payments/sandbox/callback"])
+async def test_a_small_body_is_all_that_a_stranger_may_send(stage: Stage, path: str) -> None:
+    for body in (b'{"email":"' + b"a" * SMALL_BODY_BYTES_MAX + b'"}', b" " * (SMALL_BODY_BYTES_MAX + 1)):
+        response = await stage.call("POST", path, data=body, headers=JSON)
+        await stage.refused(response, 413, "request_too_large")
+    many = b'{"email":[' + b"{}," * 3000 + b"{}]}"
+    await stage.refused(await stage.call("POST", path, data=many, headers=JSON), 400, "invalid_json")
+
+
+async def test_a_large_input_is_quoted_to_whoever_shows_a_credential(world: World) -> None:
+    large = quote_of(ANONYMOUS_BODY_BYTES_MAX)
+    await world.refused(await world.call("POST", QUOTE, json=large), 413, "request_too_large")
+    wrong = {"Authorization": "Bearer hst_" + "B" * 43}
+    await world.refused(await world.call("POST", QUOTE, json=large, headers=wrong), 413, "request_too_large")
+    # Read, and then refused by the model, whose prompts are shorter.
+    await world.refused(await world.as_key("POST", QUOTE, json=large), 400, "invalid_input")
+    await world.refused(await world.as_session("POST", QUOTE, json=large), 400, "invalid_input")
+    assert (await world.call("POST", QUOTE, json=quote_of(10))).status_code == 200
+
+
+async def test_a_body_without_a_length_is_bounded_alike(stage: Stage) -> None:
+    async with stage.app.test_client().request(QUOTE, method="POST", headers=JSON) as connection:
+        for _ in range(3):
+            await connection.send(b" " * 32768)
+        await connection.send_complete()
+        response = await connection.as_response()
+    await stage.refused(response, 413, "request_too_large")
+
+
+async def test_what_takes_time_is_done_in_a_thread_and_what_does_not_is_not(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    loop = threading.current_thread()
+
+    def noted(name: str, work: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, threading.current_thread() is loop))
+            return work(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(bodies, "parse_object", noted("decoded", bodies.parse_object))
+    monkeypatch.setattr(catalog_listing, "quote_input", noted("judged", quote_input))
+    many = {"model": "studio/image-1", "input": {"prompt": "a", "more": [0] * 1000}}
+    for body, status in ((quote_of(10), 200), (quote_of(50_000), 400), (many, 400)):
+        assert (await stage.call("POST", QUOTE, json=body)).status_code == status
+    assert seen == [(name, is_here) for is_here in (True, False, False) for name in ("decoded", "judged")]
