@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import base64
+import random
+import re
 import stat
 import threading
 from pathlib import Path
 
 import pytest
 
+from holdfast.secret_strength import weakness
 from holdfast.settings import Place, Settings, SettingsFault, load_place, load_settings
 
+CARD_KEY = "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"
+OLD_SECRET = "whsec_Gk4tVn8wQz2rMb7xYd5hLf9sJp3cEa6U"
+NEW_SECRET = "whsec_Tj6mWc9qXb3nRz8kPd5hVf2sLg7yEa4K"
 STRONG = {
     "HOLDFAST_OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
     "HOLDFAST_CALLBACK_SECRET": "cb-Hy6tRw1QnMz8bVx3KdFj5sLp2GcEa9Uo",
@@ -22,7 +29,14 @@ def development(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def production(tmp_path: Path) -> dict[str, str]:
-    return {"HOLDFAST_ENV": "production", "HOLDFAST_DATA_DIR": str(tmp_path / "var"), **STRONG}
+    catalog = tmp_path / "catalog.toml"
+    catalog.touch()
+    return {
+        "HOLDFAST_ENV": "production",
+        "HOLDFAST_DATA_DIR": str(tmp_path / "var"),
+        "HOLDFAST_CATALOG": str(catalog),
+        **STRONG,
+    }
 
 
 def faults(environ: dict[str, str]) -> tuple[str, ...]:
@@ -100,13 +114,92 @@ def test_production_refuses_each_missing_secret_with_a_line(production: dict[str
     )
 
 
-@pytest.mark.parametrize("weak", ["x" * 64, "abab" * 16, "tooshort-1234567890"])
+@pytest.mark.parametrize(
+    "weak",
+    [
+        "x" * 64,
+        "abab" * 16,
+        "tooshort-1234567890",
+        "abcabcabcabcabcabcabcabcabcabcabcabc",
+        "12345678901234567890123456789012",
+        "0123456789abcdef0123456789abcdef",
+        "mysupersecretpassword1234567890!",
+        "holdfast-production-secret-000001",
+        "password000000000000000000000000000000",
+        "whsec_" + "changeme-" * 5,
+    ],
+)
 @pytest.mark.parametrize("name", [*STRONG, "HOLDFAST_SERVER_KEY"])
 def test_production_refuses_a_weak_secret_without_showing_it(
     production: dict[str, str], name: str, weak: str
 ) -> None:
     lines = faults({**production, name: weak})
     assert lines == (f"{name} is too weak; give at least 32 random characters",)
+
+
+EXAMPLE = re.compile(r"""(?:secret|token|key)\w* *= *b?"([^"…\s]{12,})\"""")
+
+
+def test_production_refuses_every_secret_that_the_documentation_shows(production: dict[str, str]) -> None:
+    root = Path(__file__).parent.parent
+    shown = {found for page in (root / "docs").glob("*.md") for found in EXAMPLE.findall(page.read_text("utf-8"))}
+    assert len(shown) >= 4
+    for example in shown:
+        (line,) = faults({**production, "HOLDFAST_OPERATOR_TOKEN": example})
+        assert line.startswith("HOLDFAST_OPERATOR_TOKEN is ")
+        assert example not in line
+
+
+def test_production_refuses_one_value_for_two_secrets(production: dict[str, str]) -> None:
+    same = STRONG["HOLDFAST_CALLBACK_SECRET"]
+    assert faults({**production, "HOLDFAST_SANDBOX_SECRET": same, "HOLDFAST_CARD_WEBHOOK_SECRET": same}) == (
+        "HOLDFAST_SANDBOX_SECRET has the same value as HOLDFAST_CALLBACK_SECRET; give each its own",
+        "HOLDFAST_CARD_WEBHOOK_SECRET has the same value as HOLDFAST_CALLBACK_SECRET; give each its own",
+        "HOLDFAST_CARD_WEBHOOK_SECRET has the same value as HOLDFAST_SANDBOX_SECRET; give each its own",
+    )
+
+
+def test_production_without_a_catalog_would_sell_placeholders(production: dict[str, str]) -> None:
+    del production["HOLDFAST_CATALOG"]
+    (line,) = faults(production)
+    assert line.startswith("HOLDFAST_CATALOG is missing; production needs one")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CARD_WEBHOOK_SECRET", "x"),
+        ("CARD_WEBHOOK_SECRET", "whsec_secret"),
+        ("CARD_WEBHOOK_SECRET", f"{NEW_SECRET}, whsec_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        ("CARD_API_KEY", "x"),
+        ("CARD_API_KEY", "sk_live_short"),
+        ("CARD_API_KEY", "pk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"),
+        ("CARD_PUBLISHABLE_KEY", "x"),
+        ("CARD_PUBLISHABLE_KEY", "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"),
+    ],
+)
+def test_production_refuses_card_keys_that_cannot_be_any(production: dict[str, str], name: str, value: str) -> None:
+    lines = faults({**production, f"HOLDFAST_{name}": value})
+    assert lines
+    assert all(line.startswith(f"HOLDFAST_{name} ") and value not in line for line in lines)
+
+
+def test_a_secret_key_is_shown_to_no_browser_in_development_either(development: dict[str, str]) -> None:
+    assert faults({**development, "HOLDFAST_CARD_PUBLISHABLE_KEY": CARD_KEY}) == (
+        "HOLDFAST_CARD_PUBLISHABLE_KEY is a secret key: browsers would be shown it",
+    )
+
+
+def test_development_warns_of_weak_secrets_and_takes_them(development: dict[str, str]) -> None:
+    settings = load_settings({**development, "HOLDFAST_OPERATOR_TOKEN": "short"})
+    assert settings.warnings == ("HOLDFAST_OPERATOR_TOKEN is weak: production would refuse it",)
+
+
+def test_a_random_secret_is_never_called_weak() -> None:
+    rng = random.Random(20261121)
+    for _ in range(10):
+        assert weakness(rng.randbytes(16).hex()) is None
+        assert weakness("whsec_" + base64.b64encode(rng.randbytes(24)).decode(), chars_min=24) is None
 
 
 def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> None:
@@ -117,8 +210,8 @@ def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> 
 
 def test_the_server_key_follows_the_operator_token_unless_given(production: dict[str, str]) -> None:
     derived = load_settings(production).server_key
-    other_token = {**production, "HOLDFAST_OPERATOR_TOKEN": STRONG["HOLDFAST_CALLBACK_SECRET"]}
-    own = {"HOLDFAST_SERVER_KEY": STRONG["HOLDFAST_SANDBOX_SECRET"]}
+    other_token = {**production, "HOLDFAST_OPERATOR_TOKEN": "op-Nw5cRk8vQz2mTb7xYd4hLf9sGj3pEa6U"}
+    own = {"HOLDFAST_SERVER_KEY": "sk-Vt6bWm9qXc3nRz8kPd5hJf2sLg7yEa4T"}
     assert len(derived) == 32
     assert load_settings(production).server_key == derived
     assert load_settings(other_token).server_key != derived
@@ -137,13 +230,13 @@ def test_no_secret_is_in_the_repr(production: dict[str, str]) -> None:
         "HOLDFAST_SERVER_KEY": "key-Mn3bVc6xZl9kJh2gFd5sQw8eRt1yUi7o",
         "HOLDFAST_DATABASE_URL": "postgresql://user:dbpass@db/holdfast",
         "HOLDFAST_SMTP_URL": "smtps://user:mailpass@mail.example:465",
-        "HOLDFAST_CARD_API_KEY": "sk_card",
-        "HOLDFAST_CARD_WEBHOOK_SECRET": "whsec_old, whsec_new",
+        "HOLDFAST_CARD_API_KEY": CARD_KEY,
+        "HOLDFAST_CARD_WEBHOOK_SECRET": f"{OLD_SECRET}, {NEW_SECRET}",
     }
     settings = load_settings(environ)
-    assert settings.card_webhook_secrets == ("whsec_old", "whsec_new")
+    assert settings.card_webhook_secrets == (OLD_SECRET, NEW_SECRET)
     secret_values = settings.secret_values()
-    assert {"dbpass", "mailpass", "sk_card", "whsec_old", "whsec_new", *STRONG.values()} == set(secret_values)
+    assert {"dbpass", "mailpass", CARD_KEY, OLD_SECRET, NEW_SECRET, *STRONG.values()} == set(secret_values)
     for value in (*secret_values, repr(settings.server_key)):
         assert value not in repr(settings)
 
@@ -234,7 +327,7 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
         "HOLDFAST_SANDBOX_ENABLED": "true",
         "HOLDFAST_WEBHOOK_LOCAL_ALLOWED": "true",
         "HOLDFAST_PUBLIC_URL": "http://pay.example",
-        "HOLDFAST_CARD_API_KEY": "sk_card",
+        "HOLDFAST_CARD_API_KEY": CARD_KEY,
     }
     settings = load_settings(environ)
     assert settings.sandbox_enabled
@@ -252,7 +345,7 @@ def test_commands_beside_the_service_need_no_secrets(production: dict[str, str],
     environ = {name: value for name, value in production.items() if name not in STRONG}
     url = "postgresql://user:dbpass@db/holdfast"
     place = load_place({**environ, "HOLDFAST_DATABASE_URL": url})
-    assert place == Place(tmp_path / "var", url, None)
+    assert place == Place(tmp_path / "var", url, tmp_path / "catalog.toml")
     assert "dbpass" not in repr(place)
     with pytest.raises(SettingsFault, match="HOLDFAST_CATALOG"):
         load_place({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})

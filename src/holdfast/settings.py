@@ -10,18 +10,26 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.kept_secrets import kept_secret
+from holdfast.secret_strength import is_plainly_weak, weakness
 from holdfast.settings_reader import PREFIX, IPNetwork, Reader, SettingsFault
 
 __all__ = ["Place", "Settings", "SettingsFault", "environment", "load_place", "load_settings"]
 
 
+CARD_KEY_CHARS_MIN = 16
+CARD_WEBHOOK_SECRET_CHARS_MIN = 24
+_CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
+_CARD_KEY = re.compile(r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
+_CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
 PROXY_HEADERS: tuple[ProxyHeader, ...] = get_args(ProxyHeader)
 
@@ -218,6 +226,14 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         sandbox_secret="",
         server_key=b"",
     )
+    _check_card(reader, settings)
+    if production:
+        if settings.catalog is None:
+            reader.fault(
+                "CATALOG",
+                "is missing; production needs one, or it would sell the placeholder pictures of the studio",
+            )
+        _refuse_shared(reader, given, settings)
     reader.refuse_unknown()
     reader.raise_faults()
     made = _production_secrets(given) if production else _development_secrets(data_dir, given)
@@ -228,7 +244,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         sandbox_secret=made["SANDBOX_SECRET"],
         server_key=hmac.digest(made["SERVER_KEY"].encode(), b"holdfast server key", "sha256"),
     )
-    return replace(settings, warnings=_warnings(settings))
+    return replace(settings, warnings=(*_warnings(settings), *_weak_in_development(settings, given)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +288,48 @@ def _s3_place(reader: Reader) -> S3Place | None:
     )
 
 
+def _check_card(reader: Reader, settings: Settings) -> None:
+    """Refuse what cannot be a key of the card provider; of one at another address only the length is judged."""
+    key, public = settings.card_api_key, settings.card_publishable_key
+    if public is not None and _CARD_SECRET.match(public):
+        reader.fault("CARD_PUBLISHABLE_KEY", "is a secret key: browsers would be shown it")
+    if not settings.is_production:
+        return
+    is_own_address = settings.card_api_base is not None
+    if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if is_own_address else _CARD_KEY.fullmatch(key)):
+        reader.fault("CARD_API_KEY", "does not look like a key of the card provider (sk_live_… or rk_live_…)")
+    if public is not None and not is_own_address and not _CARD_PUBLIC_KEY.fullmatch(public):
+        reader.fault("CARD_PUBLISHABLE_KEY", "does not look like one (pk_live_…)")
+    for secret in settings.card_webhook_secrets:
+        if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:
+            reader.fault("CARD_WEBHOOK_SECRET", reason)
+
+
+def _refuse_shared(reader: Reader, given: Mapping[str, str | None], settings: Settings) -> None:
+    """Refuse one value for two secrets: whoever knows one of them would know the other."""
+    for (name, value), (other, same) in combinations(_named_secrets(given, settings), 2):
+        if value == same and name != other:
+            reader.fault(other, f"has the same value as {PREFIX}{name}; give each its own")
+
+
+def _named_secrets(given: Mapping[str, str | None], settings: Settings) -> list[tuple[str, str]]:
+    cards = [("CARD_WEBHOOK_SECRET", secret) for secret in settings.card_webhook_secrets]
+    bucket = None if settings.s3 is None else settings.s3.secret_access_key
+    single = {**given, "CARD_API_KEY": settings.card_api_key, "S3_SECRET_ACCESS_KEY": bucket}
+    return [*((name, value) for name, value in single.items() if value), *cards]
+
+
+def _weak_in_development(settings: Settings, given: Mapping[str, str | None]) -> tuple[str, ...]:
+    """What production would refuse, as far as it shows at a glance."""
+    if settings.is_production:
+        return ()
+    return tuple(
+        f"{PREFIX}{name} is weak: production would refuse it"
+        for name, value in given.items()
+        if value is not None and is_plainly_weak(value)
+    )
+
+
 def _passwords(url: str) -> tuple[str, ...]:
     """The passwords inside an address; libpq takes one in the query as well."""
     parts = urlsplit(url)
@@ -307,6 +365,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             lines.append(f"{PREFIX}SANDBOX_ENABLED is true: every account can give itself credit without paying")
         if settings.webhook_local_allowed:
             lines.append(f"{PREFIX}WEBHOOK_LOCAL_ALLOWED is true: customers can have us call private addresses")
+        if settings.card_api_key is not None and "_test_" in settings.card_api_key:
+            lines.append(f"{PREFIX}CARD_API_KEY is a test key: credit is given for payments that are none")
         if settings.public_url is None:
             lines.append(f"{PREFIX}PUBLIC_URL is not set: links will name the address the service listens on")
         elif settings.public_url.startswith("http:"):

@@ -11,6 +11,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from holdfast.ledger.money import parse_amount
+from holdfast.secret_strength import weakness
 
 S = TypeVar("S", bound=str)
 T = TypeVar("T")
@@ -18,9 +19,6 @@ T = TypeVar("T")
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 PREFIX = "HOLDFAST_"
-SECRET_CHARS_MIN = 32
-SECRET_DISTINCT_MIN = 6
-"""Fewer different characters than this is a keyboard held down, not a secret."""
 
 _EMAIL = re.compile(r"[^@\s,]+@[^@\s,]+", re.ASCII)
 _SECRET = re.compile(r"[!-~]+", re.ASCII)
@@ -160,8 +158,6 @@ class Reader:
                 self.fault(name, "is missing; production needs it")
         elif not _SECRET.fullmatch(value):
             self.fault(name, "must be printable ASCII without blanks")
-        elif (required if strong is None else strong) and (
-            len(value) < SECRET_CHARS_MIN or len(set(value)) < SECRET_DISTINCT_MIN
-        ):
-            self.fault(name, f"is too weak; give at least {SECRET_CHARS_MIN} random characters")
+        elif (required if strong is None else strong) and (reason := weakness(value)) is not None:
+            self.fault(name, reason)
         return value

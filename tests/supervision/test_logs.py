@@ -100,9 +100,9 @@ def test_keys_that_only_sound_secret_are_kept() -> None:
 
 
 def plain(number: int) -> str:
-    """A secret that no pattern takes for one: words with a dash between."""
+    """A secret that no pattern takes for one: words with a dash between, more than anybody guesses."""
     words = ("lantern", "harbour", "granite", "meadow", "copper", "willow", "ember", "thistle", "marrow", "quill")
-    return f"{words[number]}-and-{words[-number - 1]}-and-nothing-but-{words[number]}"
+    return "-".join((words[number], "qvz", words[-number - 1], "wkx", words[number - 3], "jhb", words[number - 5]))
 
 
 def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
@@ -133,6 +133,8 @@ def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
                 "HOLDFAST_S3_BUCKET": "results",
                 "HOLDFAST_S3_ACCESS_KEY_ID": "AK1",
                 "HOLDFAST_CARD_WEBHOOK_SECRET": plain(5),
+                # Of a company at another address nobody knows what its keys look like.
+                "HOLDFAST_CARD_API_BASE": "https://cards.example",
                 "HOLDFAST_DATABASE_URL": "postgresql://ada:pass%20word%2F9@db/holdfast?password=of-the-query",
                 "HOLDFAST_SMTP_URL": "smtps://ada:mail%2Fpw@mail.example:465",
             }

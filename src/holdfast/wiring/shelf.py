@@ -21,6 +21,7 @@ from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.providers.outward.guarded import Origin
 from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
+from holdfast.wiring.provider_secrets import secret_faults
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class Shelf:
         self._reading = trio.CapacityLimiter(1)
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
-        catalog = load_catalog(settings.catalog)
+        catalog = self._checked(load_catalog(settings.catalog))
         providers = self._made(catalog, {})
         self.catalog = catalog
         self._stock(providers)
@@ -56,7 +57,7 @@ class Shelf:
         """
         try:
             catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog, limiter=self._reading)
-            providers = self._made(catalog, self.catalog.providers)
+            providers = self._made(self._checked(catalog), self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
@@ -83,6 +84,15 @@ class Shelf:
         past.pop(catalog.version, None)
         live = [(version, kept) for version, kept in past.items() if now < kept[0]]
         self._past = dict(live[-PAST_CATALOGS_MAX:])
+
+    def _checked(self, catalog: Catalog) -> Catalog:
+        """The catalog, if its secrets will do here. Raises :class:`CatalogFault`."""
+        faults = secret_faults(catalog, self._settings)
+        if faults:
+            raise CatalogFault(faults)
+        if self._settings.is_production and self._needs_studio(catalog):
+            log.warning("the studio inside the service makes placeholders, and the catalog sells them")
+        return catalog
 
     def _made(self, catalog: Catalog, before: Mapping[str, ProviderConfig]) -> dict[str, MediaProvider]:
         """A catalog's providers; one whose table has not changed stays as it is. Raises :class:`CatalogFault`."""

@@ -1,0 +1,52 @@
+"""How well a secret withstands guessing: what production refuses to be opened or signed with."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+CHARS_MIN: Final = 32
+GUESSES_LOG10_MIN: Final = 27.0
+"""About 90 bits. Half of 32 random hexadecimal digits would do; words, dates and patterns with padding do not."""
+
+CHARS_JUDGED_MAX: Final = 72
+"""The estimate looks at no more; what is strong so far is not weaker for what follows."""
+
+EXAMPLES: Final = frozenset(
+    {
+        "an-example-secret-of-32-characters",
+        "an-example-the-box-shows-to-us",
+        "r8_an-example",
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "whsec_YW4tZXhhbXBsZS1zZWNyZXQtb2YtMzItYnl0ZXMu",
+    }
+)
+"""What the documentation shows."""
+
+_PREFIX = re.compile(r"(?:whsec_|[a-z0-9]{1,4}_(?:live_|test_)?)", re.ASCII)
+
+
+def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
+    """What is wrong with a secret, as the rest of a sentence that never shows it, or None where nothing is.
+
+    A prefix that only names the kind, such as ``whsec_``, is left out of the account.
+    """
+    if secret in EXAMPLES:
+        return "is an example from the documentation; make one of your own"
+    prefix = _PREFIX.match(secret)
+    drawn = secret[prefix.end() :] if prefix else secret
+    if len(drawn) < chars_min or _guesses_log10(drawn) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN):
+        return f"is too weak; give at least {chars_min} random characters"
+    return None
+
+
+def is_plainly_weak(secret: str, *, chars_min: int = CHARS_MIN) -> bool:
+    """The same at a glance, for development: short, an example, or a few characters over and over."""
+    return len(secret) < chars_min or len(set(secret)) < 8 or secret in EXAMPLES
+
+
+def _guesses_log10(text: str) -> float:
+    # Its word lists take a second and some megabytes, which only production should pay for.
+    from zxcvbn import zxcvbn  # type: ignore[import-untyped]
+
+    return float(zxcvbn(text[:CHARS_JUDGED_MAX])["guesses_log10"])

@@ -1,0 +1,50 @@
+"""What production asks of the secrets in a catalog: strong ones, each for one use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.ledger.catalog import Catalog
+from holdfast.ledger.models import ProviderConfig
+from holdfast.secret_strength import weakness
+from holdfast.settings import Settings
+
+SECRET_CHARS_MIN = 24
+"""Of a provider's secret: what signs the hosted service's webhooks is 24 random bytes, in base64."""
+
+TOKEN_CHARS_MIN = 16
+"""Of what we show a provider, which its owner chose the length of."""
+
+
+def secret_faults(catalog: Catalog, settings: Settings) -> tuple[str, ...]:
+    """A line for each secret that is weak, missing or used twice; none outside production."""
+    if not settings.is_production:
+        return ()
+    return (*_weak(catalog), *_shared(catalog, settings))
+
+
+def _weak(catalog: Catalog) -> Iterator[str]:
+    for config in catalog.providers.values():
+        where = f"provider {config.name}"
+        if config.secret is None and config.kind == "cog" and not config.polls:
+            yield f"{where}: secret is missing: without one its webhooks are not heard, and it does not poll"
+        reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
+        if config.token is not None:
+            reasons.append((weakness(config.token, chars_min=TOKEN_CHARS_MIN), "token"))
+        yield from dict.fromkeys(f"{where}: {name} {reason}" for reason, name in reasons if reason is not None)
+
+
+def _shared(catalog: Catalog, settings: Settings) -> Iterator[str]:
+    """What signs for one provider must not sign for another, nor open anything else here."""
+    own = set(settings.secret_values())
+    owner: dict[str, str] = {}
+    for config in catalog.providers.values():
+        for secret in sorted(_secrets_in(config)):
+            if secret in own:
+                yield f"provider {config.name}: a secret is also a secret of the settings; give each use its own"
+            elif owner.setdefault(secret, config.name) != config.name:
+                yield f"provider {config.name}: a secret is also one of provider {owner[secret]}; give each its own"
+
+
+def _secrets_in(config: ProviderConfig) -> set[str]:
+    return {*config.own_secrets, *((config.token,) if config.token else ())}

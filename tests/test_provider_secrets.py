@@ -1,0 +1,83 @@
+"""What production asks of the secrets in a catalog; development takes any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.ledger.catalog import CatalogFault
+from holdfast.settings import Settings, load_settings
+from holdfast.wiring.shelf import Shelf
+
+SECRETS = {
+    "OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
+    "CALLBACK_SECRET": "cb-Hy6tRw1QnMz8bVx3KdFj5sLp2GcEa9Uo",
+    "SANDBOX_SECRET": "sb-Lk4jHg7fDs2aPo9iUy5tRe3wQz8xCv6B",
+}
+BOX = 'kind = "cog"\nurl = "https://box.example"\n'
+STRONG = "Vt6bWm9qXc3nRz8kPd5hJf2sLg7yEa4T"
+OTHER = "Gk4tVn8wQz2rMb7xYd5hLf9sJp3cEa6U"
+MODEL = (
+    '[[models]]\nid = "m"\nmodality = "image"\ntype = "async"\ncreated = "2026-11-01"\n'
+    'pricing = { mode = "per_request", unit_price = "1" }\nupstream = { provider = "box" }\n'
+    'input_schema = { type = "object" }\n'
+)
+
+
+def settings_of(folder: Path, providers: str, env: str) -> Settings:
+    catalog = folder / "catalog.toml"
+    catalog.write_text(providers + MODEL)
+    given = {f"HOLDFAST_{name}": value for name, value in SECRETS.items()}
+    return load_settings(
+        {**given, "HOLDFAST_ENV": env, "HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_CATALOG": str(catalog)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("providers", "line"),
+    [
+        (f"[providers.box]\n{BOX}", "provider box: secret is missing"),
+        (f'[providers.box]\n{BOX}secret = "changeme-changeme-changeme"\n', "provider box: secret is too weak"),
+        (
+            f'[providers.box]\n{BOX}secret = "an-example-the-box-shows-to-us"\n',
+            "provider box: secret is an example",
+        ),
+        (
+            f'[providers.box]\n{BOX}secret = "{STRONG}"\nprevious_secrets = ["secret-1"]\n',
+            "provider box: secret is too",
+        ),
+        (f'[providers.box]\n{BOX}secret = "{STRONG}"\ntoken = "aaaaaaaa"\n', "provider box: token is too weak"),
+        (
+            f'[providers.box]\n{BOX}secret = "{SECRETS["CALLBACK_SECRET"]}"\n',
+            "provider box: a secret is also a secret",
+        ),
+        (
+            f'[providers.box]\n{BOX}secret = "{STRONG}"\n[providers.crate]\n{BOX}secret = "{STRONG}"\n',
+            "provider crate: a secret is also one of provider box",
+        ),
+    ],
+)
+def test_production_refuses_a_catalog_with_such_a_secret(tmp_path: Path, providers: str, line: str) -> None:
+    with pytest.raises(CatalogFault) as caught:
+        Shelf(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+    assert len(caught.value.lines) == 1
+    assert caught.value.lines[0].startswith(line)
+    Shelf(settings_of(tmp_path, providers, "development"), studio_url="http://127.0.0.1:7000")
+
+
+@pytest.mark.parametrize(
+    "providers",
+    [
+        f'[providers.box]\n{BOX}secret = "{STRONG}"\ntoken = "{OTHER}"\n',
+        f"[providers.box]\n{BOX}polls = true\n",
+        '[providers.box]\nkind = "studio"\nurl = "https://box.example"\n',
+        f'[providers.box]\nkind = "replicate"\ntoken = "r8_{OTHER}"\n',
+    ],
+)
+async def test_production_takes_strong_secrets_and_a_reload_keeps_to_them(tmp_path: Path, providers: str) -> None:
+    shelf = Shelf(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+    version = shelf.catalog.version
+    settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
+    assert not await shelf.reload()
+    assert shelf.catalog.version == version
