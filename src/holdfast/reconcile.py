@@ -117,7 +117,7 @@ def _accounts(settings: Settings, database: Database, journal: Journal) -> Keyed
         return True
 
     # No task is made here, so nothing is ever told to this post.
-    factory: Any = account_factory(settings, database, journal, WorkerPost("dispatcher"))
+    factory: Any = account_factory(settings, database, journal, WorkerPost("dispatcher"), now=utc_now)
     return KeyedDirectory(
         "accounts",
         factory,

@@ -106,6 +106,9 @@ class Settings:
     idle_passivate_s: float
     awake_max: int
     tasks_in_flight_max: int
+    task_creates_per_account_s: int
+    task_creates_burst: int
+    provider_removed_grace_s: float
     pool_size: int
     shutdown_s: float
     s3: S3Place | None
@@ -209,6 +212,11 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         idle_passivate_s=reader.seconds("IDLE_PASSIVATE_S", 120.0),
         awake_max=reader.whole("AWAKE_MAX", 20_000),
         tasks_in_flight_max=reader.whole("TASKS_IN_FLIGHT_MAX", 1000),
+        task_creates_per_account_s=reader.whole(
+            "TASK_CREATES_PER_ACCOUNT_S", 1000 if production else 0, least=0, most=1_000_000
+        ),
+        task_creates_burst=reader.whole("TASK_CREATES_BURST", 20_000),
+        provider_removed_grace_s=reader.seconds("PROVIDER_REMOVED_GRACE_S", 300.0),
         pool_size=reader.whole("POOL_SIZE", 8, most=100),
         shutdown_s=reader.seconds("SHUTDOWN_S", 20.0),
         s3=_s3_place(reader),

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy
 import trio
 import trio.testing
+from sqlalchemy import Connection
 
 from holdfast.actors.messages import Command
 from holdfast.actors.task_messages import Wake
 from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
-from holdfast.actors.workers.dispatcher import AUDIT_TICKS, Dispatcher, Tick
+from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
 from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database
+from holdfast.persistence.processes import LEASE_S, Process, end_lease, renew_lease, this_process
+from holdfast.persistence.task_claims import claim_waiting
 
 
 @dataclass
@@ -53,6 +58,9 @@ class Desk:
     post: WorkerPost
     tasks: Tasks
     nursery: trio.Nursery
+    process: Process = field(default_factory=this_process)
+    removed: set[str] = field(default_factory=set)
+    judges_leases: bool = True
 
     async def plant(
         self,
@@ -64,12 +72,14 @@ class Desk:
         provider: str = "studio",
         ends_in_s: float = 3600,
         hosting: str | None = None,
+        account_id: str = "acct_1",
+        owner: str | None = None,
     ) -> None:
         """Write a task's row."""
         now = utc_now()
         ends_at = now + timedelta(seconds=ends_in_s)
         row = {
-            "account_id": "acct_1",
+            "account_id": account_id,
             "request_id": request_id,
             "version": 1,
             "status": "queued",
@@ -80,6 +90,7 @@ class Desk:
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
             "request": {},
+            "owner": owner,
             "state": {
                 "overall_deadline_at": format_time(ends_at),
                 "hosting": {} if hosting is None else {"status": hosting},
@@ -90,7 +101,14 @@ class Desk:
     def dispatcher(self) -> Dispatcher:
         """A dispatcher that does not run yet."""
         return Dispatcher(
-            self.post, database=self.database, tasks=self.tasks, places=lambda: {"studio": 2}, now=utc_now
+            self.post,
+            database=self.database,
+            tasks=self.tasks,
+            places=lambda: {"studio": 2},
+            now=utc_now,
+            process=self.process,
+            removed=lambda provider: provider in self.removed,
+            judges_leases=lambda: self.judges_leases,
         )
 
     async def start(self) -> None:
@@ -184,6 +202,142 @@ async def test_who_waits_in_vain_is_woken_when_its_time_is_over(desk: Desk) -> N
     assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2"]
     await dispatcher.on_receive(Tick())
     assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
+
+
+async def test_places_are_dealt_out_among_accounts_in_turn_and_by_age_inside_one(desk: Desk) -> None:
+    for number in range(6):
+        await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
+    await desk.plant("task_b0", account_id="acct_b", dispatched=False, due_in_s=-3)
+    await desk.plant("task_c0", account_id="acct_c", dispatched=False, due_in_s=-1)
+    await desk.plant("task_c1", account_id="acct_c", dispatched=False, due_in_s=-2)
+    await desk.plant("task_late", account_id="acct_d", dispatched=False, due_in_s=60)
+    dispatcher = desk.dispatcher()
+
+    await dispatcher.on_receive(Tick())
+    for freed in ("task_a0", "task_b0", "task_c1", "task_a1", "task_c0", "task_a2"):
+        await dispatcher.on_receive(PlaceFreed("studio", freed))
+
+    order = [key for key, _ in desk.tasks.woken]
+    assert order[:5] == ["task_a0", "task_b0", "task_c1", "task_a1", "task_c0"]
+    assert order[5:] == ["task_a2", "task_a3", "task_a4"]
+
+
+async def test_more_places_than_accounts_are_dealt_out_whole_and_evenly(database: Database, desk: Desk) -> None:
+    for number in range(9):
+        await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
+    for number in range(2):
+        await desk.plant(f"task_b{number}", account_id="acct_b", dispatched=False, due_in_s=-10 + number)
+
+    def claim(rows: Connection) -> tuple[list[str], str]:
+        return claim_waiting(rows, "studio", places=7, behind="acct_a", now=utc_now())
+
+    claimed, _ = await database.work(claim)
+    assert Counter(name[:6] for name in claimed) == {"task_a": 5, "task_b": 2}
+    assert {"task_a0", "task_a1", "task_a2", "task_b0", "task_b1"} < set(claimed)
+
+
+async def test_the_next_account_is_found_through_the_index_however_many_tasks_wait(
+    database: Database, database_url: str
+) -> None:
+    def fill(rows: Connection) -> None:
+        rows.execute(
+            sqlalchemy.text(
+                "insert into tasks (account_id, request_id, version, status, model, provider, created_at, "
+                "updated_at, wake_at, dispatched, request, state) select 'acct_' || i % 3, 'task_' || i, 1, "
+                "'queued', 'm', 'studio', now(), now(), now() - interval '1 minute', false, '{}', '{}' "
+                "from generate_series(1, 20000) i"
+            )
+        )
+
+    await database.work(fill)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("analyze tasks")
+
+    def claimed(rows: Connection) -> tuple[list[str], int]:
+        taken, _ = claim_waiting(rows, "studio", places=3, behind="", now=utc_now())
+        seen = "select coalesce(sum(seq_tup_read), 0) from pg_stat_xact_user_tables where relname = 'tasks'"
+        return taken, rows.execute(sqlalchemy.text(seen)).scalar_one()
+
+    taken, rows_read_in_sequence = await database.work(claimed)
+    assert len(taken) == 3
+    assert rows_read_in_sequence == 0
+
+
+async def test_what_another_process_is_at_is_left_to_it_as_long_as_it_runs(desk: Desk) -> None:
+    other = replace(this_process(), machine="another machine")
+    now = utc_now()
+    await desk.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
+    await desk.plant("task_theirs", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=other.process_id)
+    await desk.plant("task_ours", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=desk.process.process_id)
+    dispatcher = desk.dispatcher()
+
+    for _ in range(2 * FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+    assert desk.tasks.woken == [("task_ours", False)]
+
+    await desk.database.work(lambda rows: end_lease(rows, other))
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+    assert desk.tasks.woken == [("task_ours", False), ("task_theirs", True)]
+
+
+async def test_a_lapsed_lease_says_nothing_until_every_process_has_had_time_to_renew_it(desk: Desk) -> None:
+    other = replace(this_process(), machine="another machine")
+    lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
+    await desk.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
+    await desk.plant("task_theirs", dispatched=True, due_in_s=600, touched_ago_s=60, owner=other.process_id)
+    dispatcher = desk.dispatcher()
+    desk.judges_leases = False
+    for _ in range(2 * FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+    assert desk.tasks.woken == []
+    desk.judges_leases = True
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+    assert desk.tasks.woken == [("task_theirs", True)]
+
+
+async def test_a_process_that_was_killed_on_this_machine_is_known_at_once(desk: Desk) -> None:
+    before = this_process()
+    if before.machine is None:
+        pytest.skip("this system does not tell which processes run")
+    gone = replace(before, process_id="proc_gone", started="0")
+    now = utc_now()
+    await desk.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))
+    await desk.plant("task_left", dispatched=True, due_in_s=600, owner="proc_gone")
+    dispatcher = desk.dispatcher()
+    desk.judges_leases = False
+
+    await dispatcher.on_receive(Tick())
+
+    assert desk.tasks.woken == [("task_left", True)]
+
+
+async def test_a_dispatcher_that_starts_again_wakes_nothing_and_keeps_the_places_of_what_runs(desk: Desk) -> None:
+    await desk.plant("task_runs", dispatched=True, due_in_s=600, owner=desk.process.process_id)
+    for number in (1, 2):
+        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    dispatcher = desk.dispatcher()
+
+    for _ in range(2 * FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+
+    assert desk.tasks.woken == [("task_2", False)]
+
+
+async def test_who_waits_for_a_removed_provider_is_woken_unless_another_process_reaches_it(desk: Desk) -> None:
+    other = replace(this_process(), machine="another machine")
+    now = utc_now()
+    await desk.database.work(lambda rows: renew_lease(rows, other, now, ["elsewhere"]))
+    for provider in ("gone", "elsewhere", "lately"):
+        await desk.plant(f"task_{provider}", dispatched=False, due_in_s=-1, provider=provider)
+    desk.removed |= {"gone", "elsewhere"}
+    dispatcher = desk.dispatcher()
+
+    for _ in range(AUDIT_TICKS):
+        await dispatcher.on_receive(Tick())
+
+    assert desk.tasks.woken == [("task_gone", False)]
 
 
 async def test_a_busy_loop_is_known_by_how_little_it_sleeps(mock_clock: trio.testing.MockClock) -> None:

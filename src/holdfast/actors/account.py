@@ -29,6 +29,7 @@ from holdfast.actors.account_messages import (
 )
 from holdfast.actors.account_orders import ORDER_COMMANDS, AccountOrders, OrderReads
 from holdfast.actors.actor import JournaledActor
+from holdfast.actors.create_rate import CreateRate
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import IdempotencyKey
 from holdfast.actors.order_messages import CreateOrder, OrderHeard
@@ -57,9 +58,11 @@ from holdfast.persistence.units import Fence, IdempotencyProbe, RememberedAnswer
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """Bounds of one account."""
+    """Bounds of one account. ``task_creates_per_s`` 0: no bound."""
 
     tasks_in_flight_max: int = 1000
+    task_creates_per_s: float = 0
+    task_creates_burst: int = 20_000
     live_keys_max: int = 100
     answers_kept_max: int = 128
     orders_pending_max: int = 1000
@@ -93,6 +96,7 @@ class AccountActor(JournaledActor):
         self._answers = RememberedAnswers(account_id, kept_max=limits.answers_kept_max)
         self._order_reads = orders
         self._orders: AccountOrders | None = None
+        self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, open holds and live keys."""
@@ -138,7 +142,9 @@ class AccountActor(JournaledActor):
         return self._commit(reply, operations=(operation,), idempotency=command.idempotency)
 
     def _create_task(self, command: CreateTask) -> Commit | Replayed | Refusal:
-        """Refuses: 1. the API key; 2. a used idempotency key; 3. too many tasks in flight; 4. lack of credit."""
+        """Refuses: 1. the API key; 2. a used idempotency key; 3. creates that come too fast; 4. too many tasks in
+        flight; 5. lack of credit.
+        """
         refusal = self._refuse_claim(command.claim)
         if refusal is not None:
             return self._refuse(refusal)
@@ -146,6 +152,10 @@ class AccountActor(JournaledActor):
         if known is not None:
             return known
         state, terms = self._state, command.terms
+        refusal = self._create_rate.refuse()
+        if refusal is not None:
+            # Nothing of the account's state is behind this, so the rows need not confirm it.
+            return refusal
         if len(state.holds) >= self._limits.tasks_in_flight_max:
             refusal = Refusal(
                 code="concurrency_limit_exceeded",
@@ -166,6 +176,7 @@ class AccountActor(JournaledActor):
         if isinstance(operation, Refusal):
             return self._refuse(operation, command.idempotency)
         state.apply(operation)
+        self._create_rate.take()
         task = accept_task(
             account_id=state.account_id,
             request_id=request_id,

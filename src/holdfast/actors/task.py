@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.task_messages import (
     CancelTask,
     DecideReview,
+    DropInput,
     ExpireAssets,
     HearCancel,
     HearHosting,
@@ -31,7 +32,7 @@ from holdfast.actors.task_messages import (
     TaskRef,
     Wake,
 )
-from holdfast.actors.task_rows import changed_task_row, changed_usage_row, new_event_rows
+from holdfast.actors.task_rows import changed_request_row, changed_task_row, changed_usage_row, new_event_rows
 from holdfast.actors.turns import Commit, Tell, Teller
 from holdfast.actors.worker_messages import CancelJob, Host, PlaceFreed, Poll, Submit
 from holdfast.ledger import task_moves
@@ -42,11 +43,13 @@ from holdfast.ledger.task_dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.task_hosting import on_hosted
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits, Step
 from holdfast.ledger.task_news import on_news, on_poll
+from holdfast.ledger.task_silence import on_silence
 from holdfast.ledger.task_steps import (
     on_assets_announced,
     on_assets_expired,
     on_cancel,
     on_cancel_told,
+    on_input_expired,
     on_review,
     on_wake,
 )
@@ -56,6 +59,7 @@ from holdfast.persistence.journal import Journal
 from holdfast.persistence.rows import AssetRow, AssetsKeptRow, AssetsRemovedRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
+from holdfast.providers.media.liveness import ProviderLiveness
 
 SETTLE_DEADLINE_S = 30.0
 EVENTS_KEPT_MAX = 5_000
@@ -64,7 +68,12 @@ EVENTS_KEPT_MAX = 5_000
 
 @dataclass(frozen=True, slots=True)
 class TaskWorld:
-    """What a task's actor works with: where it asks, where it tells, and what it must know of providers."""
+    """What a task's actor works with: where it asks, where it tells, and what it must know of providers.
+
+    ``now`` tells service time. ``process_id`` is written into the task's row with each step. ``is_submitting`` says
+    whether this process is still at work on the submission of an attempt; ``liveness`` is told of callbacks, and of
+    jobs given up without a word of them.
+    """
 
     accounts: Directory
     dispatcher: Teller
@@ -75,6 +84,9 @@ class TaskWorld:
     callback_url: Callable[[str], str]
     now: Now
     rng: random.Random
+    process_id: str | None = None
+    liveness: ProviderLiveness = field(default_factory=ProviderLiveness)
+    is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 
 
 Load = Callable[[str], Awaitable[tuple[Task, frozenset[tuple[str, str]]]]]
@@ -109,6 +121,9 @@ class TaskActor(JournaledActor):
 
     async def _wake(self, wake: Wake) -> Any:
         task = self._task
+        if wake.silence is not None:
+            step = on_silence(task, wake.silence, self._world.now(), operation_id=new_id("op"))
+            return self._confirm(self._ref()) if step.task is None else await self._take(step)
         step = on_wake(
             task,
             self._world.now(),
@@ -116,6 +131,7 @@ class TaskActor(JournaledActor):
             operation_id=new_id("op"),
             jitter=self._world.rng.random(),
             recovering=wake.recovering,
+            submitting=self._world.is_submitting(task.request_id, task.state.attempt),
         )
         if step.task is None and not task.is_terminal:
             # Who is woken for nothing may remember less than the row says: another process moved it and is gone.
@@ -125,6 +141,7 @@ class TaskActor(JournaledActor):
     async def _hear_news(self, command: HearNews) -> Any:
         news, at = command.news, self._world.now()
         event = (news.provider, news.event_id)
+        self._world.liveness.answered(news.provider, "news")
         if event in self._heard:
             # The first telling may still be on its way to the disk; the sender of this one must not outrun it.
             return self._confirm(self._ref())
@@ -225,6 +242,10 @@ class TaskActor(JournaledActor):
             return await self._take(step, gone)
         return self._confirm(self._ref(), *((gone,) if self._task.is_terminal else ()))
 
+    async def _drop_input(self, _: DropInput) -> Any:
+        step = on_input_expired(self._task, self._world.now())
+        return self._confirm(self._ref()) if step.task is None else await self._take(step)
+
     async def _hear_announcement(self, command: HearAnnouncement) -> Any:
         step = on_assets_announced(self._task, command.delivered, self._world.now())
         if step.task is None:
@@ -256,7 +277,9 @@ class TaskActor(JournaledActor):
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._world.outbox, self._request_id, EventsDue()))
-        rows = (changed_task_row(after), *rows, *events)
+        rows = (changed_task_row(after, self._world.process_id), *rows, *events)
+        if after.request is not before.request:
+            rows = (*rows, changed_request_row(after))
         if usage_of(after) != usage_of(before):
             rows = (*rows, changed_usage_row(after))
         if after.is_terminal and not before.is_terminal and before.state.output:
@@ -267,6 +290,8 @@ class TaskActor(JournaledActor):
             return Commit(unit, self._ref(), tuple(tells))
         await self._settle_hold(before, after, step.settle, rows)
         self._task = after
+        if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
+            self._world.liveness.unanswered(after.provider, "news", "a job was given up without a word of it")
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()
@@ -367,4 +392,5 @@ _HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
     CancelTask: TaskActor._cancel,
     DecideReview: TaskActor._decide_review,
     ExpireAssets: TaskActor._expire_assets,
+    DropInput: TaskActor._drop_input,
 }

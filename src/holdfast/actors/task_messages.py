@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.actors.messages import Command
 from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.task_moves import HostedOutput, HostingFailure
+from holdfast.ledger.task_silence import Silence
 from holdfast.providers.media.base import CancelOutcome, Submission
 
 
@@ -47,9 +48,11 @@ class Wake(Command[TaskRef]):
     """Something may be due: look. The task's row says what.
 
     ``recovering``: an earlier life of this process, or another process, was at work on it and is gone.
+    ``silence``: the task waits for a place at a provider that does not answer; it is not to be submitted.
     """
 
     recovering: bool = False
+    silence: Silence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +93,8 @@ class HearHosting(Command[TaskRef]):
 @dataclass(frozen=True, slots=True)
 class ExpireAssets(Command[TaskRef]):
     """The time of an ended task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropInput(Command[TaskRef]):
+    """The time of an ended task's large input is over. Reply: :class:`TaskRef` once it has gone."""

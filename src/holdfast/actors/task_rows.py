@@ -6,9 +6,10 @@ import msgspec
 
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.task_events import events_of, pictured
+from holdfast.ledger.task_inputs import input_until
 from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.outbox_rows import OutboxRow
-from holdfast.persistence.rows import TaskChangedRow, TaskRow, UsageChangedRow, UsageRow
+from holdfast.persistence.rows import TaskChangedRow, TaskRequestRow, TaskRow, UsageChangedRow, UsageRow
 
 _json = msgspec.json.Encoder()
 
@@ -51,8 +52,8 @@ def new_task_rows(task: Task) -> tuple[TaskRow, UsageRow]:
     )
 
 
-def changed_task_row(task: Task) -> TaskChangedRow:
-    """The row of a task after a step."""
+def changed_task_row(task: Task, owner: str | None = None) -> TaskChangedRow:
+    """The row of a task after a step that the process ``owner`` took."""
     return TaskChangedRow(
         task.request_id,
         task.version,
@@ -61,7 +62,14 @@ def changed_task_row(task: Task) -> TaskChangedRow:
         task.wake_at,
         task.dispatched,
         _json.encode(task.state).decode(),
+        owner,
+        input_until(task),
     )
+
+
+def changed_request_row(task: Task) -> TaskRequestRow:
+    """The row of a task whose input was dropped."""
+    return TaskRequestRow(task.request_id, _json.encode(task.request).decode())
 
 
 def changed_usage_row(task: Task) -> UsageChangedRow:

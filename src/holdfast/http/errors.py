@@ -113,6 +113,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "task_not_found": ErrorRow(404, NOT_FOUND),
     "task_not_terminal": ErrorRow(409, CONFLICT, final=True),
     "task_already_terminal": ErrorRow(409, CONFLICT, final=True),
+    "task_input_expired": ErrorRow(410, NOT_FOUND),
     "event_not_found": ErrorRow(404, NOT_FOUND),
     "review_not_found": ErrorRow(404, NOT_FOUND),
     "review_not_open": ErrorRow(409, CONFLICT),

@@ -7,7 +7,8 @@ from typing import Literal
 from uuid_utils import uuid7
 
 Prefix = Literal[
-    "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset"
+    "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
+    "proc",
 ]  # fmt: skip
 
 

@@ -159,6 +159,7 @@ def fail(
         "job_lost",
         "provider_failed",
         "provider_canceled",
+        "provider_removed",
     ],
     code: ErrorCode,
     text: str | None,

@@ -34,7 +34,7 @@ Cause = Literal[
     "provider_running", "provider_succeeded", "passed_through", "outputs_stored", "outputs_partly_stored",
     "outputs_unstorable", "output_flagged", "provider_conflict", "review_approved", "review_rejected",
     "review_lapsed", "user_canceled", "provider_failed", "provider_canceled", "job_lost", "submit_rejected",
-    "deadline_passed", "never_sent", "submit_unresolved",
+    "deadline_passed", "never_sent", "submit_unresolved", "provider_removed",
 ]  # fmt: skip
 
 
@@ -72,6 +72,7 @@ TRANSITIONS: Mapping[Cause, Rule] = {
     "deadline_passed": Rule(_RUNNING, "failed", "release"),
     "never_sent": Rule(_RUNNING, "failed", "release"),
     "submit_unresolved": Rule(_RUNNING, "failed", "release"),
+    "provider_removed": Rule(_RUNNING, "failed", "release"),
 }
 """Every way the public status may change. A running task whose job was lost is dispatched anew while it stays
 ``processing``, so the causes of a failed dispatch start there too."""
@@ -81,12 +82,14 @@ TRANSITIONS: Mapping[Cause, Rule] = {
 class ProviderTraits:
     """What a provider can do, as far as decisions depend on it.
 
-    ``idempotent_submit``: handing in the same attempt again cannot start a second job.
+    ``idempotent_submit``: handing in the same attempt again cannot start a second job. ``listed``: whether the
+    catalog names it, did so until lately, or has not for longer than the grace that lasts.
     """
 
     idempotent_submit: bool
     polls: bool
     cancels: bool
+    listed: Literal["yes", "lately", "no"] = "yes"
 
 
 @dataclass(frozen=True, slots=True)

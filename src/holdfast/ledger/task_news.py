@@ -35,6 +35,7 @@ from holdfast.ledger.task_moves import (
     unchanged,
 )
 from holdfast.ledger.task_progress import callback_ref, clean_word, error_text, note_of, raised_percent
+from holdfast.ledger.task_silence import overdue_text
 from holdfast.ledger.tasks import ErrorCode, HostingState, OutputItem, Progress, Task
 
 _RANK: Final[dict[NewsStatus, int]] = {"queued": 0, "processing": 1, "succeeded": 2, "failed": 2, "canceled": 2}
@@ -102,7 +103,7 @@ def on_poll(
         if not state.final_poll or _is_decided(step.task):
             return step
     if state.final_poll:
-        text = "the job was not finished in time"
+        text = overdue_text(task, now)
         return fail(
             task,
             "deadline_passed",

@@ -12,6 +12,7 @@ a commit and its effects costs time, not truth.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
@@ -20,6 +21,7 @@ import msgspec
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_dispatch import fail, leave_unresolved, on_submit_failed, on_submitted, submit
 from holdfast.ledger.task_hosting import begin_round, can_pass_through, deliver, on_hosted, wake_hosting
+from holdfast.ledger.task_inputs import on_input_expired, without_large_input
 from holdfast.ledger.task_moves import (
     TRANSITIONS,
     CancelJob,
@@ -32,6 +34,7 @@ from holdfast.ledger.task_moves import (
     Settlement,
     Step,
     SubmitJob,
+    after,
     changed,
     dispatch_deadline,
     transition,
@@ -39,13 +42,14 @@ from holdfast.ledger.task_moves import (
 )
 from holdfast.ledger.task_news import on_news, on_poll, passed_through, poll
 from holdfast.ledger.task_progress import system_note
+from holdfast.ledger.task_silence import never_taken_text, overdue_text, unresolved_text
 from holdfast.ledger.tasks import ReviewDecision, Task, TaskStatus, accept_task, usage_of
 
 __all__ = [
     "TRANSITIONS", "CancelJob", "Effect", "HostOutputs", "HostedOutput", "HostingFailure", "PollJob",
     "ProviderTraits", "Settlement", "Step", "SubmitJob", "accept_task", "on_assets_announced",
-    "on_assets_expired", "on_cancel", "on_cancel_told", "on_hosted", "on_news", "on_poll", "on_review",
-    "on_submit_failed", "on_submitted", "on_wake", "usage_of",
+    "on_assets_expired", "on_cancel", "on_cancel_told", "on_hosted", "on_input_expired", "on_news", "on_poll",
+    "on_review", "on_submit_failed", "on_submitted", "on_wake", "usage_of",
 ]  # fmt: skip
 
 _BY_DECISION: Mapping[ReviewDecision, tuple[TaskStatus, ...]] = {
@@ -65,10 +69,12 @@ def on_wake(
     operation_id: str,
     jitter: float = 0.0,
     recovering: bool = False,
+    submitting: bool = False,
 ) -> Step:
     """Do what is due; ``ignored`` where nothing is. Deadlines come before the work they end.
 
     ``recovering``: whoever was at work on this task is gone, so what waits for an answer is taken up at once.
+    ``submitting``: the submission of the present attempt is still under way, so its answer is waited for.
     """
     if task.is_terminal:
         return unchanged("ignored")
@@ -77,22 +83,26 @@ def on_wake(
         return wake_hosting(task, now, operation_id=operation_id, jitter=jitter, recovering=recovering)
     if task.status == "review":
         return _wake_review(task, now, operation_id)
+    if traits.listed == "no":
+        text = "the provider is no longer in the catalog"
+        return fail(
+            task,
+            "provider_removed",
+            "provider_removed",
+            text,
+            now,
+            operation_id=operation_id,
+            what="catalog",
+            cancel=True,
+        )
     if _deadline_passed(task, now):
         return _wake_overdue(task, now, traits, operation_id, jitter)
     waits_for_answer = recovering and state.dispatch != "none"
     if not waits_for_answer and (state.due_at is None or now < state.due_at):
         return unchanged("ignored")
-    match state.dispatch:
-        case "none":
-            return submit(task, now, new_attempt=state.attempt == 0, jitter=jitter)
-        case "intent" | "ambiguous":
-            if traits.idempotent_submit:
-                return submit(task, now, new_attempt=False, jitter=jitter)
-            return leave_unresolved(task, now)
-        case "acked":
-            if traits.polls and state.provider_ref is not None:
-                return poll(task, state.provider_ref, now, jitter=jitter)
-            return changed(task, now, due_at=None)
+    if submitting and state.dispatch == "intent":
+        return unchanged("ignored")
+    return _call_provider(task, now, traits, jitter)
 
 
 def on_cancel(task: Task, now: datetime, *, operation_id: str) -> Step | Refusal:
@@ -110,7 +120,9 @@ def on_cancel(task: Task, now: datetime, *, operation_id: str) -> Step | Refusal
     if still_running and state.provider_ref is not None:
         effects = (CancelJob(task.request_id, state.attempt, state.provider_ref),)
     note = system_note("canceled", "cancel", now)
-    return transition(task, "user_canceled", now, *effects, operation_id=operation_id, note=note)
+    step = transition(task, "user_canceled", now, *effects, operation_id=operation_id, note=note)
+    assert step.task is not None
+    return replace(step, task=without_large_input(step.task))
 
 
 def on_cancel_told(task: Task, attempt: int, outcome: CancelOutcome, now: datetime) -> Step:
@@ -192,6 +204,25 @@ def _said(decision: str, note: str | None) -> str:
     return decision if note is None else f"{decision}: {note}"
 
 
+def _call_provider(task: Task, now: datetime, traits: ProviderTraits, jitter: float) -> Step:
+    """Submit or poll, whatever the task is at; where neither can help, wait for news or the deadline."""
+    state = task.state
+    match state.dispatch:
+        case "none":
+            return submit(task, now, new_attempt=state.attempt == 0, jitter=jitter)
+        case "intent" | "ambiguous":
+            if traits.idempotent_submit:
+                return submit(task, now, new_attempt=False, jitter=jitter)
+            return leave_unresolved(task, now)
+        case "acked":
+            if traits.polls and state.provider_ref is not None:
+                return poll(task, state.provider_ref, now, jitter=jitter)
+            if traits.listed == "lately":
+                # It comes back, or its grace ends.
+                return changed(task, now, due_at=after(now, task.request.terms.deadlines.silence_s, jitter))
+            return changed(task, now, due_at=None)
+
+
 def _wake_review(task: Task, now: datetime, operation_id: str) -> Step:
     review = task.state.review
     assert review is not None
@@ -218,7 +249,7 @@ def _wake_overdue(task: Task, now: datetime, traits: ProviderTraits, operation_i
             return poll(task, state.provider_ref, now, jitter=jitter, last=True)
         if state.final_poll and state.due_at is not None and now < state.due_at:
             return unchanged("ignored")
-        text = "the job was not finished in time"
+        text = overdue_text(task, now)
         return fail(
             task,
             "deadline_passed",
@@ -230,7 +261,7 @@ def _wake_overdue(task: Task, now: datetime, traits: ProviderTraits, operation_i
             cancel=True,
         )
     if state.dispatch == "none" and not state.maybe_sent:
-        text = "the provider could not be reached in time"
+        text = never_taken_text(task)
         return fail(
             task,
             "never_sent",
@@ -241,7 +272,7 @@ def _wake_overdue(task: Task, now: datetime, traits: ProviderTraits, operation_i
             what="deadline",
             cancel=False,
         )
-    text = "it is not known whether the provider took the job"
+    text = unresolved_text(task)
     return fail(
         task,
         "submit_unresolved",

@@ -26,6 +26,7 @@ Stage = Literal["dispatch", "queue", "render", "encode", "upload", "hosting", "r
 ErrorCode = Literal[
     "provider_error", "provider_timeout", "provider_unavailable", "content_policy", "submit_ambiguous",
     "hosting_failed", "canceled_by_provider", "invalid_upstream_input", "partial", "internal",
+    "provider_removed",
 ]  # fmt: skip
 ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "manual"]
 ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
@@ -40,8 +41,9 @@ TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for and on which terms, fixed when the task was accepted.
 
-    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written. ``webhook_events``
-    are the kinds of events sent to ``webhook_url``; None stands for the usual ones.
+    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written; ``input_dropped``
+    says that it has been removed since, the one thing here that changes. ``webhook_events`` are the kinds of events
+    sent to ``webhook_url``; None stands for the usual ones.
     """
 
     input: dict[str, object]
@@ -54,6 +56,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     webhook_url: str | None = None
     webhook_events: tuple[EventKind, ...] | None = None
     retry_of: str | None = None
+    input_dropped: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -106,7 +106,10 @@ class TaskRow(NamedTuple):
 
 
 class TaskChangedRow(NamedTuple):
-    """A task after one step. Its id alone finds it: by account, a plan might read all of the account's tasks."""
+    """A task after one step. Its id alone finds it: by account, a plan might read all of the account's tasks.
+
+    ``owner`` is the process that took the step; ``input_until`` ends the time of a large input.
+    """
 
     request_id: str
     version: int
@@ -115,6 +118,15 @@ class TaskChangedRow(NamedTuple):
     wake_at: datetime | None
     dispatched: bool
     state: str
+    owner: str | None = None
+    input_until: datetime | None = None
+
+
+class TaskRequestRow(NamedTuple):
+    """What was asked of a task, without its input. ``request`` is JSON text."""
+
+    request_id: str
+    request: str
 
 
 class TaskEventRow(NamedTuple):
@@ -339,6 +351,7 @@ Row: TypeAlias = (
     | HoldSettledRow
     | TaskRow
     | TaskChangedRow
+    | TaskRequestRow
     | TaskEventRow
     | OrderRow
     | OrderChangedRow

@@ -17,26 +17,22 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
+from holdfast.persistence.process_tables import processes, service_clock
+from holdfast.persistence.table_base import Time, metadata
 
-Time = TIMESTAMP(timezone=True)
+__all__ = [
+    "accounts", "api_keys", "assets", "contents", "holds", "idempotency_records", "journal_batches", "metadata",
+    "operations", "orders", "outbox", "outbox_attempts", "payment_events", "postings", "processes", "service_clock",
+    "sessions", "sign_ins", "task_events", "tasks", "usage_entries", "webhook_secrets",
+]  # fmt: skip
 
 accounts = Table(
     "accounts",
@@ -126,11 +122,24 @@ tasks = Table(
     Column("dispatched", Boolean, nullable=False),
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
+    # The process that last wrote or claimed the task once it was dispatched; null in rows of older programs.
+    Column("owner", Text),
+    # Until when the large input of an ended task is kept; null where there is nothing to drop.
+    Column("input_until", Time),
     # In the order of the list, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", unique=True),
-    # A step moves wake_at, so it writes the row's index entries anew whatever room its page has left.
-    Index("ix_tasks_due", "wake_at", postgresql_where=text("wake_at is not null")),
+    # A step moves wake_at, so it writes the row's index entries anew whatever room its page has left. A task is in
+    # one of these two at a time: the first finds the next waiting task of each account, the second what is due.
+    Index(
+        "ix_tasks_waiting",
+        "provider",
+        "account_id",
+        "wake_at",
+        postgresql_where=text("wake_at is not null and not dispatched"),
+    ),
+    Index("ix_tasks_due", "wake_at", postgresql_where=text("wake_at is not null and dispatched")),
+    Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
 )
 
 task_events = Table(

@@ -10,7 +10,7 @@ from holdfast.actors.sign_in import SignInActor, SignInRules
 from holdfast.actors.task import TaskActor, TaskWorld
 from holdfast.actors.turns import Tell, Teller
 from holdfast.actors.worker_messages import TaskCreated
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.database import Database
@@ -20,9 +20,15 @@ from holdfast.persistence.order_loading import OrderReads
 from holdfast.settings import Settings
 
 
-def account_factory(settings: Settings, database: Database, journal: Journal, dispatcher: Teller) -> Any:
-    """Makes the account actors of one process."""
-    limits = AccountLimits(tasks_in_flight_max=settings.tasks_in_flight_max)
+def account_factory(
+    settings: Settings, database: Database, journal: Journal, dispatcher: Teller, *, now: Now
+) -> Any:
+    """Makes the account actors of one process; ``now`` tells service time."""
+    limits = AccountLimits(
+        tasks_in_flight_max=settings.tasks_in_flight_max,
+        task_creates_per_s=settings.task_creates_per_account_s,
+        task_creates_burst=settings.task_creates_burst,
+    )
     orders = OrderReads(database)
 
     async def load(account_id: str) -> Any:
@@ -39,7 +45,7 @@ def account_factory(settings: Settings, database: Database, journal: Journal, di
             load=load,
             orders=orders,
             announce=announce,
-            now=utc_now,
+            now=now,
             limits=limits,
         )
 

@@ -13,14 +13,18 @@ from prometheus_client import generate_latest
 from holdfast.actors.event_desk import EventDesk
 from holdfast.actors.payment_inbox import PaymentInbox
 from holdfast.actors.task import TaskWorld
+from holdfast.actors.workers.desk import SubmitKey
+from holdfast.actors.workers.heartbeat import Presence
 from holdfast.http.front import CardDesk, Front, Readiness
-from holdfast.ledger.clock import utc_now
 from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.journal import Journal
+from holdfast.persistence.processes import this_process
+from holdfast.persistence.service_clock import ServiceClock
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import AssetStore, LocalStore
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
+from holdfast.providers.media.liveness import ProviderLiveness
 from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
@@ -67,8 +71,12 @@ def assemble(
     public_url = settings.public_url or local_url
     shelf = Shelf(settings, studio_url=studio_url)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
+    presence = Presence(process := this_process(), ServiceClock(process.process_id))
+    now = presence.clock.now
+    submits: set[SubmitKey] = set()
+    liveness = ProviderLiveness()
     journal = Journal(
-        BatchWriter(database.connect_writer, now=utc_now, idempotency_ttl_s=settings.idempotency_ttl_s),
+        BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
     reporter, dead_letters = Reporter(), DeadLetters()
@@ -90,7 +98,7 @@ def assemble(
         dead_letters=dead_letters,
         limits=limits,
     )
-    accounts = keyed("accounts", account_factory(settings, database, journal, posts["dispatcher"]))
+    accounts = keyed("accounts", account_factory(settings, database, journal, posts["dispatcher"], now=now))
     sign_ins = keyed("sign-in", sign_in_factory(settings, database, journal))
     world = TaskWorld(
         accounts=accounts,
@@ -100,8 +108,11 @@ def assemble(
         outbox=posts["outbox"],
         traits=shelf.traits,
         callback_url=lambda provider: _callback_url(shelf, provider, public_url, local_url),
-        now=utc_now,
+        now=now,
         rng=random.Random(),  # noqa: S311 - spreads waiting times
+        process_id=process.process_id,
+        liveness=liveness,
+        is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
     card = card_line(settings, local_url=local_url)
@@ -122,6 +133,9 @@ def assemble(
             store=store,
             card=card,
             front=lambda: front,
+            presence=presence,
+            submits=submits,
+            liveness=liveness,
         ),
         emulators=_emulators(settings, shelf, studio_port, card),
     )
@@ -138,8 +152,8 @@ def assemble(
         mailer=_mailer(settings),
         callback_secrets=shelf.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),
-        card=None if card is None else _card_desk(card, PaymentInbox(PROVIDER, journal, utc_now)),
-        events=EventDesk(journal, posts["outbox"], utc_now),
+        card=None if card is None else _card_desk(card, PaymentInbox(PROVIDER, journal, now)),
+        events=EventDesk(journal, posts["outbox"], now),
         health=Vitals(database, tree, shelf),
         metrics_text=generate_latest,
         public_url=lambda: public_url,
@@ -235,7 +249,7 @@ def _mailer(settings: Settings) -> Mailer:
 
 def _callback_url(shelf: Shelf, provider: str, public_url: str, local_url: str) -> str:
     """Where a provider calls back: the in-tree studio on loopback, everybody else where the world finds us."""
-    config = shelf.catalog.providers.get(provider)
+    config = shelf.config_of(provider)
     is_in_tree = config is not None and config.kind == "studio" and config.url is None
     url = f"{local_url if is_in_tree else public_url}/v2/callback"
     # Whoever speaks in words of its own does so at an address of its own.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Literal
 from urllib.parse import urlsplit
 
 import structlog
@@ -29,6 +32,15 @@ PAST_CATALOGS_MAX = 16
 """How many earlier catalogs are kept at most, however often the catalog is read again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Removed:
+    """A provider that is not in the catalog: since when on the counter, and what it was where we knew it."""
+
+    at_s: float
+    config: ProviderConfig | None = None
+    provider: MediaProvider | None = None
+
+
 class Shelf:
     """The catalog in force and the providers it names; replaced whole by :meth:`reload`.
 
@@ -37,12 +49,21 @@ class Shelf:
     from.
     """
 
-    def __init__(self, settings: Settings, *, studio_url: str, now: Now = utc_now) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        studio_url: str,
+        now: Now = utc_now,
+        counter: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         self._studio_url = studio_url
         self._now = now
+        self._counter = counter
         self._past: dict[str, tuple[datetime, Catalog]] = {}
         self._reading = trio.CapacityLimiter(1)
+        self._removed: dict[str, _Removed] = {}
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
         catalog = self._checked(load_catalog(settings.catalog))
@@ -65,6 +86,10 @@ class Shelf:
         if self._needs_studio(catalog) and not self._needs_studio(self.catalog):
             log.warning("the in-tree studio starts with the service: restart it to run the models that name it")
         self._keep_past(catalog)
+        for name in self.catalog.providers.keys() - catalog.providers.keys():
+            self._removed[name] = _Removed(self._counter(), self.catalog.providers[name], self.providers.get(name))
+            grace_s = self._settings.provider_removed_grace_s
+            log.warning("provider has left the catalog", provider=name, its_tasks_fail_in_s=grace_s)
         self.catalog = catalog
         self._stock(providers)
         log.info("catalog in force", version=catalog.version, models=len(catalog.models))
@@ -111,17 +136,41 @@ class Shelf:
         """Take over the providers of the catalog in force."""
         for line in self.catalog.warnings:
             log.warning("catalog warning", warning=line)
-        configs = self.catalog.providers.values()
+        for name in self.catalog.providers:
+            if self._removed.pop(name, None) is not None:
+                log.info("provider is in the catalog again", provider=name)
+        configs = self._configs.values()
         origins = {_origin(url) for config in configs if (url := self._url_of(config)) is not None}
+        kept = {name: gone.provider for name, gone in self._removed.items() if gone.provider is not None}
         # In one turn of the loop: nobody sees an empty shelf in between.
         self.providers.clear()
-        self.providers.update(providers)
+        self.providers.update(kept | dict(providers))
         self.origins.clear()
         self.origins.update(origins)
 
+    @property
+    def _configs(self) -> Mapping[str, ProviderConfig]:
+        """The providers of the catalog, and those that have left it and whose grace has not ended."""
+        kept = {name: gone.config for name, gone in self._removed.items() if gone.config and not self.removed(name)}
+        return kept | dict(self.catalog.providers)
+
+    def config_of(self, provider: str) -> ProviderConfig | None:
+        """A provider as the catalog has it, or had it until lately."""
+        return self._configs.get(provider)
+
+    def removed(self, provider: str) -> bool:
+        """Whether a provider has been out of the catalog for longer than its grace.
+
+        One that this process has never heard of counts as removed now, when somebody first asks.
+        """
+        if provider in self.catalog.providers:
+            return False
+        gone = self._removed.setdefault(provider, _Removed(self._counter()))
+        return self._counter() - gone.at_s >= self._settings.provider_removed_grace_s
+
     def origins_of(self, provider: str) -> frozenset[Origin]:
         """Where a provider's own outputs may lie on a private network: where it is itself."""
-        config = self.catalog.providers.get(provider)
+        config = self.config_of(provider)
         url = None if config is None else self._url_of(config)
         return frozenset() if url is None else frozenset({_origin(url)})
 
@@ -167,9 +216,9 @@ class Shelf:
     def callback_secrets(self, provider: str | None) -> Sequence[str]:
         """The secrets a callback may be signed with: its provider's, or any provider's where it names none."""
         if provider is not None:
-            config = self.catalog.providers.get(provider)
+            config = self.config_of(provider)
             return () if config is None else self.secrets_of(config)
-        secrets = [s for config in self.catalog.providers.values() for s in self.secrets_of(config)]
+        secrets = [s for config in self._configs.values() for s in self.secrets_of(config)]
         return tuple(dict.fromkeys(secrets))
 
     def places(self) -> Mapping[str, int]:
@@ -177,11 +226,16 @@ class Shelf:
         return {name: config.concurrency for name, config in self.catalog.providers.items()}
 
     def traits(self, provider: str) -> ProviderTraits:
-        """What a provider can do; of one no longer in the catalog, nothing is expected."""
+        """What a provider can do; one that has left the catalog can do it until its grace ends."""
         found = self.providers.get(provider)
+        listed: Literal["yes", "lately", "no"] = "yes"
+        if provider not in self.catalog.providers:
+            listed = "no" if self.removed(provider) else "lately"
         if found is None:
-            return ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
-        return ProviderTraits(idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels)
+            return ProviderTraits(idempotent_submit=False, polls=False, cancels=False, listed=listed)
+        return ProviderTraits(
+            idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
+        )
 
 
 def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
-from holdfast.actors.workers.desk import ProviderDesk
+from holdfast.actors.workers.desk import ProviderDesk, SubmitKey
 from holdfast.actors.workers.dispatcher import Dispatcher
+from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
@@ -17,10 +18,11 @@ from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.http.front import Front
 from holdfast.http.tasks.event_shapes import announcement
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import Now, utc_now
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.providers.assets import AssetStore
+from holdfast.providers.media.liveness import ProviderLiveness
 from holdfast.providers.outward.guarded import GuardedClient, resolver
 from holdfast.providers.outward.name_lookups import NameLookups
 from holdfast.providers.outward.webhook_post import post_event
@@ -30,7 +32,10 @@ from holdfast.supervision.spec import Child
 from holdfast.wiring.card_line import CardLine
 from holdfast.wiring.shelf import Shelf
 
-WORKERS = ("dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper", "sweeper")
+WORKERS = (
+    "heartbeat", "dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper",
+    "sweeper",
+)  # fmt: skip
 
 
 def worker_posts() -> dict[str, WorkerPost]:
@@ -50,25 +55,47 @@ def worker_factories(
     store: AssetStore,
     card: CardLine | None,
     front: Callable[[], Front],
+    presence: Presence,
+    submits: set[SubmitKey],
+    liveness: ProviderLiveness,
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """What makes an incarnation of each worker. ``front`` is asked for only then: it is put together later."""
     downloads = GuardedClient(shelf.origins, resolve=resolver(NameLookups("downloads")))
-    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks)
+    now = presence.clock.now
+    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks, now=now)
     errands = OrderErrands(
         database=database,
         accounts=accounts,
         card=None if card is None else card.provider,
         env=settings.env,
-        now=utc_now,
+        now=now,
     )
     return (
         (
+            # First, so that service time is known before anything falls due by it.
+            "heartbeat",
+            lambda: Heartbeat(posts["heartbeat"], database=database, presence=presence, providers=shelf.places),
+        ),
+        (
             "dispatcher",
             lambda: Dispatcher(
-                posts["dispatcher"], database=database, tasks=tasks, places=shelf.places, now=utc_now
+                posts["dispatcher"],
+                database=database,
+                tasks=tasks,
+                places=shelf.places,
+                now=now,
+                process=presence.process,
+                removed=shelf.removed,
+                judges_leases=presence.judges_leases,
+                silences=liveness.silences,
             ),
         ),
-        ("desk", lambda: ProviderDesk(posts["desk"], providers=shelf.providers, tasks=tasks)),
+        (
+            "desk",
+            lambda: ProviderDesk(
+                posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, liveness=liveness
+            ),
+        ),
         (
             "hosting",
             lambda: HostingWorker(
@@ -79,7 +106,7 @@ def worker_factories(
                 database=database,
                 incoming_dir=settings.data_dir / "incoming",
                 tasks=tasks,
-                now=utc_now,
+                now=now,
             ),
         ),
         ("outbox", lambda: outbox(front())),
@@ -87,7 +114,7 @@ def worker_factories(
         ("order-sweeper", lambda: OrderSweeper(posts["order-sweeper"], database=database, errands=errands)),
         (
             "asset-sweeper",
-            lambda: AssetSweeper(posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=utc_now),
+            lambda: AssetSweeper(posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=now),
         ),
         (
             "sweeper",
@@ -97,7 +124,13 @@ def worker_factories(
 
 
 def outbox_factory(
-    settings: Settings, database: Database, journal: Journal, post: WorkerPost, tasks: KeyedDirectory
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    post: WorkerPost,
+    tasks: KeyedDirectory,
+    *,
+    now: Now,
 ) -> Callable[[Front], OutboxWorker]:
     """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
     client = GuardedClient(
@@ -119,7 +152,7 @@ def outbox_factory(
             send=partial(post_event, client, timeout_s=settings.webhook_timeout_s, now=utc_now),
             secrets_key=front.webhook_key,
             give_up_s=settings.webhook_give_up_s,
-            now=utc_now,
+            now=now,
             rng=random.Random(),  # noqa: S311 - spreads waiting times
         )
 

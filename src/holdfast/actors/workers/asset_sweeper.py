@@ -19,7 +19,8 @@ from sqlalchemy import Connection
 
 from holdfast.actors.directory import Directory
 from holdfast.actors.faults import AskFault, Crashed
-from holdfast.actors.task_messages import ExpireAssets
+from holdfast.actors.messages import Command
+from holdfast.actors.task_messages import DropInput, ExpireAssets, TaskRef
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now
 from holdfast.persistence.contents import (
@@ -31,6 +32,7 @@ from holdfast.persistence.contents import (
     tasks_with_expired_assets,
 )
 from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.persistence.task_claims import tasks_with_expired_input
 from holdfast.providers.assets import AssetStore, asset_key
 from holdfast.providers.assets.sniffing import EXTENSIONS
 
@@ -46,10 +48,11 @@ ASK_DEADLINE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep came to: tasks whose results expired, contents that have left the store."""
+    """What one sweep came to: tasks whose results expired, contents that left the store, inputs dropped."""
 
     expired: int
     removed: int
+    inputs: int = 0
 
 
 class AssetSweeper(Worker):
@@ -80,20 +83,26 @@ class AssetSweeper(Worker):
 
     async def sweep(self) -> Swept:
         """Expire what is past its time and remove what nobody refers to. Raises :class:`DatabaseAway`."""
-        swept = Swept(await self._expire(), await self._remove())
-        if swept != Swept(0, 0):
-            log.info("assets swept", expired=swept.expired, removed=swept.removed)
+        swept = Swept(await self._expire(), await self._remove(), await self._drop_inputs())
+        if swept != Swept(0, 0, 0):
+            log.info("assets swept", expired=swept.expired, removed=swept.removed, inputs=swept.inputs)
         return swept
+
+    async def _drop_inputs(self) -> int:
+        at = self._now()
+        due = await self._database.read(lambda rows: tasks_with_expired_input(rows, at, most=TASKS_MAX))
+        told = [await self._tell(request_id, DropInput()) for request_id in due]
+        return sum(told)
 
     async def _expire(self) -> int:
         at = self._now()
         due = await self._database.read(lambda rows: tasks_with_expired_assets(rows, at, most=TASKS_MAX))
-        told = [await self._tell(request_id) for request_id in due]
+        told = [await self._tell(request_id, ExpireAssets()) for request_id in due]
         return sum(told)
 
-    async def _tell(self, request_id: str) -> bool:
+    async def _tell(self, request_id: str, command: Command[TaskRef]) -> bool:
         try:
-            await self._tasks.ask(request_id, ExpireAssets(), deadline_s=ASK_DEADLINE_S)
+            await self._tasks.ask(request_id, command, deadline_s=ASK_DEADLINE_S)
         except (AskFault, Crashed) as fault:
             # Its rows stay, and the next sweep finds them.
             log.info("a task's assets are put off", request_id=request_id, reason=str(fault))

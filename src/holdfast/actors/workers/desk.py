@@ -7,7 +7,7 @@ wakes it again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 import trio
@@ -17,21 +17,40 @@ from holdfast.actors.task_messages import HearCancel, HearPoll, HearSubmission
 from holdfast.actors.turns import Teller
 from holdfast.actors.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.worker import POST_MAX, Worker, WorkerPost
-from holdfast.providers.media.base import MediaProvider, NotSent, PollFault
+from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
+from holdfast.providers.media.liveness import ProviderLiveness
 
 log = structlog.get_logger(__name__)
 
 CALLS_MAX = 32
 """How many calls to one provider are under way at once: one that does not answer holds up its own tasks only."""
+TURN_S = 10.0
+"""How long a submission waits for one of those calls; then it has surely not been sent. Shorter than its lease."""
+
+SubmitKey: TypeAlias = tuple[str, int]
+"""The task and the attempt that a submission is for."""
 
 
 class ProviderDesk(Worker):
-    """Carries jobs, polls and cancels to the providers, to each a bounded number at a time."""
+    """Carries jobs, polls and cancels to the providers, to each a bounded number at a time.
 
-    def __init__(self, post: WorkerPost, *, providers: Mapping[str, MediaProvider], tasks: Teller) -> None:
+    ``submits`` always holds those submissions that are in its hands, for whoever wants to know.
+    """
+
+    def __init__(
+        self,
+        post: WorkerPost,
+        *,
+        providers: Mapping[str, MediaProvider],
+        tasks: Teller,
+        submits: set[SubmitKey] | None = None,
+        liveness: ProviderLiveness | None = None,
+    ) -> None:
         super().__init__(post)
         self._providers = providers
         self._tasks = tasks
+        self._submits: set[SubmitKey] = set() if submits is None else submits
+        self._liveness = liveness or ProviderLiveness()
         self._calls: dict[str, trio.CapacityLimiter] = {}
         self._errands = 0
 
@@ -41,23 +60,47 @@ class ProviderDesk(Worker):
             metrics.DEAD_LETTERS.labels("full").inc()
             log.warning("too many errands wait", message=type(message).__name__)
             return
+        if isinstance(message, Submit):
+            key = message.job.request_id, message.job.attempt
+            if key in self._submits:
+                # It was asked for again before the first call was answered: one call is enough.
+                return
+            self._submits.add(key)
         self._errands += 1
         self.nursery.start_soon(self._errand, message)
 
     async def _errand(self, message: Any) -> None:
         try:
-            async with self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX)):
-                if isinstance(message, Submit):
-                    await self._submit(message)
-                elif isinstance(message, Poll):
-                    await self._poll(message)
-                elif isinstance(message, CancelJob):
-                    await self._cancel(message)
+            calls = self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX))
+            if await self._has_turn(calls):
+                try:
+                    await self._call(message)
+                finally:
+                    calls.release()
+            elif isinstance(message, Submit):
+                none_free = NotSent("earlier calls to the provider are not answered yet")
+                self._tasks.tell(message.job.request_id, HearSubmission(message.job.attempt, none_free))
         except Exception:
             # One provider's odd answer must not end everybody's errands; the task's row brings it up again.
             log.exception("errand broke", message=type(message).__name__)
         finally:
             self._errands -= 1
+            if isinstance(message, Submit):
+                self._submits.discard((message.job.request_id, message.job.attempt))
+
+    async def _has_turn(self, calls: trio.CapacityLimiter) -> bool:
+        with trio.move_on_after(TURN_S):
+            await calls.acquire()
+            return True
+        return False
+
+    async def _call(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            await self._submit(message)
+        elif isinstance(message, Poll):
+            await self._poll(message)
+        elif isinstance(message, CancelJob):
+            await self._cancel(message)
 
     async def _submit(self, submit: Submit) -> None:
         provider = self._providers.get(submit.provider)
@@ -66,7 +109,15 @@ class ProviderDesk(Worker):
             submission: Any = NotSent(f"no provider {submit.provider!r} is configured")
         else:
             submission = await provider.submit(job)
+            self._note(submit.provider, submission)
         self._tasks.tell(job.request_id, HearSubmission(job.attempt, submission))
+
+    def _note(self, provider: str, submission: Submission) -> None:
+        match submission:
+            case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
+                self._liveness.unanswered(provider, "submissions", reason)
+            case _:
+                self._liveness.answered(provider, "submissions")
 
     async def _poll(self, poll: Poll) -> None:
         provider = self._providers.get(poll.provider)
@@ -75,8 +126,11 @@ class ProviderDesk(Worker):
         try:
             news = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
         except PollFault as fault:
-            log.info("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
+            # Not a line for each: a provider that stays silent is told of once.
+            log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
+            self._liveness.unanswered(poll.provider, "news", str(fault))
             return
+        self._liveness.answered(poll.provider, "news")
         self._tasks.tell(poll.request_id, HearPoll(poll.attempt, news))
 
     async def _cancel(self, cancel: CancelJob) -> None:

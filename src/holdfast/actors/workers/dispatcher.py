@@ -1,9 +1,13 @@
 """The dispatcher: gives waiting tasks a place at their provider, and wakes whatever is due.
 
-A provider has so many places. A new task takes a free one at once; otherwise it waits in its row, and the oldest
-go first when places come free. Everything else that falls due (polls, deadlines, hosting rounds, what a dead
-process left behind) is found by its ``wake_at``. Claiming moves ``wake_at`` on under ``SKIP LOCKED``, so
-several processes share the work, and a claim whose process dies lapses by itself.
+A provider has so many places. A new task takes a free one at once where nobody waits; otherwise it waits in its
+row, and places that come free are dealt out among the accounts in turn, the oldest task of each first. Everything
+else that falls due (polls, deadlines, hosting rounds) is found by its ``wake_at``. Claiming moves ``wake_at`` on
+under ``SKIP LOCKED``, so several processes share the work, and a claim whose process dies lapses by itself.
+
+What has been dispatched belongs to the process that did it, as long as that runs; what an ended process had begun
+is taken over (:mod:`holdfast.persistence.processes`). Tasks whose provider has left the catalog are woken when its
+grace is over, and fail.
 
 While the event loop is busy, callers are waiting: then each provider is given new tasks one at a time and at most a
 few a second, so that starting tasks does not hold up the taking in of new ones. Its places stay its own: slow
@@ -12,15 +16,16 @@ jobs keep them all busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import structlog
 import trio
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row
 
 from holdfast.actors.mailbox import Envelope, MailboxFull
 from holdfast.actors.messages import Command
@@ -30,7 +35,22 @@ from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
 from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.clock import Now
+from holdfast.ledger.task_silence import Silence
 from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.persistence.processes import Process, take_over
+from holdfast.persistence.task_claims import (
+    FIRST,
+    claim_follow_ups,
+    claim_of_provider,
+    claim_of_silent,
+    claim_overdue,
+    claim_waiting,
+    is_reached_elsewhere,
+    make_ownerless_due,
+    own_dispatched,
+    providers_waited_for,
+    still_occupying,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,49 +58,11 @@ TICK_S = 0.25
 FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
-WAITING_SEEN_MAX = 2_000
-"""How many of those that have waited longest are looked at for a deadline that has passed."""
-OVERDUE_MARGIN_S = 5
-"""The database's clock and ours may differ, and who is woken before its deadline takes a place that is not free."""
-LEASE_S = 10
 HELD_UNSEEN_S = 30.0
 LOAD_SAMPLE_S = 0.25
 BUSY_SHARE = 0.8
 BUSY_PAUSE_S = 0.25
 """While the loop is busy, the time between two new tasks of one provider."""
-
-_CLAIM_WAITING = text(
-    "with due as (select request_id from tasks where wake_at <= now() and not dispatched "
-    "and provider = :provider order by wake_at limit :places for update skip locked) "
-    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.request_id = due.request_id returning t.request_id"
-)
-_CLAIM_FOLLOW_UPS = text(
-    "with due as (select request_id from tasks where wake_at <= now() and dispatched "
-    "order by wake_at limit :most for update skip locked) "
-    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.request_id = due.request_id returning t.request_id, t.updated_at"
-)
-_CLAIM_OVERDUE = text(
-    "with waiting as (select request_id, state from tasks where wake_at <= now() and not dispatched "
-    "order by wake_at limit :seen), due as (select t.request_id from tasks t "
-    "join waiting w using (request_id) where t.wake_at <= now() and not t.dispatched "
-    "and cast(w.state ->> 'overall_deadline_at' as timestamptz) < now() - make_interval(secs => :margin_s) "
-    "limit :most for update of t skip locked) "
-    "update tasks t set wake_at = now() + make_interval(secs => :lease_s) from due "
-    "where t.request_id = due.request_id returning t.request_id"
-)
-"""Who waits in vain: for a provider that has left the catalog, or one whose places never come free in time."""
-
-_LEFT_BEHIND_DUE = text(
-    "update tasks set wake_at = least(wake_at, now()) where wake_at is not null and dispatched "
-    "and updated_at < :before returning request_id, provider, "
-    "status <> 'review' and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies"
-)
-_STILL_OCCUPYING = text(
-    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
-    "and status <> 'review'"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,11 @@ class Tick(Command[None]):
 
 
 class Dispatcher(Worker):
-    """Knows which of this process's tasks occupy a provider, and hands out the places left."""
+    """Knows which of this process's tasks occupy a provider, and hands out the places left.
+
+    ``now`` tells service time. ``removed`` says whether a provider has left the catalog for good, ``judges_leases``
+    whether a lapsed lease proves that its process has ended, ``silences`` what a provider does not answer.
+    """
 
     def __init__(
         self,
@@ -99,20 +85,31 @@ class Dispatcher(Worker):
         tasks: Teller,
         places: Callable[[], Mapping[str, int]],
         now: Now,
+        process: Process,
+        removed: Callable[[str], bool] = lambda _: False,
+        judges_leases: Callable[[], bool] = lambda: True,
+        silences: Callable[[str], Sequence[Silence]] = lambda _: (),
     ) -> None:
         super().__init__(post)
         self._database = database
         self._tasks = tasks
         self._places = places
+        self._now = now
+        self._process = process
+        self._removed = removed
+        self._judges_leases = judges_leases
+        self._silences = silences
         self._held: dict[str, dict[str, float]] = {}
         # Providers for whose places rows may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
+        # The account that was last given a place, by provider: the turn goes on behind it.
+        self._served: dict[str, str] = {}
         self._ticks = 0
         self._is_busy = False
         self._placed_at: dict[str, float] = {}
-        # What was touched before we began is nobody's; what has been touched since is in living hands.
-        self._recover_before: datetime = now()
-        self._has_recovered = False
+        # What names no owner and was touched before we began is nobody's.
+        self._began_at: datetime = now()
+        self._knows_held = False
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
         """Look around now and then, and keep an eye on how busy the loop is."""
@@ -156,60 +153,97 @@ class Dispatcher(Worker):
             self._take(created.provider, created.request_id)
 
     async def _look_around(self) -> None:
-        if not self._has_recovered:
-            await self._take_up_what_was_left()
+        if not self._knows_held:
+            await self._find_held()
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_places()
             await self._wake_overdue()
         look_everywhere = self._ticks % FOLLOW_UP_TICKS == 0
+        if self._ticks == 1:
+            await self._take_over()
         for provider in self._places():
             # Rows of other processes and of earlier lives are looked for less often than known backlogs.
             if look_everywhere or self._backlog.get(provider, True):
                 await self._place_waiting(provider)
-        if not look_everywhere:
-            return
-        claim = {"most": FOLLOW_UPS_MAX, "lease_s": LEASE_S}
-        for row in await self._claim(_CLAIM_FOLLOW_UPS, claim):
-            self._tasks.tell(row.request_id, Wake(recovering=row.updated_at < self._recover_before))
+        if look_everywhere:
+            await self._take_over()
+            await self._follow_up()
 
-    async def _take_up_what_was_left(self) -> None:
-        """Make due what an earlier life had at its providers; until it ends there, it keeps its places."""
-        left = await self._claim(_LEFT_BEHIND_DUE, {"before": self._recover_before})
-        now = trio.current_time()
-        for row in left:
-            if row.occupies:
-                self._held.setdefault(row.provider, {})[row.request_id] = now
-        self._has_recovered = True
+    async def _find_held(self) -> None:
+        """Find what this process has at its providers, after a restart of this worker say."""
+        now, began_at, me = self._now(), self._began_at, self._process.process_id
+
+        def find(rows: Connection) -> tuple[list[Row[Any]], list[Row[Any]]]:
+            return list(own_dispatched(rows, me)), list(make_ownerless_due(rows, before=began_at, now=now))
+
+        own, ownerless = await self._database.work(find)
+        self._hold(own + ownerless)
+        self._knows_held = True
+
+    async def _take_over(self) -> None:
+        """Take on what ended processes had at their providers; until it ends there, it keeps its places."""
+        now, process, judges_leases = self._now(), self._process, self._judges_leases()
+        taken = await self._database.work(lambda rows: take_over(rows, process, now, judges_leases=judges_leases))
+        self._hold(taken)
+        if taken:
+            log.info("tasks of an ended process are taken over", tasks=len(taken))
+        for row in taken:
+            self._tasks.tell(row.request_id, Wake(recovering=True))
+
+    async def _follow_up(self) -> None:
+        now, me = self._now(), self._process.process_id
+        due = await self._database.work(lambda rows: claim_follow_ups(rows, me=me, most=FOLLOW_UPS_MAX, now=now))
+        for row in due:
+            is_ours = row.owner_before == me
+            is_fresh = row.owner_before is None and row.updated_at >= self._began_at
+            self._tasks.tell(row.request_id, Wake(recovering=not (is_ours or is_fresh)))
 
     async def _wake_overdue(self) -> None:
-        """End the waiting of tasks whose time is over: they need no place to fail and give their credit back."""
-        claim = {
-            "seen": WAITING_SEEN_MAX,
-            "margin_s": OVERDUE_MARGIN_S,
-            "most": FOLLOW_UPS_MAX,
-            "lease_s": LEASE_S,
-        }
-        for row in await self._claim(_CLAIM_OVERDUE, claim):
-            self._tasks.tell(row.request_id, Wake())
+        """End the waiting of tasks that wait in vain: they need no place to fail and give their credit back."""
+        now, me = self._now(), self._process.process_id
+        await self._wake(lambda rows: claim_overdue(rows, most=FOLLOW_UPS_MAX, now=now))
+        listed = self._places()
+        for provider in await self._database.read(providers_waited_for):
+            if provider in listed or not self._removed(provider):
+                continue
+
+            def claim(rows: Connection, provider: str = provider) -> list[str]:
+                if is_reached_elsewhere(rows, provider, me=me, now=now):
+                    return []
+                return claim_of_provider(rows, provider, most=FOLLOW_UPS_MAX, now=now)
+
+            await self._wake(claim)
+        for provider in listed:
+            for silence in self._silences(provider):
+                await self._wake(partial(self._of_silent, provider, silence, now), silence)
+
+    @staticmethod
+    def _of_silent(provider: str, silence: Silence, now: datetime, rows: Connection) -> list[str]:
+        return claim_of_silent(rows, provider, silence, most=FOLLOW_UPS_MAX, now=now)
+
+    async def _wake(self, claim: Callable[[Connection], list[str]], silence: Silence | None = None) -> None:
+        """Wake all that a claim finds, so many at a time."""
+        while True:
+            claimed = await self._database.work(claim)
+            for request_id in claimed:
+                self._tasks.tell(request_id, Wake(silence=silence))
+            if len(claimed) < FOLLOW_UPS_MAX:
+                return
 
     async def _place_waiting(self, provider: str) -> None:
-        """Give free places to the tasks that have waited longest."""
+        """Deal out free places among the accounts whose tasks wait."""
         places = self._free(provider)
         if not places:
             self._backlog[provider] = True
             return
-        claim = {"provider": provider, "places": places, "lease_s": LEASE_S}
-        waiting = await self._claim(_CLAIM_WAITING, claim)
+        now, behind = self._now(), self._served.get(provider, FIRST)
+        waiting, self._served[provider] = await self._database.work(
+            lambda rows: claim_waiting(rows, provider, places=places, behind=behind, now=now)
+        )
         self._backlog[provider] = len(waiting) == places
-        for row in waiting:
-            self._take(provider, row.request_id)
-
-    async def _claim(self, statement: TextClause, parameters: dict[str, Any]) -> Sequence[Row[Any]]:
-        def claim(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(statement, parameters).all()
-
-        return await self._database.work(claim)
+        for request_id in waiting:
+            self._take(provider, request_id)
 
     async def _return_lost_places(self) -> None:
         """Take back the places of tasks that ended without our hearing of it, through another process say."""
@@ -218,14 +252,17 @@ class Dispatcher(Worker):
         if not held:
             return
 
-        def occupying(connection: Connection) -> set[str]:
-            return {row.request_id for row in connection.execute(_STILL_OCCUPYING, {"held": held})}
-
-        still = await self._database.read(occupying)
+        still = await self._database.read(lambda rows: still_occupying(rows, held))
         for places in self._held.values():
             for request_id in held:
                 if request_id not in still:
                     places.pop(request_id, None)
+
+    def _hold(self, rows: Iterable[Row[Any]]) -> None:
+        now = trio.current_time()
+        for row in rows:
+            if row.occupies:
+                self._held.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:
         free = max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))

@@ -39,7 +39,7 @@ _CLAIM = (
 _ODD = text(
     "select count(*) filter (where status = 'held') as held, "
     "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
-    "(select count(*) from tasks where wake_at is not null and status = 'review') as in_review "
+    "(select count(*) from tasks where wake_at is not null and dispatched and status = 'review') as in_review "
     "from orders where status = 'held' or reconcile_status = 'mismatch'"
 )
 

@@ -57,6 +57,7 @@ _CREATE_ERRORS = (
     "invalid_input",
     "quote_unavailable",
     "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
     "account_disabled",
 )
 
@@ -164,7 +165,7 @@ async def read_task(call: Call) -> Outcome:
     scope=TASKS_WRITE,
     reply=TaskCreated,
     parameters=(IDEMPOTENCY_KEY,),
-    errors=("task_not_found", "task_not_terminal", *_CREATE_ERRORS),
+    errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
     """The original stays as it is; the new task points to it."""
@@ -193,6 +194,12 @@ def _retry_command(
         return Refusal(
             code="task_not_terminal",
             message=f"The task is {original.status}; only an ended task can be run again.",
+            final=True,
+        )
+    if original.request.input_dropped:
+        return Refusal(
+            code="task_input_expired",
+            message="The task's input was large and is no longer kept; create a new task with it.",
             final=True,
         )
     priced = _price(call.front, original.model, original.request.input)

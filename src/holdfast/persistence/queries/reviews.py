@@ -1,7 +1,7 @@
 """Reviews as rows tell them: the open ones of all accounts, oldest task first, or the one of a task.
 
-A review is part of its task's row. The open ones are found among the tasks that have not ended, through the partial
-index of those: however many tasks have ended, they cost nothing.
+A review is part of its task's row. The open ones are found among the dispatched tasks that have not ended, through
+the partial index of those: however many tasks have ended, they cost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.persistence.queries.paging import page
 from holdfast.persistence.queries.tasks import TASK_COLUMNS, task_by_id, task_of_row
 from holdfast.persistence.tables import tasks
 
-_OPEN = TASK_COLUMNS.where(tasks.c.wake_at.is_not(None), tasks.c.status == "review")
+_OPEN = TASK_COLUMNS.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
 
 
 def open_reviews(

@@ -38,10 +38,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """The provider surely does not have the job: it was unreachable or too busy. Try again later."""
+    """The provider surely does not have the job: it was unreachable or too busy. Try again later.
+
+    ``answered``: it said so itself.
+    """
 
     reason: str
     retry_after_s: int | None = None
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

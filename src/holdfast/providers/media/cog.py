@@ -164,7 +164,7 @@ def _submission(answer: Answer, name: str) -> Submission:
             return Ambiguous("the submission was answered with what is not a prediction")
         return Accepted(tidy(told.id, REF_MAX_CHARS) or name, told.known_status or "queued")
     if status in _BUSY:
-        return NotSent(f"provider busy: {status}", answer.retry_after_s)
+        return NotSent(f"provider busy: {status}", answer.retry_after_s, answered=True)
     if status >= 500:
         return Ambiguous(f"the provider answered {status}")
     code = "invalid_upstream_input" if status in _INPUT_REFUSED else "provider_error"

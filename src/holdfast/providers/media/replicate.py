@@ -162,9 +162,9 @@ class ReplicateProvider:
         wait_s = answer.retry_after_s
         if status in _OURS_TO_MEND or 300 <= status < 400:
             log.error("provider refuses us", provider=self.name, status=status, reason=detail_of(answer.body))
-            return NotSent(f"the provider answered {status}", wait_s or RETRY_AFTER_DEFAULT_S)
+            return NotSent(f"the provider answered {status}", wait_s or RETRY_AFTER_DEFAULT_S, answered=True)
         if status in _BUSY or (status == 503 and wait_s is not None):
-            return NotSent(f"provider busy: {status}", wait_s)
+            return NotSent(f"provider busy: {status}", wait_s, answered=True)
         if status >= 500:
             return Ambiguous(f"the provider answered {status}")
         code = "invalid_upstream_input" if status in _INPUT_REFUSED else "provider_error"

@@ -1,0 +1,45 @@
+"""How fast one account may create tasks: a token bucket in its actor's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+
+from holdfast.ledger.refusals import Refusal
+
+
+class CreateRate:
+    """Lets ``burst`` creates through at once and ``per_s`` a second in the long run; ``per_s`` 0 lets all through.
+
+    It starts full. Its actor sleeps no sooner than a bucket of the default size is full again, so little is gained
+    by letting it fall asleep.
+    """
+
+    def __init__(self, per_s: float, burst: int, *, counter: Callable[[], float] = trio.current_time) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._counter = counter
+        self._left = float(burst)
+        self._counted_at: float | None = None
+
+    def refuse(self) -> Refusal | None:
+        """A refusal while the bucket is empty; taking a token is :meth:`take`."""
+        if not self._per_s:
+            return None
+        now = self._counter()
+        if self._counted_at is not None:
+            self._left = min(self._burst, self._left + (now - self._counted_at) * self._per_s)
+        self._counted_at = now
+        if self._left >= 1:
+            return None
+        return Refusal(
+            code="rate_limit_exceeded",
+            message="This account creates tasks faster than it may.",
+            retry_after_s=math.ceil((1 - self._left) / self._per_s),
+        )
+
+    def take(self) -> None:
+        """Count a create that went through."""
+        self._left -= 1

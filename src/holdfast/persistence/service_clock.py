@@ -1,0 +1,119 @@
+"""Service time: one clock for all processes on a database, which no setting of a wall clock moves.
+
+Times at which tasks fall due, deadlines and leases are compared by whichever process comes by, so they are stored
+in service time. It is the database's clock plus what stands in ``service_clock.ahead_s``. Between two measurements
+a process counts on with its machine's clock of time since boot, so nothing it decides depends on a wall clock.
+
+When a measurement shows that the database's clock was set (by more than :data:`STEP_S`, and no other process has
+measured in between), the step is taken back in ``ahead_s``: service time goes on as if nothing had happened, for
+all processes. So that a clock that was wrong and has been corrected does not leave service time wrong for ever,
+what stands there shrinks by :data:`HEALING_SHARE` of the time that passes. While no process runs nobody can see a
+step; service time then begins no earlier than it ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from sqlalchemy import Connection, text
+
+log = structlog.get_logger(__name__)
+
+STEP_S = 1.0
+"""What a measurement may be off before the database's clock counts as set; smaller differences are followed."""
+HEALING_SHARE = 0.1
+RECENT_S = 12.0
+"""For so long after another process has measured, a difference is our own: it would have seen a step itself."""
+
+_READ = text(
+    "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at "
+    "from service_clock c where id = 1"
+)
+_LOCK = text("select from service_clock where id = 1 for update")
+_FIRST = text(
+    "insert into service_clock (id, ahead_s, process_id, database_at, service_at) "
+    "values (1, 0, '', clock_timestamp(), clock_timestamp()) on conflict do nothing"
+)
+_WRITE = text(
+    "update service_clock set ahead_s = :ahead_s, process_id = :process_id, database_at = :database_at, "
+    "service_at = :service_at where id = 1"
+)
+
+
+def _since_boot_s() -> float:
+    """Seconds on a clock that nobody sets, and that counts while the machine sleeps where there is such a one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+class ServiceClock:
+    """One process's view of service time. Until it is first measured it shows the wall clock.
+
+    :meth:`now` may be asked on any thread; :meth:`measure` runs inside a read-write transaction.
+    """
+
+    def __init__(
+        self,
+        process_id: str,
+        *,
+        counter: Callable[[], float] = _since_boot_s,
+        wall: Callable[[], datetime] = _wall,
+    ) -> None:
+        self._process_id = process_id
+        self._counter = counter
+        # The service time of one moment, and the counter at that moment; replaced as one.
+        self._anchor = wall(), counter()
+        self.is_measured = False
+
+    def now(self) -> datetime:
+        """Service time, aware UTC, cut to milliseconds."""
+        at, counted = self._anchor
+        now = at + timedelta(seconds=self._counter() - counted)
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+    def measure(self, rows: Connection) -> None:
+        """Compare with the database's clock and write down the measurement; raises what the database raises."""
+        if rows.execute(_LOCK).first() is None:
+            rows.execute(_FIRST)
+            rows.execute(_LOCK)
+        asked = self._counter()
+        row = rows.execute(_READ).one()
+        counted = (asked + self._counter()) / 2
+        ahead_s: float = row.ahead_s
+        by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
+        since_s = (row.database_now - row.database_at).total_seconds()
+        if not self.is_measured:
+            # Time never goes back; how long nobody ran is not known otherwise.
+            service_at = max(by_database, row.service_at)
+        else:
+            at, from_counted = self._anchor
+            own = at + timedelta(seconds=counted - from_counted)
+            off_s = (by_database - own).total_seconds()
+            other_saw = row.process_id != self._process_id and 0 <= since_s <= RECENT_S
+            if abs(off_s) <= STEP_S or other_saw:
+                service_at = by_database
+            else:
+                service_at = own
+                log.warning("the database's clock was set", by_s=round(off_s, 1))
+        ahead_s = _healed((service_at - row.database_now).total_seconds(), since_s)
+        self._anchor = row.database_now + timedelta(seconds=ahead_s), counted
+        self.is_measured = True
+        measured = {
+            "ahead_s": ahead_s,
+            "process_id": self._process_id,
+            "database_at": row.database_now,
+            "service_at": row.database_now + timedelta(seconds=ahead_s),
+        }
+        rows.execute(_WRITE, measured)
+
+
+def _healed(ahead_s: float, since_s: float) -> float:
+    """``ahead_s`` after it has shrunk for the time since the last measurement."""
+    heals_s = HEALING_SHARE * max(0.0, min(since_s, RECENT_S))
+    return ahead_s - max(-heals_s, min(heals_s, ahead_s))

@@ -1,0 +1,135 @@
+"""Service time: it goes on evenly whatever becomes of the clocks of the database and of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from holdfast.persistence import service_clock
+from holdfast.persistence.database import Database
+from holdfast.persistence.service_clock import ServiceClock
+
+HOURS_2 = 7200.0
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Times:
+    """What the test says the time is: since boot, on the walls, and in the database."""
+
+    def __init__(self) -> None:
+        self.passed_s = 1000.0
+        self.database_off_s = 0.0
+        self.wall_off_s = 0.0
+
+    def passes(self, seconds: float) -> None:
+        self.passed_s += seconds
+
+    def true(self) -> datetime:
+        return NOON + timedelta(seconds=self.passed_s)
+
+    def wall(self) -> datetime:
+        return self.true() + timedelta(seconds=self.wall_off_s)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    times = Times()
+    sql = service_clock._READ.text.replace("clock_timestamp()", "cast(:at as timestamptz)")
+    first = service_clock._FIRST.text.replace("clock_timestamp()", "cast(:at as timestamptz)")
+
+    class Asked:
+        """A statement that is told the database's time."""
+
+        def __init__(self, sql: str) -> None:
+            self.sql = sql
+
+        def _execute_on_connection(self, connection: Connection, parameters: Any, options: Any) -> Any:
+            at = times.true() + timedelta(seconds=times.database_off_s)
+            return text(self.sql).bindparams(at=at)._execute_on_connection(connection, parameters, options)
+
+    monkeypatch.setattr(service_clock, "_READ", Asked(sql))
+    monkeypatch.setattr(service_clock, "_FIRST", Asked(first))
+    return times
+
+
+@pytest.fixture
+def new_clock(times: Times) -> Callable[[str], ServiceClock]:
+    return lambda name: ServiceClock(name, counter=lambda: times.passed_s, wall=times.wall)
+
+
+def off_s(clock: ServiceClock, times: Times) -> float:
+    """How far a clock is from the truth."""
+    return (clock.now() - times.true()).total_seconds()
+
+
+@pytest.mark.parametrize("step_s", [HOURS_2, -HOURS_2])
+async def test_a_wall_clock_that_is_set_moves_nothing(
+    database: Database, times: Times, new_clock: Callable[[str], ServiceClock], step_s: float
+) -> None:
+    clock = new_clock("a")
+    await database.work(clock.measure)
+    times.wall_off_s = step_s
+    assert off_s(clock, times) == 0
+    times.passes(4)
+    await database.work(clock.measure)
+    assert off_s(clock, times) == 0
+
+
+@pytest.mark.parametrize("step_s", [HOURS_2, -HOURS_2])
+async def test_a_database_clock_that_is_set_moves_no_process_and_none_that_starts_later(
+    database: Database, times: Times, new_clock: Callable[[str], ServiceClock], step_s: float
+) -> None:
+    clocks = [new_clock("a"), new_clock("b")]
+    for clock in clocks:
+        await database.work(clock.measure)
+    times.passes(4)
+    times.database_off_s = step_s
+    for clock in (*clocks, new_clock("c")):
+        await database.work(clock.measure)
+        assert abs(off_s(clock, times)) < 2
+    # What was taken back shrinks as time goes by, and the clocks keep together.
+    for _ in range(100):
+        times.passes(4)
+        for clock in clocks:
+            await database.work(clock.measure)
+        assert abs(off_s(clocks[0], times) - off_s(clocks[1], times)) < 1
+    assert 30 < abs(off_s(clocks[0], times)) < 50
+    # Set right again, it is followed without a leap.
+    before = off_s(clocks[0], times)
+    times.database_off_s = 0
+    await database.work(clocks[0].measure)
+    assert abs(off_s(clocks[0], times) - before) < 2
+
+
+async def test_a_process_that_stood_still_follows_the_others_and_does_not_move_them(
+    database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
+) -> None:
+    stood_s = 0.0
+    steady = new_clock("steady")
+    halting = ServiceClock("halting", counter=lambda: times.passed_s - stood_s, wall=times.wall)
+    for clock in (steady, halting):
+        await database.work(clock.measure)
+    for _ in range(100):
+        times.passes(4)
+        stood_s += 4
+        await database.work(steady.measure)
+    assert off_s(halting, times) == -400
+    await database.work(halting.measure)
+    assert (off_s(halting, times), off_s(steady, times)) == (0, 0)
+
+
+async def test_time_set_back_while_nobody_ran_goes_on_where_it_ended(
+    database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
+) -> None:
+    last = new_clock("last")
+    await database.work(last.measure)
+    ended_at = last.now()
+    times.database_off_s = -HOURS_2
+    times.passes(600)
+    next_one = new_clock("next")
+    await database.work(next_one.measure)
+    assert next_one.now() >= ended_at
