@@ -39,8 +39,14 @@ class Stocked:
         self.file = folder / "catalog.toml"
         self.file.write_text(CATALOG)
         self.now = NOW
+        self.counted_s = 0.0
         values = {"HOLDFAST_CATALOG": str(self.file), "HOLDFAST_DATA_DIR": str(folder)}
-        self.shelf = Shelf(load_settings(values), studio_url="http://127.0.0.1:7000", now=lambda: self.now)
+        self.shelf = Shelf(
+            load_settings(values),
+            studio_url="http://127.0.0.1:7000",
+            now=lambda: self.now,
+            counter=lambda: self.counted_s,
+        )
 
     async def write(self, text: str) -> bool:
         self.file.write_text(text)
@@ -72,7 +78,32 @@ async def test_a_provider_whose_table_has_not_changed_keeps_its_connections(stoc
     assert stocked.shelf.providers["box"] is box
     assert stocked.shelf.providers["spare"] is not spare
     assert await stocked.write(CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"'))
-    assert list(stocked.shelf.providers) == ["studio"]
+    assert list(stocked.shelf.places()) == ["studio"]
+
+
+async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(stocked: Stocked) -> None:
+    shelf, box = stocked.shelf, stocked.shelf.providers["box"]
+    without_box = CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"')
+    assert await stocked.write(without_box)
+    # Nothing new goes there, and what it tells of its jobs is believed.
+    assert ("box" in shelf.places(), shelf.traits("box").listed, shelf.providers["box"]) == (False, "lately", box)
+    assert list(shelf.callback_secrets("box")) == ["secret of the box"]
+    stocked.counted_s += 299
+    assert not shelf.removed("box")
+    assert await stocked.write(CATALOG)
+    assert shelf.traits("box").listed == "yes"
+    assert await stocked.write(without_box)
+    stocked.counted_s += 300
+    assert (shelf.removed("box"), shelf.traits("box").listed) == (True, "no")
+    assert list(shelf.callback_secrets("box")) == []
+
+
+async def test_a_provider_that_was_gone_before_the_start_has_a_grace_from_the_first_question(
+    stocked: Stocked,
+) -> None:
+    assert stocked.shelf.traits("unheard-of").listed == "lately"
+    stocked.counted_s += 300
+    assert stocked.shelf.traits("unheard-of").listed == "no"
 
 
 @pytest.mark.parametrize(

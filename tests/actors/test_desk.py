@@ -8,9 +8,9 @@ import trio
 
 from holdfast.actors.task_messages import HearPoll, HearSubmission
 from holdfast.actors.worker_messages import CancelJob, Poll, Submit
-from holdfast.actors.workers.desk import CALLS_MAX, ProviderDesk
+from holdfast.actors.workers.desk import CALLS_MAX, TURN_S, ProviderDesk
 from holdfast.actors.workers.worker import WorkerPost
-from holdfast.providers.media.base import Accepted, Job
+from holdfast.providers.media.base import Accepted, Job, NotSent
 
 
 class Tasks:
@@ -50,6 +50,31 @@ class Odd(Good):
 
     async def submit(self, job: Job) -> Accepted:
         raise ZeroDivisionError(job)
+
+
+async def test_one_submission_is_one_call_however_often_it_is_asked_for(autojump_clock: Any) -> None:
+    tasks, stuck = Tasks(), Stuck()
+    providers: Any = {"stuck": stuck}
+    submits: set[tuple[str, int]] = set()
+    post = WorkerPost("desk")
+    desk = ProviderDesk(post, providers=providers, tasks=tasks, submits=submits)
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: desk.run(task_status=task_status))
+            for _ in range(5):
+                for number in range(CALLS_MAX + 1):
+                    post.tell("", submit("stuck", f"task_s{number}"))
+                await trio.sleep(1)
+            assert len(submits) == CALLS_MAX + 1
+            assert stuck.asked == CALLS_MAX
+            # No call came free for the last one: it has surely not been sent, and its task is told so.
+            await trio.sleep(TURN_S)
+            [(request_id, heard)] = tasks.told
+            assert (request_id, heard.attempt) == (f"task_s{CALLS_MAX}", 1)
+            assert isinstance(heard.submission, NotSent)
+            assert len(submits) == CALLS_MAX
+            nursery.cancel_scope.cancel()
+    assert submits == set()
 
 
 def submit(provider: str, request_id: str) -> Submit:

@@ -67,6 +67,7 @@ EXPECTED = {
     "event_not_found": (404, "not_found_error"),
     "task_not_terminal": (409, "conflict_error"),
     "task_already_terminal": (409, "conflict_error"),
+    "task_input_expired": (410, "not_found_error"),
     "review_not_found": (404, "not_found_error"),
     "review_not_open": (409, "conflict_error"),
     "concurrency_limit_exceeded": (429, "rate_limit_error"),

@@ -12,6 +12,7 @@
     │   ├── studio
     │   └── card
     └── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
+        ├── heartbeat                  renews the process's lease and measures service time
         ├── dispatcher
         ├── desk
         ├── hosting

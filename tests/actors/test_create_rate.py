@@ -1,0 +1,64 @@
+"""The rate at which one account may create tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.actors.account import AccountLimits
+from holdfast.actors.account_messages import Recharge, TaskAccepted
+from holdfast.actors.create_rate import CreateRate
+from holdfast.ledger.refusals import Refusal
+
+from .conftest import StartWorld, create_task
+
+
+class Counter:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def taken(rate: CreateRate, tries: int) -> int:
+    """How many of so many creates go through."""
+    count = 0
+    for _ in range(tries):
+        if rate.refuse() is None:
+            rate.take()
+            count += 1
+    return count
+
+
+def test_a_burst_goes_through_and_then_so_many_a_second() -> None:
+    counter = Counter()
+    rate = CreateRate(10, 50, counter=counter)
+    assert taken(rate, 80) == 50
+    refusal = rate.refuse()
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_s) == ("rate_limit_exceeded", 1)
+    counter.now_s += 2
+    assert taken(rate, 80) == 20
+    counter.now_s += 1000
+    assert taken(rate, 80) == 50
+
+
+@pytest.mark.parametrize("tries", [100_000])
+def test_zero_means_no_bound(tries: int) -> None:
+    assert taken(CreateRate(0, 1, counter=Counter()), tries) == tries
+
+
+async def test_an_account_is_refused_what_comes_too_fast_and_repeats_are_not_counted(
+    start_world: StartWorld,
+) -> None:
+    world = await start_world(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))
+    account_id, key_id = await world.open_account()
+    await world.accounts.ask(account_id, Recharge(100_000_000))
+    first = await world.accounts.ask(account_id, create_task(key_id, key="one"))
+    for _ in range(5):
+        again = await world.accounts.ask(account_id, create_task(key_id, key="one"))
+        assert not isinstance(again, Refusal)
+    assert isinstance(first, TaskAccepted)
+    assert isinstance(await world.accounts.ask(account_id, create_task(key_id)), TaskAccepted)
+    refused = await world.accounts.ask(account_id, create_task(key_id, key="three"))
+    assert isinstance(refused, Refusal)
+    assert (refused.code, (refused.retry_after_s or 0) > 900) == ("rate_limit_exceeded", True)

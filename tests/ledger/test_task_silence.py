@@ -1,0 +1,138 @@
+"""Tasks of providers that are silent or gone, and submissions that are still under way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+
+from holdfast.ledger.task_inputs import INPUT_KEPT_S, INPUT_SMALL_BYTES_MAX, input_until
+from holdfast.ledger.task_moves import ProviderTraits, Step
+from holdfast.ledger.task_silence import Asked, Silence, on_silence
+from holdfast.ledger.task_steps import on_cancel, on_input_expired, on_submitted, on_wake
+from holdfast.ledger.tasks import Task, accept_task
+from holdfast.ledger.terms import Rate, Terms, Units
+
+NOON = datetime.fromisoformat("2026-11-21T12:00:00+00:00")
+ONE_SHOT = ProviderTraits(idempotent_submit=False, polls=True, cancels=True)
+GONE = ProviderTraits(idempotent_submit=False, polls=False, cancels=False, listed="no")
+
+
+def new_task(input_bytes: int = 10) -> Task:
+    terms = Terms(
+        model="m", modality="image", catalog_version="cat_0", input_hash="0" * 64,
+        rate=Rate(mode="per_image", unit="image", unit_price="1"),
+        estimated=Units(units=1), largest=Units(units=1), smallest=Units(units=1),
+        estimate_micro=1, minimum_micro=1, maximum_micro=1, hold_micro=1, exact=True, basis="1 x 1",
+        provider="box", upstream_model="m", provider_quote_hash="0" * 64,
+    )  # fmt: skip
+    return accept_task(
+        account_id="acct_1",
+        request_id="task_1",
+        hold_id="hold_1",
+        input=msgspec.json.encode({"prompt": "x" * input_bytes}),
+        terms=terms,
+        quote_id="quo_1",
+        api_key_id=None,
+        now=NOON,
+    )
+
+
+def later(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def moved(step: Step) -> Task:
+    assert step.task is not None
+    return step.task
+
+
+def submitted() -> Task:
+    return moved(on_wake(new_task(), NOON, traits=ONE_SHOT, operation_id="op_1"))
+
+
+def test_a_submission_under_way_is_not_taken_for_lost_until_its_deadline() -> None:
+    task = submitted()
+    late = later(30)
+    lost = moved(on_wake(task, late, traits=ONE_SHOT, operation_id="op_1"))
+    assert lost.state.dispatch == "ambiguous"
+    for recovering in (False, True):
+        step = on_wake(task, late, traits=ONE_SHOT, operation_id="op_1", recovering=recovering, submitting=True)
+        assert (step.task, step.verdict) == (None, "ignored")
+    ended = moved(on_wake(task, later(60), traits=ONE_SHOT, operation_id="op_1", submitting=True))
+    assert (ended.status, (ended.state.error or "")[:16]) == ("failed", "submit_ambiguous")
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_task_of_a_removed_provider_fails_and_says_so(dispatched: bool) -> None:
+    task = new_task()
+    if dispatched:
+        task = moved(on_submitted(submitted(), 1, "job", NOON))
+    step = on_wake(task, later(1), traits=GONE, operation_id="op_1")
+    ended = moved(step)
+    assert ended.status == "failed"
+    assert ended.state.error == "provider_removed: the provider is no longer in the catalog"
+    assert step.settle is not None
+    assert (step.settle.kind, ended.wake_at) == ("release", None)
+    assert len(step.effects) == int(dispatched)
+
+
+def test_a_running_task_looks_again_while_its_provider_is_only_lately_gone() -> None:
+    task = moved(on_submitted(submitted(), 1, "job", NOON))
+    lately = replace(GONE, listed="lately")
+    waits = moved(on_wake(task, later(40), traits=lately, operation_id="op_1"))
+    assert waits.status == "queued"
+    assert waits.wake_at == later(70)
+
+
+@pytest.mark.parametrize(
+    ("of", "limit_s", "error"),
+    [
+        ("submissions", 60, "provider_unavailable: the provider has answered no submission for 300 s"),
+        ("news", 900, "provider_timeout: the provider has answered no question about a job for 1000 s"),
+    ],
+)
+def test_who_waits_for_a_silent_provider_waits_as_long_as_the_stage_may_take(
+    of: Asked, limit_s: int, error: str
+) -> None:
+    task = new_task()
+    silent_s = 300.0 if of == "submissions" else 1000.0
+    early = on_silence(task, Silence(of, silent_s), later(limit_s - 1), operation_id="op_1")
+    assert early.task is None
+    lately_silent = on_silence(task, Silence(of, limit_s - 1), later(5000), operation_id="op_1")
+    assert lately_silent.task is None
+    step = on_silence(task, Silence(of, silent_s), later(limit_s), operation_id="op_1")
+    assert moved(step).state.error == error
+    assert step.settle is not None
+    assert step.settle.kind == "release"
+    assert on_silence(submitted(), Silence(of, 5000), later(5000), operation_id="op_1").task is None
+
+
+def test_a_job_nobody_spoke_of_says_so_in_its_error() -> None:
+    task = moved(on_submitted(submitted(), 1, "job", NOON))
+    mute = ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
+    ended = moved(on_wake(task, later(900), traits=mute, operation_id="op_1"))
+    assert ended.state.error == "provider_timeout: the job was not finished in time; no news of it within 900 s"
+
+
+def test_a_large_input_goes_with_the_cancel_and_a_small_one_stays() -> None:
+    for size, dropped in ((INPUT_SMALL_BYTES_MAX + 1, True), (1000, False)):
+        step = on_cancel(new_task(size), later(1), operation_id="op_1")
+        assert isinstance(step, Step)
+        request = moved(step).request
+        assert (request.input_dropped, request.input == {}) == (dropped, dropped)
+        assert input_until(moved(step)) is None
+
+
+def test_a_large_input_of_another_ended_task_is_kept_for_its_time() -> None:
+    task = new_task(INPUT_SMALL_BYTES_MAX + 1)
+    assert input_until(task) is None
+    ended = moved(on_wake(task, later(1), traits=GONE, operation_id="op_1"))
+    until = later(1) + timedelta(seconds=INPUT_KEPT_S)
+    assert input_until(ended) == until
+    assert on_input_expired(ended, until - timedelta(seconds=1)).task is None
+    dropped = moved(on_input_expired(ended, until))
+    assert (dropped.request.input_dropped, dropped.version, input_until(dropped)) == (True, ended.version + 1, None)
+    assert on_input_expired(dropped, until).task is None
