@@ -59,7 +59,7 @@ from holdfast.persistence.journal import Journal
 from holdfast.persistence.rows import AssetRow, AssetsKeptRow, AssetsRemovedRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
-from holdfast.providers.media.liveness import ProviderLiveness
+from holdfast.providers.media.silences import ProviderSilences
 
 SETTLE_DEADLINE_S = 30.0
 EVENTS_KEPT_MAX = 5_000
@@ -71,7 +71,7 @@ class TaskWorld:
     """What a task's actor works with: where it asks, where it tells, and what it must know of providers.
 
     ``now`` tells service time. ``process_id`` is written into the task's row with each step. ``is_submitting`` says
-    whether this process is still at work on the submission of an attempt; ``liveness`` is told of callbacks, and of
+    whether this process is still at work on the submission of an attempt; ``silences`` is told of callbacks, and of
     jobs given up without a word of them.
     """
 
@@ -85,7 +85,7 @@ class TaskWorld:
     now: Now
     rng: random.Random
     process_id: str | None = None
-    liveness: ProviderLiveness = field(default_factory=ProviderLiveness)
+    silences: ProviderSilences = field(default_factory=ProviderSilences)
     is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 
 
@@ -141,7 +141,7 @@ class TaskActor(JournaledActor):
     async def _hear_news(self, command: HearNews) -> Any:
         news, at = command.news, self._world.now()
         event = (news.provider, news.event_id)
-        self._world.liveness.answered(news.provider, "news")
+        self._world.silences.answered(news.provider, "news")
         if event in self._heard:
             # The first telling may still be on its way to the disk; the sender of this one must not outrun it.
             return self._confirm(self._ref())
@@ -291,7 +291,7 @@ class TaskActor(JournaledActor):
         await self._settle_hold(before, after, step.settle, rows)
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
-            self._world.liveness.unanswered(after.provider, "news", "a job was given up without a word of it")
+            self._world.silences.unanswered(after.provider, "news", "a job was given up without a word of it")
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()

@@ -24,7 +24,7 @@ from holdfast.persistence.service_clock import ServiceClock
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import AssetStore, LocalStore
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
-from holdfast.providers.media.liveness import ProviderLiveness
+from holdfast.providers.media.silences import ProviderSilences
 from holdfast.providers.studio.process import run_studio_process
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
@@ -74,7 +74,7 @@ def assemble(
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     now = presence.clock.now
     submits: set[SubmitKey] = set()
-    liveness = ProviderLiveness()
+    silences = ProviderSilences()
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
@@ -111,7 +111,7 @@ def assemble(
         now=now,
         rng=random.Random(),  # noqa: S311 - spreads waiting times
         process_id=process.process_id,
-        liveness=liveness,
+        silences=silences,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
@@ -135,7 +135,7 @@ def assemble(
             front=lambda: front,
             presence=presence,
             submits=submits,
-            liveness=liveness,
+            silences=silences,
         ),
         emulators=_emulators(settings, shelf, studio_port, card),
     )

@@ -22,7 +22,7 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.providers.assets import AssetStore
-from holdfast.providers.media.liveness import ProviderLiveness
+from holdfast.providers.media.silences import ProviderSilences
 from holdfast.providers.outward.guarded import GuardedClient, resolver
 from holdfast.providers.outward.name_lookups import NameLookups
 from holdfast.providers.outward.webhook_post import post_event
@@ -57,7 +57,7 @@ def worker_factories(
     front: Callable[[], Front],
     presence: Presence,
     submits: set[SubmitKey],
-    liveness: ProviderLiveness,
+    silences: ProviderSilences,
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """What makes an incarnation of each worker. ``front`` is asked for only then: it is put together later."""
     downloads = GuardedClient(shelf.origins, resolve=resolver(NameLookups("downloads")))
@@ -87,13 +87,13 @@ def worker_factories(
                 process=presence.process,
                 removed=shelf.removed,
                 judges_leases=presence.judges_leases,
-                silences=liveness.silences,
+                silences=silences.silences,
             ),
         ),
         (
             "desk",
             lambda: ProviderDesk(
-                posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, liveness=liveness
+                posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, silences=silences
             ),
         ),
         (

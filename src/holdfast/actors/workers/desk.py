@@ -18,7 +18,7 @@ from holdfast.actors.turns import Teller
 from holdfast.actors.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.worker import POST_MAX, Worker, WorkerPost
 from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
-from holdfast.providers.media.liveness import ProviderLiveness
+from holdfast.providers.media.silences import ProviderSilences
 
 log = structlog.get_logger(__name__)
 
@@ -44,13 +44,13 @@ class ProviderDesk(Worker):
         providers: Mapping[str, MediaProvider],
         tasks: Teller,
         submits: set[SubmitKey] | None = None,
-        liveness: ProviderLiveness | None = None,
+        silences: ProviderSilences | None = None,
     ) -> None:
         super().__init__(post)
         self._providers = providers
         self._tasks = tasks
         self._submits: set[SubmitKey] = set() if submits is None else submits
-        self._liveness = liveness or ProviderLiveness()
+        self._silences = silences or ProviderSilences()
         self._calls: dict[str, trio.CapacityLimiter] = {}
         self._errands = 0
 
@@ -115,9 +115,9 @@ class ProviderDesk(Worker):
     def _note(self, provider: str, submission: Submission) -> None:
         match submission:
             case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
-                self._liveness.unanswered(provider, "submissions", reason)
+                self._silences.unanswered(provider, "submissions", reason)
             case _:
-                self._liveness.answered(provider, "submissions")
+                self._silences.answered(provider, "submissions")
 
     async def _poll(self, poll: Poll) -> None:
         provider = self._providers.get(poll.provider)
@@ -128,9 +128,9 @@ class ProviderDesk(Worker):
         except PollFault as fault:
             # Not a line for each: a provider that stays silent is told of once.
             log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
-            self._liveness.unanswered(poll.provider, "news", str(fault))
+            self._silences.unanswered(poll.provider, "news", str(fault))
             return
-        self._liveness.answered(poll.provider, "news")
+        self._silences.answered(poll.provider, "news")
         self._tasks.tell(poll.request_id, HearPoll(poll.attempt, news))
 
     async def _cancel(self, cancel: CancelJob) -> None:

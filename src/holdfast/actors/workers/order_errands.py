@@ -53,7 +53,7 @@ class OrderErrands:
         self._accounts = accounts
         self._card = card
         self._env = env
-        self._now = now
+        self.now = now
 
     async def look(self, order_id: str) -> LookResult:
         """Do what is due about an order.
@@ -66,7 +66,7 @@ class OrderErrands:
         return result
 
     async def _look(self, order: Order) -> LookResult:
-        is_over = can_expire(order.request, order.status) and self._now() >= order.request.expires_at
+        is_over = can_expire(order.request, order.status) and self.now() >= order.request.expires_at
         if order.request.provider == "sandbox":
             return await self._expire(order) if is_over else "left"
         if self._card is None:
@@ -97,7 +97,7 @@ class OrderErrands:
         command = ReconcileOrder(order.order_id, fault=_word(seen) if isinstance(seen, CardFault) else None)
         if isinstance(seen, CardSnapshot):
             try:
-                as_of = int(self._now().timestamp())
+                as_of = int(self.now().timestamp())
                 snapshot = look_at(seen, provider=order.request.provider, as_of=as_of)
                 command = ReconcileOrder(order.order_id, snapshot)
             except Malformed as fault:

@@ -29,11 +29,11 @@ LEASE_S = 180
 
 COUNT_S = 30.0
 
-_OVER = "(expires_at <= now() and status in ('pending', 'failed'))"
+_OVER = "(expires_at <= :now and status in ('pending', 'failed'))"
 _CLAIM = (
-    "with due as (select account_id, order_id from orders where wake_at <= now() and {which} "
+    "with due as (select account_id, order_id from orders where wake_at <= :now and {which} "
     "order by wake_at limit :most for update skip locked) "
-    "update orders o set wake_at = now() + make_interval(secs => :lease_s) from due "
+    "update orders o set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where o.account_id = due.account_id and o.order_id = due.order_id returning o.order_id"
 )
 _ODD = text(
@@ -71,9 +71,11 @@ class OrderWorker(Worker):
     async def look_around(self) -> int:
         """Claim due orders and see to each; how many there were. Raises :class:`DatabaseAway`."""
 
+        now = self._errands.now()
+
         def claim(connection: Connection) -> list[str]:
             statement = text(_CLAIM.format(which=self.which))
-            found = connection.execute(statement, {"most": ORDERS_MAX, "lease_s": LEASE_S})
+            found = connection.execute(statement, {"most": ORDERS_MAX, "lease_s": LEASE_S, "now": now})
             return [row.order_id for row in found]
 
         due = await self._database.work(claim)

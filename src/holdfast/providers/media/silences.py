@@ -1,4 +1,4 @@
-"""Whether media providers answer: one state a provider, told of every call and every word that comes from it.
+"""What media providers leave unanswered, as far as tasks depend on it.
 
 A provider is asked two things, and each may go unanswered by itself: it takes submissions, and it tells how jobs
 stand (by callbacks and answers to polls). One call without an answer is its task's trouble. When several in a row
@@ -28,7 +28,7 @@ class _Unanswered:
     is_told: bool = False
 
 
-class ProviderLiveness:
+class ProviderSilences:
     """The state of all providers of one process. Nothing here asks a provider: it is told what came of calls."""
 
     def __init__(self, *, counter: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,9 @@ class ProviderLiveness:
         ended = self._unanswered.pop((provider, of), None)
         if ended is not None and ended.is_told:
             after_s = round(self._counter() - ended.since_s)
-            log.warning("provider answers again", provider=provider, of=of, after_s=after_s, calls=ended.calls)
+            log.warning(
+                "provider is no longer silent", provider=provider, of=of, after_s=after_s, calls=ended.calls
+            )
 
     def unanswered(self, provider: str, of: Asked, reason: str) -> None:
         """A call to the provider came to nothing, or the time for its word is over."""
@@ -50,7 +52,7 @@ class ProviderLiveness:
             found.is_told = True
             for_s = round(self._counter() - found.since_s)
             log.warning(
-                "provider does not answer", provider=provider, of=of, for_s=for_s, calls=found.calls, reason=reason
+                "provider is silent", provider=provider, of=of, for_s=for_s, calls=found.calls, reason=reason
             )
 
     def silences(self, provider: str) -> tuple[Silence, ...]:
