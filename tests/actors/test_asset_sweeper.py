@@ -190,11 +190,12 @@ class Shop:
             quote_id="quo_1", api_key_id=None, now=self.at,
         )  # fmt: skip
 
-    async def stored(self, position: int, data: bytes) -> HearHosting:
+    async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> HearHosting:
         """Word that an output has just been stored."""
         await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
-        return HearHosting(1, (HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until),))
+        output = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
+        return HearHosting(1, round_number, (output,))
 
     async def storing(self, first: bytes) -> str:
         """A task of two outputs, the first of which is stored."""
@@ -288,7 +289,7 @@ def host(*pictures: bytes, request_id: str = "task_other") -> Host:
     outputs = tuple(
         Output(index=index, data=base64.b64encode(data).decode()) for index, data in enumerate(pictures)
     )
-    return Host(request_id, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
+    return Host(request_id, 1, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
 
 
 async def hosting_worker(shop: Shop, ear: Ear) -> WorkerPost:
@@ -387,7 +388,7 @@ async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_res
     sweeper = shop.sweeper()
     assert await sweeper.sweep() == Swept(0, 0)
     await shop.tasks.ask(request_id, DecideReview(approve=True))
-    await shop.tasks.ask(request_id, await shop.stored(1, second))
+    await shop.tasks.ask(request_id, await shop.stored(1, second, round_number=2))
     done = await shop.row(request_id)
     until = shop.at + timedelta(seconds=RETENTION_S)
     assert (done.status, [item.expires_at for item in done.state.output]) == ("succeeded", [until] * 2)
@@ -538,7 +539,11 @@ async def test_what_was_left_half_fetched_goes_at_the_next_start(shop: Shop) -> 
 async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -> None:
     base = shop.new_task()
     transferring = HostingState(
-        status="transferring", wanted=(Output(index=0),), expected=1, deadline_at=shop.at + timedelta(days=2)
+        status="transferring",
+        round=1,
+        wanted=(Output(index=0),),
+        expected=1,
+        deadline_at=shop.at + timedelta(days=2),
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
@@ -550,7 +555,7 @@ async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -
         width=2, height=2, duration_s=None,
     )  # fmt: skip
     shop.passes(HEARD_WITHIN_S + 1)
-    await shop.tasks.ask(task.request_id, HearHosting(1, (result,)))
+    await shop.tasks.ask(task.request_id, HearHosting(1, 1, (result,)))
     assert await shop.row(task.request_id) == task
     assert await shop.count("assets") == 0
 

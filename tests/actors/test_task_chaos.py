@@ -202,7 +202,8 @@ class Chaos:
                 return HearNews(news, b"{}")
             case "hosting":
                 results = [await self.stored(task, output.index) for output in OUTPUTS if rng.random() < 0.8]
-                return HearHosting(attempt, tuple(results))
+                number = task.state.hosting.round - rng.choice((0, 0, 0, 1))
+                return HearHosting(attempt, number, tuple(results))
             case "review":
                 return DecideReview(approve=rng.random() < 0.6)
             case "cancel":

@@ -106,7 +106,7 @@ async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: Task
     approved = await decided(actor, DecideReview(approve=True))
     assert [type(command) for command in told(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
-    assert told(await decided(actor, HearHosting(1, (failure,)))) == []
+    assert told(await decided(actor, HearHosting(1, 1, (failure,)))) == []
 
 
 async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: TaskActor) -> None:

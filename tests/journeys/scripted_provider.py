@@ -35,8 +35,13 @@ OTHER_SECRET = "other-provider-secret-0123456789abcdefghi"
 FILE_BYTES_MAX = 1024 * 1024
 POUR_BLOCK_BYTES = 64 * 1024
 
-_MODELS = ("image", "clip", "link", "hasty", "doubtful", "gone", "brief", "polled", "storing", "narrow")
-IMAGE, CLIP, LINK, HASTY, DOUBTFUL, GONE, BRIEF, POLLED, STORING, NARROW = (f"hand/{name}" for name in _MODELS)
+_MODELS = (
+    "image", "clip", "timed", "doubted", "link", "hasty", "doubtful", "gone", "brief", "polled", "storing",
+    "narrow",
+)  # fmt: skip
+IMAGE, CLIP, TIMED, DOUBTED, LINK, HASTY, DOUBTFUL, GONE, BRIEF, POLLED, STORING, NARROW = (
+    f"hand/{name}" for name in _MODELS
+)
 
 CATALOG = """
 [catalog]
@@ -98,6 +103,33 @@ type = "object"
 prompt = {{ type = "string" }}
 n = {{ type = "integer", minimum = 1, maximum = 4, default = 1 }}
 seconds = {{ type = "integer", minimum = 1, maximum = 10, default = 10 }}
+
+[[models]]
+id = "hand/timed"
+upstream = {{ provider = "scripted" }}
+pricing = {{ mode = "per_second", unit_price = "0.10" }}
+units = {{ seconds = "seconds", typical = 4 }}
+hosting = {{ content_types = ["audio/wav", "video/webm", "video/mp4"] }}
+[models.input_schema]
+type = "object"
+[models.input_schema.properties]
+prompt = {{ type = "string" }}
+n = {{ type = "integer", minimum = 1, maximum = 4, default = 1 }}
+seconds = {{ type = "integer", minimum = 1, maximum = 90 }}
+
+[[models]]
+id = "hand/doubted"
+upstream = {{ provider = "scripted" }}
+pricing = {{ mode = "per_second", unit_price = "0.10" }}
+units = {{ seconds = "seconds", typical = 4 }}
+hosting = {{ content_types = ["audio/wav"] }}
+charge = {{ tolerance_percent = 10, on_mismatch = "review" }}
+[models.input_schema]
+type = "object"
+[models.input_schema.properties]
+prompt = {{ type = "string" }}
+n = {{ type = "integer", minimum = 1, maximum = 4, default = 1 }}
+seconds = {{ type = "integer", minimum = 1, maximum = 90 }}
 
 [[models]]
 id = "hand/link"

@@ -168,7 +168,7 @@ class Tale:
         assert (task["error"] or "").startswith(error or "\0" if error is not None else ""), task["error"]
         assert (task["error"] is None) == (error is None), task["error"]
         assert task["hosting"]["status"] == hosting, task["hosting"]
-        assert task["hosting"]["final_url_ready"] == (hosting == "ready")
+        assert task["hosting"]["final_url_ready"] == (status == "succeeded")
         assert (task["review_case_id"] is None) == ("review" not in path)
         if status != "succeeded":
             assert task["output"] == []

@@ -34,7 +34,7 @@ def build_terms(
     hosting: Hosting = HOSTING,
     deadlines: Deadlines = DEADLINES,
 ) -> Terms:
-    count = Units(units=units)
+    count = Units(tokens_in=units, tokens_out=units) if mode == "per_token" else Units(units=units)
     amount_micro = units * 60_000
     rate = Rate(mode=mode, unit=unit, unit_price="0.06", input_price="0.001", output_price="0.002")
     return Terms(

@@ -51,7 +51,7 @@ def stored(task: Task, *, seconds: float) -> Task:
         )
         for n in range(len(task.state.hosting.wanted))
     )
-    return moved(on_hosted(task, 1, results, task.created_at + timedelta(seconds=seconds), operation_id="op_1"))
+    return moved(on_hosted(task, 1, 1, results, task.created_at + timedelta(seconds=seconds), operation_id="op_1"))
 
 
 @pytest.fixture

@@ -267,12 +267,12 @@ class TaskLife(RuleBasedStateMachine):
                 self.take(on_poll(self.task, news, self.now, attempt=attempt, traits=self.traits, operation_id=op))
             case CancelJob(attempt=attempt):
                 self.take(on_cancel_told(self.task, attempt, "requested", self.now))
-            case HostOutputs(attempt=attempt, outputs=outputs):
+            case HostOutputs(attempt=attempt, round=number, outputs=outputs):
                 results = [self._store(output.index, data) for output in outputs]
                 data.draw(st.randoms(use_true_random=False)).shuffle(results)
-                self._hosted(attempt, tuple(results))
+                self._hosted(attempt, number, tuple(results))
                 if data.draw(st.booleans()):
-                    self._hosted(attempt, tuple(results))
+                    self._hosted(attempt, number, tuple(results))
 
     def _submit(self, attempt: int, data: st.DataObject) -> None:
         outcomes: list[SubmitOutcome | None] = [None, None, None, None, "not_sent", "busy", "ambiguous", "rejected"]
@@ -303,8 +303,8 @@ class TaskLife(RuleBasedStateMachine):
             duration_s=data.draw(st.sampled_from([None, 0.5, 3.2])),
         )
 
-    def _hosted(self, attempt: int, results: tuple[HostedOutput | HostingFailure, ...]) -> None:
-        self.take(on_hosted(self.task, attempt, results, self.now, operation_id=self.operation_id()))
+    def _hosted(self, attempt: int, number: int, results: tuple[HostedOutput | HostingFailure, ...]) -> None:
+        self.take(on_hosted(self.task, attempt, number, results, self.now, operation_id=self.operation_id()))
 
     def _news(
         self, *, attempt: st.SearchStrategy[int], source: Literal["callback", "poll"]

@@ -76,7 +76,7 @@ def make_hosting(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
 
 
 def host(task: Task, *results: HostedOutput | HostingFailure, seconds: float = 8) -> Step:
-    return on_hosted(task, 1, results, at(task, seconds), operation_id="op_cap")
+    return on_hosted(task, 1, task.state.hosting.round, results, at(task, seconds), operation_id="op_cap")
 
 
 def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
@@ -126,9 +126,8 @@ def test_fewer_pictures_than_ordered_are_a_partial_result(make_hosting: MakeTask
 
 
 def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> None:
-    usage = ReportedUsage(units=12, unit="second")
-    task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
-    assert moved(host(task, stored(0))).state.cost_micro == 240_000
+    task = make_hosting(made=1, mode="per_second", unit="second", units=4)
+    assert moved(host(task, stored(0, duration_s=12.0))).state.cost_micro == 240_000
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> Non
         (None, {}, 240_000),
     ],
 )
-def test_units_are_reported_else_measured_else_estimated(
+def test_the_smaller_of_report_and_measure_is_charged_else_the_estimate(
     make_hosting: MakeTask, usage: ReportedUsage | None, measures: dict[str, float], cost_micro: int
 ) -> None:
     task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
@@ -162,7 +161,7 @@ def test_a_price_that_does_not_count_outputs_falls_in_proportion(make_hosting: M
 
 def test_tokens_are_charged_as_reported(make_hosting: MakeTask) -> None:
     usage = ReportedUsage(tokens_in=10, tokens_out=20)
-    task = make_hosting(made=1, usage=usage, mode="per_token", unit="token", units=4, hold_micro=1_000_000)
+    task = make_hosting(made=1, usage=usage, mode="per_token", unit="token", units=20, hold_micro=1_000_000)
     done = moved(host(task, stored(0)))
     assert (done.state.tokens_in, done.state.tokens_out, done.state.cost_micro) == (10, 20, 50_000)
 
@@ -222,7 +221,9 @@ def test_trying_ends_with_what_is_there(make_hosting: MakeTask, traits: Provider
     for _ in range(4):
         assert task.wake_at is not None
         task = moved(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
-        task = moved(on_hosted(task, 1, (shaky(1),), task.updated_at, operation_id="op_cap"))
+        task = moved(
+            on_hosted(task, 1, task.state.hosting.round, (shaky(1),), task.updated_at, operation_id="op_cap")
+        )
     assert (task.status, task.state.error, task.state.cost_micro) == ("succeeded", "partial: 1 of 2", 60_000)
 
 
@@ -246,7 +247,7 @@ def test_results_told_twice_count_once(make_hosting: MakeTask) -> None:
     assert host(task, stored(0), seconds=9) == Step(task=None, verdict="duplicate")
     done = moved(host(task, stored(1), stored(2), stored(3), seconds=9))
     assert host(done, stored(1), seconds=10) == Step(task=None, verdict="late")
-    assert on_hosted(task, 2, (stored(1),), at(task, 9), operation_id="op_x") == Step(task=None, verdict="stale")
+    assert on_hosted(task, 2, 1, (stored(1),), at(task, 9), operation_id="op_x") == Step(task=None, verdict="stale")
 
 
 def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None:
@@ -447,3 +448,83 @@ def test_more_outputs_than_can_be_kept_are_said_to_be_lost(make_acked: MakeTask,
     done = moved(host(task, *(stored(n) for n in range(64))))
     assert done.state.error == "partial: 64 of 70"
     assert done.state.cost_micro == 240_000
+
+
+def test_the_end_of_one_round_says_nothing_about_the_next(make_hosting: MakeTask, make_news: MakeNews) -> None:
+    """Whichever comes first, the approval or the late end of the round before it."""
+    begun = make_hosting(made=1, units=1)
+    conflict = moved(on_news(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+    early = on_hosted(conflict, 1, 1, (lost(0),), at(begun, 10), operation_id="op_2")
+    approved = on_review(conflict, True, at(begun, 11), operation_id="op_r")
+    assert isinstance(approved, Step)
+    assert isinstance(approved.effects[0], HostOutputs)
+    assert approved.effects[0].round == 2
+    late = on_hosted(moved(approved), 1, 1, (lost(0),), at(begun, 12), operation_id="op_2")
+    assert early == late == Step(task=None, verdict="stale")
+    done = on_hosted(moved(approved), 1, 2, (stored(0),), at(begun, 13), operation_id="op_3")
+    assert (moved(done).status, moved(done).state.cost_micro) == ("succeeded", 60_000)
+
+
+def test_a_round_is_asked_for_again_under_its_number_and_the_next_under_another(
+    make_hosting: MakeTask, traits: ProviderTraits
+) -> None:
+    task = make_hosting(made=1, units=1)
+    again = on_wake(task, at(task, 70), traits=traits, operation_id="op_1")
+    retried = on_wake(
+        moved(host(moved(again), shaky(0), seconds=71)), at(task, 90), traits=traits, operation_id="op_1"
+    )
+    rounds = [step.effects[0].round for step in (again, retried) if isinstance(step.effects[0], HostOutputs)]
+    assert rounds == [1, 2]
+
+
+def test_a_round_begun_by_an_earlier_version_is_numbered_nought(make_hosting: MakeTask) -> None:
+    task = make_hosting(made=1, units=1)
+    written = msgspec.to_builtins(task.state)
+    del written["hosting"]["round"]
+    old = msgspec.structs.replace(task, state=msgspec.convert(written, type(task.state)))
+    done = on_hosted(old, 1, 0, (stored(0),), at(task, 8), operation_id="op_cap")
+    assert moved(done).status == "succeeded"
+
+
+class TestMismatch:
+    """A provider that reports 60 seconds for a clip of three."""
+
+    USAGE = ReportedUsage(units=60, unit="second")
+
+    def disputed(self, make_hosting: MakeTask) -> Task:
+        task = make_hosting(made=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
+        terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
+        return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
+
+    def test_the_smaller_is_charged_and_the_difference_kept(self, make_hosting: MakeTask) -> None:
+        task = make_hosting(made=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
+        step = host(task, stored(0, duration_s=3.0))
+        done = moved(step)
+        assert (done.status, done.state.cost_micro, done.state.billable_units) == ("succeeded", 180_000, 3)
+        assert step.mismatch == "the provider reported 60 (second); 3 (second) measured"
+        assert done.state.progress[-1].message == step.mismatch
+
+    def test_or_a_person_decides(self, make_hosting: MakeTask) -> None:
+        step = host(self.disputed(make_hosting), stored(0, duration_s=3.0))
+        task = moved(step)
+        assert (task.status, step.settle, len(task.state.output)) == ("review", None, 1)
+        assert task.state.review is not None
+        assert task.state.review.reason == "usage_mismatch"
+        assert task.state.error == "usage_mismatch: the provider reported 60 (second); 3 (second) measured"
+        approved = on_review(task, True, at(task, 20), operation_id="op_r")
+        done = moved(approved)
+        assert (done.status, done.state.cost_micro, done.state.error) == ("succeeded", 180_000, None)
+        assert (done.state.hosting.status, done.state.hosting.final_url_ready) == ("ready", True)
+        refused = moved(on_review(task, False, at(task, 20), operation_id="op_r"))
+        assert (refused.status, refused.state.cost_micro, refused.state.output) == ("failed", 0, ())
+
+    def test_what_is_handed_on_waits_as_well(self, make_acked: MakeTask, make_news: MakeNews) -> None:
+        task = make_acked(hosting=Hosting(mode="passthrough"), mode="per_second", unit="second", units=4)
+        terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
+        task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
+        frozen = moved(
+            on_news(task, make_news("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
+        )
+        assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
+        done = moved(on_review(frozen, True, at(task, 9), operation_id="op_2"))
+        assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 1)

@@ -200,7 +200,7 @@ def test_passed_through_urls_are_charged_at_once(make_acked: MakeTask, make_news
     assert (step.settle.kind, step.settle.charge_micro) == ("capture", 240_000)
     assert [item.url for item in done.state.output] == [f"https://studio.test/{n}.png" for n in range(4)]
     hosting = done.state.hosting
-    assert (hosting.status, hosting.mode, hosting.final_url_ready) == ("skipped", "passthrough", False)
+    assert (hosting.status, hosting.mode, hosting.final_url_ready) == ("skipped", "passthrough", True)
     assert [entry.status for entry in done.state.status_history] == ["queued", "succeeded"]
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import structlog
+
 from holdfast.actors.account_messages import SettleTask
 from holdfast.actors.actor import JournaledActor, Reload
 from holdfast.actors.directory import Directory
@@ -60,6 +62,8 @@ from holdfast.persistence.rows import AssetRow, AssetsKeptRow, AssetsRemovedRow,
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 from holdfast.providers.media.silences import ProviderSilences
+
+log = structlog.get_logger(__name__)
 
 SETTLE_DEADLINE_S = 30.0
 EVENTS_KEPT_MAX = 5_000
@@ -201,6 +205,7 @@ class TaskActor(JournaledActor):
         step = on_hosted(
             self._task,
             command.attempt,
+            command.round_number,
             results,
             at,
             operation_id=new_id("op"),
@@ -269,6 +274,14 @@ class TaskActor(JournaledActor):
     async def _take(self, step: Step, *rows: Row) -> Any:
         """Write a step with ``rows`` that belong to it; its effects follow once it stands."""
         before, after = self._task, step.task
+        if step.mismatch is not None:
+            log.warning(
+                "usage report differs from the measure",
+                request_id=before.request_id,
+                provider=before.provider,
+                model=before.model,
+                difference=step.mismatch,
+            )
         tells = [*self._effects(after or before, step), *self._freed_place(before, after)]
         if after is None:
             if not rows and not tells:
@@ -351,11 +364,12 @@ class TaskActor(JournaledActor):
                 case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
                     cancel = CancelJob(task.provider, task.request_id, attempt, ref)
                     tells.append(Tell(world.desk, task.request_id, cancel))
-                case task_moves.HostOutputs(attempt=attempt, outputs=outputs):
+                case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
                     terms = task.request.terms
                     host = Host(
                         task.request_id,
                         attempt,
+                        round_number,
                         task.provider,
                         outputs,
                         terms.hosting,

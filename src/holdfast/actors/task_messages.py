@@ -81,12 +81,13 @@ class HearCancel(Command[TaskRef]):
 
 @dataclass(frozen=True, slots=True)
 class HearHosting(Command[TaskRef]):
-    """How a round of storing outputs went.
+    """How a round of storing outputs went; ``round_number`` is the one it was asked for under.
 
     Each stored output was claimed at its ``expires_at`` less the retention its terms promise.
     """
 
     attempt: int
+    round_number: int
     results: tuple[HostedOutput | HostingFailure, ...]
 
 

@@ -59,10 +59,14 @@ class CancelJob(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Host(Command[None]):
-    """To the hosting worker: store these outputs, each within ``output_timeout_s``, and tell the task."""
+    """To the hosting worker: store these outputs, each within ``output_timeout_s``, and tell the task.
+
+    A later round of the same task takes the place of an earlier one that is still under way.
+    """
 
     request_id: str
     attempt: int
+    round_number: int
     provider: str
     outputs: tuple[Output, ...]
     hosting: Hosting

@@ -14,7 +14,7 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
     markup_multiplier = "1.20"
     hosting = { mode = "rehost", retention_hours = 168, max_bytes = 268435456 }
     deadlines = { dispatch_s = 60, run_s = 900 }
-    charge = { on = ["succeeded"], overrun = "cap" }    # what is always so
+    charge = { tolerance_percent = 5, on_mismatch = "smaller" }     # or review
     hold = "maximum"                # or estimate
 
     [providers.gpu]
@@ -236,6 +236,7 @@ def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig
                 "hosting": each.hosting,
                 "deadlines": each.deadlines,
                 "hold": each.hold,
+                "charge": [each.tolerance_percent, each.on_mismatch],
             }
             for each in models.values()
         },

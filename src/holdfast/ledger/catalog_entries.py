@@ -26,7 +26,7 @@ from holdfast.ledger.models import (
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.pricing import make_tariff, price_micro
 from holdfast.ledger.standard_secrets import standard_key
-from holdfast.ledger.terms import Deadlines, Hosting, PricingMode
+from holdfast.ledger.terms import Deadlines, Hosting, OnMismatch, PricingMode
 from holdfast.ledger.toml_tables import Table
 
 ReadSchema = Callable[[str], str]
@@ -151,7 +151,7 @@ def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schem
     hosting = _hosting(table.table("hosting"))
     deadlines = _deadlines(table.table("deadlines"))
     hold = cast(HoldSize, table.choice("hold", get_args(HoldSize), "maximum"))
-    _check_charge(table.table("charge"))
+    tolerance_percent, on_mismatch = _charge(table.table("charge"))
     table.close()
     if schema is None or pricing is None:
         return None
@@ -184,6 +184,8 @@ def read_model(table: Table, providers: Mapping[str, ProviderConfig], read_schem
         hosting=hosting,
         deadlines=deadlines,
         hold=hold,
+        tolerance_percent=tolerance_percent,
+        on_mismatch=on_mismatch,
     )
 
 
@@ -295,13 +297,19 @@ def _bytes_key(table: Table) -> str:
     return "bytes_max" if table.has("bytes_max") else "max_bytes"
 
 
-def _check_charge(table: Table) -> None:
-    """A run is charged when it succeeds, at most what was held. The catalog may say so, not say otherwise."""
+def _charge(table: Table) -> tuple[int, OnMismatch]:
+    """How far the provider's report may be from what is measured, in percent, and what becomes of more.
+
+    A run is charged when it succeeds, at most what was held. The catalog may say so, not say otherwise.
+    """
     on = table.texts("on", ("succeeded",))
     if set(on) != {"succeeded"}:
         table.fault("on", 'must be ["succeeded"]: nothing else is ever charged')
     table.choice("overrun", ("cap",), "cap")
+    tolerance_percent = table.integer("tolerance_percent", 5, least=0, most=1000)
+    on_mismatch = cast(OnMismatch, table.choice("on_mismatch", get_args(OnMismatch), "smaller"))
     table.close()
+    return tolerance_percent, on_mismatch
 
 
 def _deadlines(table: Table) -> Deadlines:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.ledger.input_schema import InputSchema
 from holdfast.ledger.metering import Meter, UnitFields
-from holdfast.ledger.terms import Deadlines, Hosting, PricingMode, Rate
+from holdfast.ledger.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate
 
 ProviderKind = Literal["studio", "cog", "replicate"]
 Modality = Literal["llm", "image", "video", "audio"]
@@ -103,6 +103,7 @@ class Model:
 
     ``hold`` says what is set aside for a run: the most it can cost, or what it is expected to cost. The charge
     never exceeds the hold, so with ``estimate`` whoever runs the service bears what goes beyond.
+    ``tolerance_percent`` and ``on_mismatch`` as :class:`~holdfast.ledger.terms.Terms` has them.
     """
 
     id: str
@@ -122,6 +123,8 @@ class Model:
     hosting: Hosting
     deadlines: Deadlines
     hold: HoldSize = "maximum"
+    tolerance_percent: int = 5
+    on_mismatch: OnMismatch = "smaller"
 
     @property
     def units(self) -> UnitFields:

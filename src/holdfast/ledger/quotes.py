@@ -94,6 +94,8 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         provider_quote_hash=line.provider_quote_hash,
         hosting=model.hosting,
         deadlines=model.deadlines,
+        tolerance_percent=model.tolerance_percent,
+        on_mismatch=model.on_mismatch,
     )
     return PricedInput(given, input_json, terms)
 

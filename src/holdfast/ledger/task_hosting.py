@@ -2,20 +2,22 @@
 
 A round of hosting asks for every output still wanted. What is stored stays stored; what failed is asked for
 again, a few rounds long. Then what is there decides: all of it is charged, a part of it in part, nothing of it
-goes to review. A round nobody answers (a crash) is repeated, and bounded by a deadline of its own.
+goes to review. A round nobody answers (a crash) is repeated, and bounded by a deadline of its own. Rounds are
+numbered: the late end of one says nothing about the next.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
 
 from holdfast.ledger.news import Output, ReportedUsage
-from holdfast.ledger.task_charge import UNITS_MAX, charge_micro_of
+from holdfast.ledger.task_charge import UNITS_MAX, charge_of
 from holdfast.ledger.task_events import ASSETS_READY, listens_to
 from holdfast.ledger.task_moves import (
     HostedOutput,
@@ -28,7 +30,7 @@ from holdfast.ledger.task_moves import (
     transition,
     unchanged,
 )
-from holdfast.ledger.task_progress import clean_word, error_text, system_note
+from holdfast.ledger.task_progress import clean_message, clean_word, error_text, system_note
 from holdfast.ledger.tasks import HostingState, OutputItem, Progress, Task
 
 OUTPUTS_MAX_COUNT = 64
@@ -86,9 +88,11 @@ def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[
     limit_s = task.request.terms.deadlines.hosting_s * max(1, len(hosting.wanted))
     state: dict[str, Any] = {
         "due_at": after(now, HOSTING_LEASE_S),
-        "hosting": msgspec.structs.replace(hosting, status="transferring", deadline_at=after(now, limit_s)),
+        "hosting": msgspec.structs.replace(
+            hosting, status="transferring", round=hosting.round + 1, deadline_at=after(now, limit_s)
+        ),
     }
-    return state, HostOutputs(task.request_id, task.state.attempt, hosting.wanted)
+    return state, HostOutputs(task.request_id, task.state.attempt, hosting.round + 1, hosting.wanted)
 
 
 def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False) -> Step:
@@ -115,13 +119,14 @@ def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float,
     if hosting.deadline_at is None:
         changes, effect = begin_round(task, hosting, now)
         return changed(task, now, effect, **changes)
-    effect = HostOutputs(task.request_id, state.attempt, hosting.wanted)
+    effect = HostOutputs(task.request_id, state.attempt, hosting.round, hosting.wanted)
     return changed(task, now, effect, due_at=after(now, HOSTING_LEASE_S, jitter))
 
 
 def on_hosted(
     task: Task,
     attempt: int,
+    round_number: int,
     results: tuple[HostedOutput | HostingFailure, ...],
     now: datetime,
     *,
@@ -130,13 +135,13 @@ def on_hosted(
 ) -> Step:
     """Hear how a round of hosting went. No results at all count as a round that failed.
 
-    ``late``: the task has ended. ``stale``: no hosting of this attempt is under way. ``duplicate``: nothing in
-    it was still wanted.
+    ``late``: the task has ended. ``stale``: this round is not the newest one, or none of this attempt is under way.
+    ``duplicate``: nothing in it was still wanted.
     """
     if task.is_terminal:
         return unchanged("late")
     hosting = task.state.hosting
-    if attempt != task.state.attempt or hosting.status != "transferring":
+    if (attempt, round_number) != (task.state.attempt, hosting.round) or hosting.status != "transferring":
         return unchanged("stale")
     wanted = {output.index: output for output in hosting.wanted}
     if results and not any(result.position in wanted for result in results):
@@ -181,6 +186,9 @@ def deliver(
 ) -> Step:
     """End the task as succeeded with ``stored``, and capture what they cost.
 
+    Where the provider's report differs widely from what was measured, and the terms want a person to look at it,
+    the task is frozen for review instead.
+
     The time that stored results are kept begins here: what was stored long ago, before a review or by an early
     round, is paid for now and can be fetched as long as the rest.
     """
@@ -191,7 +199,15 @@ def deliver(
     )
     total = max(hosting.expected, len(stored))
     lost_count = total - len(stored)
-    units, charge_micro = charge_micro_of(task.request.terms, task.request.hold_micro, usage, stored, lost_count)
+    units, charge_micro, mismatch = charge_of(
+        task.request.terms, task.request.hold_micro, usage, stored, lost_count
+    )
+    note = note or system_note("succeeded", "hosting", now, stage="hosting")
+    if mismatch is not None:
+        said = mismatch if note.message is None else f"{note.message}; {mismatch}"
+        note = msgspec.structs.replace(note, message=clean_message(said))
+    if mismatch is not None and task.request.terms.on_mismatch == "review" and task.status != "review":
+        return _disputed(task, hosting, stored, now, usage=usage, note=note, mismatch=mismatch)
     passthrough = hosting.mode == "passthrough"
     announced = not passthrough and listens_to(task.request, ASSETS_READY)
     cause: Literal["passed_through", "review_approved", "outputs_partly_stored", "outputs_stored"]
@@ -201,18 +217,18 @@ def deliver(
         cause = "passed_through"
     else:
         cause = "outputs_partly_stored" if lost_count else "outputs_stored"
-    return transition(
+    step = transition(
         task,
         cause,
         now,
         operation_id=operation_id,
         charge_micro=charge_micro,
-        note=note or system_note("succeeded", "hosting", now, stage="hosting"),
+        note=note,
         error=error_text("partial", f"{len(stored)} of {total}") if lost_count else None,
         hosting=msgspec.structs.replace(
             hosting,
             status="skipped" if passthrough else "ready",
-            final_url_ready=not passthrough,
+            final_url_ready=True,
             assets_ready_event="pending" if announced else "skipped",
             error=hosting.error if lost_count else None,
             wanted=(),
@@ -225,6 +241,33 @@ def deliver(
         tokens_in=units.tokens_in,
         tokens_out=units.tokens_out,
     )
+    return replace(step, mismatch=mismatch)
+
+
+def _disputed(
+    task: Task,
+    hosting: HostingState,
+    stored: tuple[OutputItem, ...],
+    now: datetime,
+    *,
+    usage: ReportedUsage | None,
+    note: Progress,
+    mismatch: str,
+) -> Step:
+    """Everything is there, but report and measure are far apart: a person looks before anything is charged."""
+    step = freeze_for_review(
+        task,
+        "usage_mismatch",
+        "usage_mismatch",
+        now,
+        error=error_text("usage_mismatch", mismatch),
+        note=note,
+        # What is handed on is handed on again when it is approved.
+        output=() if hosting.mode == "passthrough" else stored,
+        hosting=msgspec.structs.replace(hosting, status="pending", deadline_at=None),
+        usage=usage,
+    )
+    return replace(step, mismatch=mismatch)
 
 
 def _round_failed(
@@ -302,4 +345,6 @@ def _item(hosted: HostedOutput) -> OutputItem:
         height=hosted.height,
         duration_s=sane_length(hosted.duration_s),
         expires_at=hosted.expires_at,
+        size_claimed=hosted.size_claimed,
+        duration_claimed=hosted.duration_claimed,
     )

@@ -32,9 +32,9 @@ SettlementKind = Literal["capture", "release"]
 Verdict = Literal["applied", "duplicate", "stale", "late", "ignored"]
 Cause = Literal[
     "provider_running", "provider_succeeded", "passed_through", "outputs_stored", "outputs_partly_stored",
-    "outputs_unstorable", "output_flagged", "provider_conflict", "review_approved", "review_rejected",
-    "review_lapsed", "user_canceled", "provider_failed", "provider_canceled", "job_lost", "submit_rejected",
-    "deadline_passed", "never_sent", "submit_unresolved", "provider_removed",
+    "outputs_unstorable", "output_flagged", "provider_conflict", "usage_mismatch", "review_approved",
+    "review_rejected", "review_lapsed", "user_canceled", "provider_failed", "provider_canceled", "job_lost",
+    "submit_rejected", "deadline_passed", "never_sent", "submit_unresolved", "provider_removed",
 ]  # fmt: skip
 
 
@@ -61,6 +61,7 @@ TRANSITIONS: Mapping[Cause, Rule] = {
     "outputs_unstorable": Rule(_PROCESSING, "review"),
     "output_flagged": Rule(_RUNNING, "review"),
     "provider_conflict": Rule(_RUNNING, "review"),
+    "usage_mismatch": Rule(_RUNNING, "review"),
     "review_approved": Rule(_REVIEW, "succeeded", "capture"),
     "review_rejected": Rule(_REVIEW, "failed", "release"),
     "review_lapsed": Rule(_REVIEW, "failed", "release"),
@@ -132,10 +133,14 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class HostOutputs:
-    """Store these outputs; answered by ``on_hosted``. Repeating it is harmless: assets are keyed by content."""
+    """Store these outputs; answered by ``on_hosted`` under the same ``round``.
+
+    Repeating it is harmless: assets are keyed by content.
+    """
 
     request_id: str
     attempt: int
+    round: int
     outputs: tuple[Output, ...]
 
 
@@ -144,7 +149,10 @@ Effect = SubmitJob | PollJob | CancelJob | HostOutputs
 
 @dataclass(frozen=True, slots=True)
 class HostedOutput:
-    """An output that is stored for good; ``position`` is the ``index`` of the output asked for."""
+    """An output that is stored for good; ``position`` is the ``index`` of the output asked for.
+
+    ``size_claimed`` and ``duration_claimed`` as :class:`~holdfast.ledger.tasks.OutputItem` has them.
+    """
 
     position: int
     asset_id: str
@@ -155,6 +163,8 @@ class HostedOutput:
     width: int | None = None
     height: int | None = None
     duration_s: float | None = None
+    size_claimed: bool = False
+    duration_claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +184,15 @@ class Step:
 
     ``verdict``: ``duplicate`` was known before, ``stale`` belongs to an earlier attempt, ``late`` comes after what
     it tells was decided, ``ignored`` needs nothing.
+
+    ``mismatch``: how the provider's report of the work differs from what counts, where it does widely.
     """
 
     task: Task | None
     verdict: Verdict
     settle: Settlement | None = None
     effects: tuple[Effect, ...] = ()
+    mismatch: str | None = None
 
 
 def unchanged(verdict: Verdict, *effects: Effect) -> Step:
@@ -253,7 +266,7 @@ def transition(
 
 def freeze_for_review(
     task: Task,
-    cause: Literal["outputs_unstorable", "output_flagged", "provider_conflict"],
+    cause: Literal["outputs_unstorable", "output_flagged", "provider_conflict", "usage_mismatch"],
     reason: ReviewReason,
     now: datetime,
     *,

@@ -267,6 +267,8 @@ def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
             width=output.width,
             height=output.height,
             duration_s=output.duration_s,
+            size_claimed=True,
+            duration_claimed=True,
         )
         for output in outputs
     )

@@ -174,6 +174,18 @@ def on_review(
             usage=state.usage,
             note=system_note("succeeded", "review", now, stage="review", message=said),
         )
+    if state.output and not state.hosting.wanted:
+        decided_task = msgspec.structs.replace(task, state=msgspec.structs.replace(state, review=decided))
+        step_note = system_note("succeeded", "review", now, stage="review", message=said)
+        return deliver(
+            decided_task,
+            state.hosting,
+            state.output,
+            now,
+            operation_id=operation_id,
+            usage=state.usage,
+            note=step_note,
+        )
     changes, effect = begin_round(task, msgspec.structs.replace(state.hosting, tries=0), now)
     storing = system_note("processing", "review", now, stage="review", message=said)
     return changed(task, now, effect, note=storing, **(changes | {"review": decided}))

@@ -25,10 +25,10 @@ ProgressStatus = Literal[
 Stage = Literal["dispatch", "queue", "render", "encode", "upload", "hosting", "review"]
 ErrorCode = Literal[
     "provider_error", "provider_timeout", "provider_unavailable", "content_policy", "submit_ambiguous",
-    "hosting_failed", "canceled_by_provider", "invalid_upstream_input", "partial", "internal",
-    "provider_removed",
+    "hosting_failed", "canceled_by_provider", "invalid_upstream_input", "partial", "usage_mismatch",
+    "provider_removed", "internal",
 ]  # fmt: skip
-ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "manual"]
+ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "usage_mismatch", "manual"]
 ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
 EventKind = Literal[
     "task.processing", "task.review", "task.succeeded", "task.failed", "task.canceled", "task.assets_ready"
@@ -87,7 +87,8 @@ class StatusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One deliverable result: a stored asset (``asset_id``), or the provider's own ``url`` passed through.
 
-    A stored asset has no URL here: signed URLs are made anew at each read.
+    A stored asset has no URL here: each read signs one. ``size_claimed`` and ``duration_claimed`` say that width
+    and height, or the duration, are what the provider says of an output and were not measured.
     """
 
     position: int
@@ -100,14 +101,17 @@ class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     height: int | None = None
     duration_s: float | None = None
     expires_at: datetime | None = None
+    size_claimed: bool = False
+    duration_claimed: bool = False
 
 
 class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far the outputs have been copied to our own storage.
 
     ``wanted`` are outputs still to be stored, ``lost`` those that cannot be; each one's ``index`` is its
-    position. ``expected`` is how many the customer may expect. ``tries`` counts rounds that failed;
-    ``deadline_at`` ends the round under way and is None between rounds.
+    position. ``expected`` is how many the customer may expect. ``round`` numbers the rounds of storing, so that the
+    end of one never counts for another; ``tries`` counts rounds that failed; ``deadline_at`` ends the round under
+    way and is None between rounds.
     """
 
     mode: Literal["rehost", "passthrough", "inline"] = "rehost"
@@ -116,6 +120,7 @@ class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     final_url_ready: bool = False
     assets_ready_event: Literal["pending", "sent", "failed", "skipped"] = "pending"
     error: str | None = None
+    round: int = 0
     tries: int = 0
     expected: int = 0
     wanted: tuple[Output, ...] = ()

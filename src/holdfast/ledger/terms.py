@@ -37,6 +37,9 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overall_s: int = 24 * 3600
 
 
+OnMismatch = Literal["smaller", "review"]
+
+
 class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the customer pays: amounts in micro-credits per unit as exact decimal strings, markup included.
 
@@ -64,6 +67,9 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a task needs to be held, run, hosted and settled, as fixed when it was quoted.
 
+    ``tolerance_percent`` is how far the provider's report of the work may be from what is measured; where it is
+    further off the smaller is charged and the difference told, or with ``on_mismatch`` ``review`` a person decides.
+
     ``estimate_micro`` is the expected charge, ``maximum_micro`` what the largest work would cost, ``hold_micro``
     what is set aside and never exceeded; ``exact`` says that the work is known beforehand. ``input_hash`` binds the
     terms to one normalised input.
@@ -88,3 +94,5 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider_quote_hash: str
     hosting: Hosting = Hosting()
     deadlines: Deadlines = Deadlines()
+    tolerance_percent: int = 5
+    on_mismatch: OnMismatch = "smaller"

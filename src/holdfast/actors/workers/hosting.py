@@ -72,7 +72,7 @@ class HostingWorker(Worker):
         self._tasks = tasks
         self._now = now
         self._rounds: dict[str, trio.CapacityLimiter] = {}
-        self._under_way: set[tuple[str, int]] = set()
+        self._under_way: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Clear away what earlier lives left half fetched."""
@@ -82,22 +82,31 @@ class HostingWorker(Worker):
             log.warning("leftovers cannot be cleared", reason=fault.strerror)
 
     async def on_receive(self, message: Any) -> None:
-        """Start a round of hosting, unless the same one is under way."""
+        """Start a round of hosting, unless the same one is under way; an earlier one of the task is broken off."""
         assert isinstance(message, Host)
-        if (message.request_id, message.attempt) not in self._under_way:
-            self._under_way.add((message.request_id, message.attempt))
-            self.nursery.start_soon(self._round, message)
+        wanted = message.attempt, message.round_number
+        if message.request_id in self._under_way:
+            *under_way, scope = self._under_way[message.request_id]
+            if wanted <= tuple(under_way):
+                return
+            # Its results would be ignored: the task waits for the later round.
+            scope.cancel()
+        scope = trio.CancelScope()
+        self._under_way[message.request_id] = (*wanted, scope)
+        self.nursery.start_soon(self._round, message, scope)
 
-    async def _round(self, host: Host) -> None:
+    async def _round(self, host: Host, scope: trio.CancelScope) -> None:
         try:
-            async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
-                results = [await self._store_output(output, host) for output in host.outputs]
-            self._tasks.tell(host.request_id, HearHosting(host.attempt, tuple(results)))
+            with scope:
+                async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
+                    results = [await self._store_output(output, host) for output in host.outputs]
+                self._tasks.tell(host.request_id, HearHosting(host.attempt, host.round_number, tuple(results)))
         except Exception:
             # The task's own deadline for this round brings it up again.
             log.exception("hosting round broke", request_id=host.request_id)
         finally:
-            self._under_way.discard((host.request_id, host.attempt))
+            if self._under_way[host.request_id][2] is scope:
+                del self._under_way[host.request_id]
 
     async def _store_output(self, output: Output, host: Host) -> HostedOutput | HostingFailure:
         hosting = host.hosting
@@ -148,7 +157,9 @@ class HostingWorker(Worker):
             bytes=fetched.bytes,
             content_type=fetched.content_type,
             expires_at=claimed_at + timedelta(seconds=hosting.retention_s),
-            width=fetched.width if fetched.width is not None else output.width,
-            height=fetched.height if fetched.height is not None else output.height,
-            duration_s=fetched.duration_s if fetched.duration_s is not None else output.duration_s,
+            width=output.width if fetched.width is None else fetched.width,
+            height=output.height if fetched.height is None else fetched.height,
+            duration_s=output.duration_s if fetched.duration_s is None else fetched.duration_s,
+            size_claimed=fetched.width is None,
+            duration_claimed=fetched.duration_s is None,
         )

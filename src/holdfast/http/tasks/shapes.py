@@ -203,8 +203,7 @@ def task_picture(front: Front, task: Task, *, for_operators: bool = False) -> Ta
             status=hosting.status,
             mode=hosting.mode,
             source=hosting.source,
-            # The first result's time may be over before the sweeper has come by.
-            final_url_ready=hosting.final_url_ready and all(each.url is not None for each in output),
+            final_url_ready=_has_final_urls(task, output),
             assets_ready_event=hosting.assets_ready_event,
             error=hosting.error,
         ),
@@ -215,6 +214,14 @@ def task_picture(front: Front, task: Task, *, for_operators: bool = False) -> Ta
         metadata=request.metadata,
         urls=_urls(front, task.request_id),
     )
+
+
+def _has_final_urls(task: Task, output: list[OutputBody]) -> bool:
+    """Whether every result can be fetched where the task says; the provider's own URLs are final when handed on."""
+    hosting = task.state.hosting
+    handed_on = task.status == "succeeded" and hosting.mode == "passthrough"
+    # The first result's time may be over before the sweeper has come by.
+    return (hosting.final_url_ready or handed_on) and all(each.url is not None for each in output)
 
 
 def usage_body(entry: UsageEntry) -> UsageBody:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+
+from holdfast.providers.assets.durations import Contradiction, TooManySteps, duration_of_file
 
 HEAD_BYTES = 4096
 """How much of a file's beginning :func:`sniff` wants to see."""
@@ -123,16 +124,18 @@ def sniff(head: bytes) -> str | None:
 def measure(path: Path, content_type: str) -> Measure:
     """Measure a file of a sniffed type without decoding it; blocking.
 
+    The duration is None where it cannot be told without that, or would take too long to tell.
+
     Raises :class:`NotMedia` and :class:`TooManyPixels`.
     """
     if content_type in _FORMATS:
         return _measure_image(path, _FORMATS[content_type])
-    if content_type == "audio/wav":
-        return _measure_wav(path)
-    if content_type == "video/webm":
-        with path.open("rb") as file:
-            return _measure_webm(file.read(HEAD_BYTES))
-    return Measure()
+    try:
+        return Measure(duration_s=duration_of_file(path, content_type))
+    except Contradiction as fault:
+        raise NotMedia(str(fault)) from fault
+    except TooManySteps:
+        return Measure()
 
 
 def _box_size(head: bytes) -> int:
@@ -150,22 +153,3 @@ def _measure_image(path: Path, form: str) -> Measure:
     if width * height > PIXELS_MAX_COUNT:
         raise TooManyPixels
     return Measure(width=width, height=height)
-
-
-def _measure_wav(path: Path) -> Measure:
-    try:
-        with wave.open(str(path), "rb") as sound:
-            return Measure(duration_s=round(sound.getnframes() / sound.getframerate(), 3))
-    except (wave.Error, EOFError, ZeroDivisionError, RuntimeError, struct.error) as fault:
-        raise NotMedia("the sound cannot be read") from fault
-
-
-def _measure_webm(head: bytes) -> Measure:
-    """Duration from the segment's information, whose element has the one-byte size 8 or 4."""
-    for mark, form in ((b"\x44\x89\x88", ">d"), (b"\x44\x89\x84", ">f")):
-        place = head.find(mark)
-        if place >= 0 and len(head) >= place + 3 + struct.calcsize(form):
-            (ticks,) = struct.unpack_from(form, head, place + 3)
-            if 0 <= ticks < 1e9:
-                return Measure(duration_s=round(ticks / 1000, 3))
-    return Measure()

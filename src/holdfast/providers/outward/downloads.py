@@ -38,6 +38,8 @@ BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0
 WRITE_BLOCK_BYTES = 256 * 1024
 THREADS_MAX_COUNT = 4
+MEASURED_MAX_COUNT = 2
+"""How many files are measured at once: a long one keeps no other from being written."""
 
 DownloadCode = Literal[
     "too_large", "bad_type", "blocked_address", "not_found", "mismatch", "unreachable", "storage_full"
@@ -45,6 +47,7 @@ DownloadCode = Literal[
 
 _UNTOLD = frozenset({None, "application/octet-stream", "binary/octet-stream"})
 _threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+_measuring = trio.CapacityLimiter(MEASURED_MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ async def download(
                     await _receive(response, sink, claim.bytes_max)
             if whole.cancelled_caught:
                 raise _Refuse("unreachable", "the download took too long", permanent=False)
-            return await trio.to_thread.run_sync(sink.finish, claim, declared, limiter=_threads)
+            return await trio.to_thread.run_sync(sink.finish, claim, declared, limiter=_measuring)
     except _Refuse as refused:
         return refused.refusal
     except BodyTooLarge:
@@ -188,7 +191,7 @@ async def accept_inline(data: str, directory: Path, claim: Claim | None = None) 
 
     try:
         async with _sink(directory) as sink:
-            return await trio.to_thread.run_sync(take, sink, limiter=_threads)
+            return await trio.to_thread.run_sync(take, sink, limiter=_measuring)
     except _Refuse as refused:
         return refused.refusal
     except OSError as fault:

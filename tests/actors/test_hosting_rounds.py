@@ -1,0 +1,95 @@
+"""The hosting worker and the rounds of one task: a later one takes the place of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from holdfast.actors.task_messages import HearHosting
+from holdfast.actors.worker_messages import Host
+from holdfast.actors.workers import hosting
+from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.worker import WorkerPost
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.news import Output
+from holdfast.ledger.task_moves import HostingFailure
+from holdfast.ledger.terms import Hosting
+from holdfast.providers.outward.downloads import DownloadRefused
+
+ROUND_1, ROUND_2 = (
+    Host("task_1", 1, number, "studio", (Output(index=0, url=f"https://x.test/{number}"),), Hosting(), 30.0)
+    for number in (1, 2)
+)
+
+
+class Ear:
+    """A task that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[HearHosting] = []
+
+    def tell(self, key: str, command: Any) -> None:
+        assert key == "task_1"
+        self.heard.append(command)
+
+
+class Fetches:
+    """Downloads that end when the test says so, each with a refusal that names its address."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.broken_off: list[str] = []
+        self.gates: Mapping[str, trio.Event] = {
+            host.outputs[0].url or "": trio.Event() for host in (ROUND_1, ROUND_2)
+        }
+
+    async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:
+        self.begun.append(url)
+        try:
+            await self.gates[url].wait()
+        except trio.Cancelled:
+            self.broken_off.append(url)
+            raise
+        return DownloadRefused("not_found", url, permanent=True)
+
+
+@pytest.fixture
+def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
+    fetches = Fetches()
+    monkeypatch.setattr(hosting, "download", fetches.download)
+    return fetches
+
+
+async def test_a_later_round_takes_the_place_of_an_earlier_one(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    ear, post = Ear(), WorkerPost("hosting")
+    nobody: Any = None
+    worker = HostingWorker(
+        post,
+        downloads=nobody,
+        origins_of=lambda _: frozenset(),
+        store=nobody,
+        database=nobody,
+        incoming_dir=tmp_path,
+        tasks=ear,
+        now=utc_now,
+    )
+    await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+    for host in (ROUND_1, ROUND_1, ROUND_2, ROUND_2, ROUND_1):
+        post.tell("task_1", host)
+        await trio.testing.wait_all_tasks_blocked()
+    assert fetches.begun == ["https://x.test/1", "https://x.test/2"]
+    assert fetches.broken_off == ["https://x.test/1"]
+    fetches.gates["https://x.test/2"].set()
+    await trio.testing.wait_all_tasks_blocked()
+    failure = HostingFailure(0, "not_found: https://x.test/2", final=True)
+    assert ear.heard == [HearHosting(1, 2, (failure,))]
+    # Asked for again once it has ended, the same round is run again.
+    post.tell("task_1", ROUND_2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(ear.heard) == 2
