@@ -204,7 +204,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         order_max_micro=reader.credits("ORDER_MAX", "10000.00"),
         sandbox_order_ttl_s=reader.whole("SANDBOX_ORDER_TTL_S", 1800, most=86_400),
         card_order_ttl_s=reader.whole("CARD_ORDER_TTL_S", 86_400, most=86_400),
-        body_bytes_max=reader.whole("BODY_BYTES_MAX", 1024 * 1024, least=1024, most=64 * 1024 * 1024),
+        body_bytes_max=reader.whole("BODY_BYTES_MAX", 2 * 1024 * 1024, least=1024, most=64 * 1024 * 1024),
         header_bytes_max=reader.whole("HEADER_BYTES_MAX", 32 * 1024, least=4096, most=1024 * 1024),
         header_count_max=reader.whole("HEADER_COUNT_MAX", 100, least=20, most=1000),
         ask_deadline_s=reader.seconds("ASK_DEADLINE_S", 10.0),

@@ -247,6 +247,25 @@ async def test_readiness_names_what_is_missing(world: World) -> None:
     assert answer["checks"] == {"has_api_key": True, "has_writable_key": False, "has_positive_balance": False}
 
 
+async def test_credit_that_is_held_makes_nobody_ready(world: World) -> None:
+    await world.write(tables.accounts.update().values(balance_micro=240_000, held_micro=240_000))
+    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+    assert (answer["ready"], answer["checks"]["has_positive_balance"]) == (False, False)
+    assert answer["suggested_next_actions"] == ["add_credit"]
+
+
+async def test_readiness_names_a_way_to_credit_that_is_open(world: World) -> None:
+    async def way() -> object:
+        answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+        return answer["routes"].get("add_credit")
+
+    assert await way() == f"{world.public_url}{RECHARGE}"
+    world.configure(sandbox_enabled=False)
+    assert await way() is None
+    world.open_desk()
+    assert await way() == f"{world.public_url}/v2/control/payments/cardprovider"
+
+
 async def test_a_read_costs_one_trip_to_the_database(world: World) -> None:
     for path in ("/v2/control/session", "/v2/control/first-call", "/v2/control/account", "/v2/control/api-keys"):
         world.rows.reads = 0

@@ -49,6 +49,30 @@ async def test_a_quote_writes_nothing_and_adds_up(stage: Stage) -> None:
     }  # fmt: skip
 
 
+async def test_the_price_of_a_unit_is_an_amount_and_always_there(stage: Stage) -> None:
+    async def price_of(model: str, **wanted: object) -> object:
+        return (await quote(stage, {"model": model, "input": wanted}))["estimate"]["unit_price"]
+
+    assert await price_of("studio/image-1", prompt="x") == "0.012"
+    assert await price_of("studio/clip-1", prompt="x") == "0.06"
+    # Of what tokens cost on their way in and out, the higher.
+    message = [{"role": "user", "content": "x"}]
+    assert await price_of("gateway/chat-1", messages=message) == "1.80"
+
+
+async def test_results_handed_on_have_their_final_urls(world: World) -> None:
+    item = OutputItem(position=0, url="https://elsewhere.example/a.png")
+    task = world.task("task_a")
+    for status, is_ready in (("succeeded", True), ("failed", False)):
+        # As a version wrote it that never said they were ready.
+        hosting = HostingState(mode="passthrough", status="skipped")
+        state = msgspec.structs.replace(task.state, hosting=hosting, output=(item,))
+        written = msgspec.structs.replace(task, request_id=f"task_{status}", status=status, state=state)
+        await world.add_task(written)
+        answer = await (await world.as_key("GET", f"/v2/task/task_{status}")).get_json()
+        assert answer["hosting"]["final_url_ready"] is is_ready
+
+
 async def test_a_credential_that_opens_something_binds_the_quote(world: World) -> None:
     async def account_of(token: str) -> object:
         return (await quote(world, headers={"Authorization": f"Bearer {token}"}))["account_id"]
@@ -380,15 +404,16 @@ async def test_a_running_task_cannot_be_run_again(world: World, status: str) -> 
     assert response.headers["X-Should-Retry"] == "false"
 
 
-async def test_calls_without_a_body_take_none_or_an_empty_one(world: World) -> None:
+async def test_calls_without_a_body_ignore_an_object_sent_along(world: World) -> None:
     world.tasks.answer = TaskRef("task_a", world.account_id)
     await world.add_task(world.task("task_a"))
     path = "/v2/task/task_a/cancel"
     assert (await world.as_key("POST", path)).status_code == 200
     assert (await world.as_key("POST", path, json={})).status_code == 200
-    await world.refused(await world.as_key("POST", path, json={"a": 1}), 400, "invalid_json")
+    assert (await world.as_key("POST", path, json={"x": 1})).status_code == 200
+    await world.refused(await world.as_key("POST", path, json=[1]), 400, "invalid_json")
     await world.refused(await world.as_key("POST", path, data="{}"), 415, "unsupported_media_type")
-    assert world.tasks.asked == [("task_a", CancelTask())] * 2
+    assert world.tasks.asked == [("task_a", CancelTask())] * 3
 
 
 async def test_cancel_answers_the_row_as_it_then_stands(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import shutil
 import wave
 from collections.abc import Iterator
@@ -70,19 +71,25 @@ class Made:
         return str(self.told["url"])
 
 
-def picture() -> str:
+def picture(image: Image.Image | None = None) -> str:
     """A picture to change, in base64."""
     stream = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").save(stream, "PNG")
+    (image or Image.linear_gradient("L").convert("RGB")).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()
 
 
 async def make_all(house: Service) -> dict[str, Made]:
     """Have each model make something, and fetch it."""
     change = {"image": picture(), "operation": "resize", "width": 96, "height": 64}
+    # As large as the model's schema says it may be, and no more compressible.
+    pixels = random.Random(1).randbytes(548 * 548 * 3)
+    image = picture(Image.frombytes("RGB", (548, 548), pixels))
+    assert len(image) > 1_200_000
+    large = {**change, "image": image}
     orders: dict[str, tuple[str, dict[str, Any]]] = {
         "poster": ("studio/image-1", IMAGE),
         **{f"edited {form}": ("studio/edit-1", {**change, "format": form}) for form in ("png", "jpeg", "webp")},
+        "edited large": ("studio/edit-1", large),
         "tone": ("studio/tone-1", {"prompt": "rain", "duration": TONE_S}),
         "clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": CLIP_S}),
         "large clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": 1, "resolution": "720p"}),
@@ -123,7 +130,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("poster", "PNG"), ("edited png", "PNG"), ("edited jpeg", "JPEG"), ("edited webp", "WEBP")]
+    ("name", "form"),
+    [
+        ("poster", "PNG"),
+        ("edited png", "PNG"),
+        ("edited jpeg", "JPEG"),
+        ("edited webp", "WEBP"),
+        ("edited large", "PNG"),
+    ],
 )
 def test_pictures_are_what_they_are_called(made: dict[str, Made], name: str, form: str) -> None:
     one = made[name]

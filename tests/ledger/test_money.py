@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.money import AMOUNT_MICRO_MAX, MICRO, format_amount, parse_amount
+from holdfast.ledger.money import AMOUNT_MICRO_MAX, MICRO, format_amount, format_price, parse_amount
 
 amounts = st.integers(1, AMOUNT_MICRO_MAX)
 
@@ -23,6 +23,16 @@ def test_an_amount_is_written_exactly_with_two_to_six_decimals(amount_micro: int
     assert Decimal(text) * MICRO == amount_micro
     assert re.fullmatch(r"-?[0-9]+\.[0-9]{2,6}", text)
     assert not re.search(r"\.[0-9]{2,}0$", text)
+
+
+@pytest.mark.parametrize(
+    ("price", "written"),
+    [("1", "1.00"), ("0.5", "0.50"), ("0.012", "0.012"), ("1.80", "1.80"), ("10.2500", "10.25"),
+     ("0.00000025", "0.00000025")],
+)  # fmt: skip
+def test_a_price_is_written_like_an_amount_and_never_rounded(price: str, written: str) -> None:
+    assert format_price(price) == written
+    assert Decimal(written) == Decimal(price)
 
 
 @given(st.decimals(0, 10**9, places=6), st.integers(0, 12))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +21,8 @@ from holdfast.providers.card.base import (
     CardTimeout,
     CardUnavailable,
 )
+from holdfast.providers.card.emulator import app
+from holdfast.providers.card.emulator.rendering import render
 from holdfast.providers.card.stripe_adapter import StripeProvider
 
 from .conftest import CARD_KEY, ServeApp, StartBank
@@ -104,6 +107,20 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
     assert (booked.amount_minor, booked.fee_minor, booked.net_minor, booked.currency) == (1000, 59, 941, "USD")
     assert booked.available_on is not None
     assert booked.available_on > booked.created
+
+
+async def test_an_intent_that_does_not_say_what_was_received_is_not_read_as_nothing(
+    start_bank: StartBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*args: Any) -> dict[str, Any]:
+        return {name: value for name, value in render(*args).items() if name != "amount_received"}
+
+    monkeypatch.setattr(app, "render", without)
+    with trio.fail_after(20):
+        async with start_bank() as bank:
+            intent_id, _ = await bank.paid("ord_1", 1000)
+            seen = await bank.provider.retrieve(intent_id)
+    assert (seen.status, seen.amount_minor, seen.amount_received_minor) == ("succeeded", 1000, None)
 
 
 async def test_a_declined_attempt_tells_why_and_the_intent_may_be_paid_later(start_bank: StartBank) -> None:

@@ -199,7 +199,8 @@ class Call:
         if isinstance(parsed, Refusal):
             return parsed
         if shape is None:
-            return None if not parsed else Refusal(code="invalid_json", message="This call takes no body.")
+            # Unknown keys are ignored everywhere, and a call that takes no body knows none.
+            return None
         body = bodies.convert_body(parsed, shape)
         if isinstance(body, Refusal):
             return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Annotated, Final
 
@@ -14,10 +15,10 @@ from holdfast.http.shapes import Amount, QuoteRequest, Time
 from holdfast.ledger.catalog import Catalog, Model
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import CURRENCY, format_amount
+from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.quotes import SealedQuote, quote_input, seal_quote
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.terms import Terms, Units
+from holdfast.ledger.terms import Rate, Terms, Units
 
 route = RouteTable("Catalog")
 
@@ -73,7 +74,10 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the run should cost; ``max_credits`` is what will be held, and the charge never exceeds it."""
+    """What the run should cost; ``max_credits`` is what will be held, and the charge never exceeds it.
+
+    ``unit_price`` is the price of one ``unit``; where those that go in and come out differ, the higher of the two.
+    """
 
     credits: Amount
     max_credits: Amount
@@ -82,7 +86,7 @@ class Estimate(msgspec.Struct, frozen=True):
     currency: str
     basis: str
     unit: str
-    unit_price: str | None
+    unit_price: Amount
     max_units: Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -169,6 +173,11 @@ async def quote(call: Call) -> Outcome:
     )
 
 
+def _unit_price(rate: Rate) -> str:
+    given = [price for price in (rate.unit_price, rate.input_price, rate.output_price) if price is not None]
+    return max(given, key=Decimal, default="0")
+
+
 def _models(catalog: Catalog) -> list[ModelBody]:
     return [_model(model) for model in catalog.models.values()]
 
@@ -198,7 +207,7 @@ def _estimate(terms: Terms) -> Estimate:
         currency=CURRENCY,
         basis=terms.basis,
         unit=terms.rate.unit,
-        unit_price=terms.rate.unit_price,
+        unit_price=format_price(_unit_price(terms.rate)),
         max_units=_count(terms.largest),
     )
 

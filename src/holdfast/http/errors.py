@@ -96,7 +96,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "payment_order_not_payable": ErrorRow(409, CONFLICT, final=True),
     "provider_event_mismatch": ErrorRow(400, INVALID),
     "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
-    "provider_not_configured": ErrorRow(503, PROVIDER, retry_after_s=60),
+    "provider_not_configured": ErrorRow(503, PROVIDER),
     "provider_unavailable": ErrorRow(502, PROVIDER),
     "provider_timeout": ErrorRow(504, PROVIDER),
     "provider_rejected": ErrorRow(502, PROVIDER, final=True),
@@ -106,7 +106,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "model_not_available": ErrorRow(400, INVALID),
     "model_not_async": ErrorRow(400, INVALID),
     "invalid_input": ErrorRow(400, INVALID),
-    "quote_unavailable": ErrorRow(503, API, retry_after_s=5),
+    "quote_unavailable": ErrorRow(503, API),
     "quote_expired": ErrorRow(409, CONFLICT, final=True),
     "quote_mismatch": ErrorRow(400, INVALID),
     # Tasks, lists and assets.

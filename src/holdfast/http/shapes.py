@@ -115,7 +115,7 @@ class AccountBody(msgspec.Struct, frozen=True):
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """What a first call needs."""
+    """What a first call needs. ``has_positive_balance`` counts what is available, without what is held."""
 
     has_api_key: bool
     has_writable_key: bool
@@ -123,7 +123,10 @@ class Checks(msgspec.Struct, frozen=True):
 
 
 class FirstCall(msgspec.Struct, frozen=True):
-    """Whether the account is ready for its first call, and what to do if not."""
+    """Whether the account is ready for its first call, and what to do if not.
+
+    ``routes`` has ``add_credit`` only where accounts can get credit by themselves.
+    """
 
     account_id: str
     ready: bool
@@ -238,11 +241,11 @@ def account_body(totals: AccountTotals) -> AccountBody:
 
 
 def first_call(front: Front, facts: FirstCallFacts) -> FirstCall:
-    """Judge readiness: a live key, one of them writable, and a balance above zero."""
+    """Judge readiness: a live key, one of them writable, and credit that is not held."""
     checks = Checks(
         has_api_key=facts.live_keys > 0,
         has_writable_key=facts.writable_keys > 0,
-        has_positive_balance=facts.totals.balance_micro > 0,
+        has_positive_balance=facts.totals.balance_micro > facts.totals.held_micro,
     )
     ready = checks.has_api_key and checks.has_writable_key and checks.has_positive_balance
     actions = []
@@ -250,19 +253,27 @@ def first_call(front: Front, facts: FirstCallFacts) -> FirstCall:
         actions.append("create_api_key")
     if not checks.has_positive_balance:
         actions.append("add_credit")
+    paths = {
+        "create_api_key": "/v2/control/api-keys",
+        "add_credit": _credit_path(front),
+        "quote": "/v2/quote",
+        "models": "/v2/models",
+        "create_task": "/v2/task/create",
+    }
     return FirstCall(
         account_id=facts.totals.account_id,
         ready=ready,
         checks=checks,
         suggested_next_actions=actions or ["create_task"],
-        routes={
-            "create_api_key": front.url("/v2/control/api-keys"),
-            "add_credit": front.url("/v2/control/sandbox/recharge"),
-            "quote": front.url("/v2/quote"),
-            "models": front.url("/v2/models"),
-            "create_task": front.url("/v2/task/create"),
-        },
+        routes={name: front.url(path) for name, path in paths.items() if path is not None},
     )
+
+
+def _credit_path(front: Front) -> str | None:
+    """Where an account gets credit by itself: as play money, else by card, else nowhere."""
+    if front.settings.sandbox_enabled:
+        return "/v2/control/sandbox/recharge"
+    return None if front.card is None else "/v2/control/payments/cardprovider"
 
 
 WRITING_SCOPE = TASKS_WRITE

@@ -37,3 +37,12 @@ def format_amount(amount_micro: int) -> str:
     whole, fraction = divmod(abs(amount_micro), MICRO)
     digits = f"{fraction:06d}".rstrip("0").ljust(2, "0")
     return f"{sign}{whole}.{digits}"
+
+
+def format_price(price: str) -> str:
+    """Write a plain decimal string with at least 2 decimals: "1" is "1.00".
+
+    A price may be finer than a micro-credit; then all its decimals are kept, for rounding would make it another.
+    """
+    whole, _, fraction = price.partition(".")
+    return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"

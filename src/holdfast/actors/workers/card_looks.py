@@ -45,7 +45,7 @@ def _charge(snapshot: CardSnapshot, charge_id: str) -> dict[str, Any]:
         "paid": snapshot.charge_paid,
         "captured": snapshot.charge_captured,
         # What was captured of the payment as a whole: the charge's own amount is not part of a snapshot.
-        "amount": snapshot.amount_received_minor,
+        "amount": snapshot.amount_minor,
         "amount_captured": snapshot.amount_received_minor,
         "amount_refunded": snapshot.charge_amount_refunded_minor,
         "currency": snapshot.currency,

@@ -112,14 +112,15 @@ class CardSnapshot:
     """An intent with everything that hangs on it, as the provider tells it at this moment.
 
     ``status``: requires_payment_method, requires_confirmation, requires_action, processing, requires_capture,
-    canceled, succeeded. ``charge_*`` speak of the latest charge. Money that was paid is ``amount_received_minor``.
+    canceled, succeeded. ``charge_*`` speak of the latest charge. Money that was paid is ``amount_received_minor``,
+    None where the provider does not say it; then a payment that succeeded is of ``amount_minor``.
     ``balance_transactions`` may come later than the money; ``failure_code`` is why the last attempt failed.
     """
 
     provider_payment_id: str
     status: str
     amount_minor: int
-    amount_received_minor: int
+    amount_received_minor: int | None
     currency: str
     livemode: bool
     charge_id: str | None

@@ -30,7 +30,7 @@ def snapshot(intent: Fields, refunds: list[Fields], disputes: list[Fields]) -> C
         provider_payment_id=text(intent, "id"),
         status=text(intent, "status"),
         amount_minor=whole(intent, "amount"),
-        amount_received_minor=whole(intent, "amount_received", 0),
+        amount_received_minor=optional_whole(intent, "amount_received"),
         currency=text(intent, "currency").upper(),
         livemode=intent.get("livemode") is True,
         charge_id=reference(intent.get("latest_charge")),
@@ -68,6 +68,11 @@ def whole(fields: Fields, name: str, default: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise Unreadable(name)
     return value
+
+
+def optional_whole(fields: Fields, name: str) -> int | None:
+    """An integer, or None where it is missing or null."""
+    return None if fields.get(name) is None else whole(fields, name)
 
 
 def moment(fields: Fields, name: str) -> datetime:

@@ -1,0 +1,42 @@
+"""A payment is judged by one rule, whether its provider tells of it or is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.actors.workers.card_looks import look_at
+from holdfast.ledger.payment_facts import Paid
+from holdfast.ledger.payment_objects import intent_facts
+from holdfast.providers.card.reading import snapshot
+
+AT = 1_790_000_000
+CHARGE = {
+    "id": "ch_1", "payment_intent": "pi_1", "paid": True, "captured": True, "status": "succeeded", "amount": 1000,
+    "amount_refunded": 0, "currency": "usd", "livemode": False,
+}  # fmt: skip
+
+
+def amounts(facts: Any) -> set[tuple[str, int]]:
+    return {(fact.payment_id, fact.amount_micro) for fact in facts if isinstance(fact, Paid)}
+
+
+@pytest.mark.parametrize("charge", [None, "ch_1", CHARGE])
+@pytest.mark.parametrize(
+    ("received", "amount_micro"),
+    [({}, 10_000_000), ({"amount_received": None}, 10_000_000), ({"amount_received": 1000}, 10_000_000),
+     ({"amount_received": 700}, 7_000_000)],
+)  # fmt: skip
+def test_what_was_received_is_the_same_by_webhook_and_by_look(
+    charge: object, received: dict[str, object], amount_micro: int
+) -> None:
+    if isinstance(charge, dict):
+        charge = {**charge, "amount_captured": amount_micro // 10_000}
+    intent: dict[str, Any] = {
+        "id": "pi_1", "status": "succeeded", "amount": 1000, "currency": "usd", "livemode": False, "created": AT,
+        "latest_charge": charge, **received,
+    }  # fmt: skip
+    told = amounts(intent_facts(intent, paid=True, at=AT, account=None))
+    looked = look_at(snapshot(intent, [], []), provider="cardprovider", as_of=AT)
+    assert told == amounts(fact for event in looked.events for fact in event.facts) == {("pi_1", amount_micro)}
