@@ -51,7 +51,7 @@ PUBLIC_URL = "https://holdfast.example"
 SANDBOX_SECRET = "sandbox-secret"
 CARD_SECRET = "card-webhook-secret"
 
-READY = Readiness(database=True, tree=True, providers={"studio": True})
+READY = Readiness(database=True, tree=True, providers={"studio": "up"})
 
 Answer = Callable[[str, Command[Any]], Awaitable[Any]]
 

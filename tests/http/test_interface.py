@@ -64,14 +64,28 @@ async def test_readiness_is_503_until_every_part_works(stage: Stage) -> None:
 
     class Health:
         async def readiness(self) -> Readiness:
-            return Readiness(database=True, tree=True, providers={"studio": False})
+            return Readiness(database=True, tree=True, providers={"studio": "down"})
 
     stage.change(health=Health())
     response = await stage.call("GET", "/readyz")
     assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
     assert await response.get_json() == {
-        "ready": False, "database": True, "tree": True, "providers": {"studio": False}
+        "ready": False, "database": True, "tree": True, "providers": {"studio": False},
+        "provider_states": {"studio": "down"},
     }  # fmt: skip
+
+
+async def test_one_provider_that_is_down_is_named_and_stops_nothing(stage: Stage) -> None:
+    class Health:
+        async def readiness(self) -> Readiness:
+            return Readiness(database=True, tree=True, providers={"studio": "down", "box": "unknown"})
+
+    stage.change(health=Health())
+    response = await stage.call("GET", "/readyz")
+    assert response.status_code == 200
+    answer = await response.get_json()
+    assert (answer["ready"], answer["providers"]) == (True, {"studio": False, "box": True})
+    assert answer["provider_states"] == {"studio": "down", "box": "unknown"}
 
 
 async def test_counters_are_text(stage: Stage) -> None:

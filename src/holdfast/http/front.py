@@ -17,6 +17,7 @@ from holdfast.ledger.webhook_secrets import Rotation
 from holdfast.providers.assets import AssetStore
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
+from holdfast.providers.media.reachability import ReachabilityState
 from holdfast.settings import Settings
 
 T = TypeVar("T")
@@ -32,16 +33,20 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether each part that must work before traffic makes sense does work. Providers by name."""
+    """Whether each part that must work before traffic makes sense does work.
+
+    Of ``providers``, by name, one is enough that may answer: the others' tasks wait, and all else goes on.
+    """
 
     database: bool
     tree: bool
-    providers: Mapping[str, bool] = field(default_factory=dict)
+    providers: Mapping[str, ReachabilityState] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
-        """True when every part is."""
-        return self.database and self.tree and all(self.providers.values())
+        """True when calls make sense."""
+        are_all_down = bool(self.providers) and all(state == "down" for state in self.providers.values())
+        return self.database and self.tree and not are_all_down
 
 
 class Health(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from quart import Response
@@ -22,12 +22,13 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Whether each part works. Providers by name."""
+    """Whether each part works. Of providers, by name: false where one does not answer, and the state behind it."""
 
     ready: bool
     database: bool
     tree: bool
     providers: dict[str, bool]
+    provider_states: dict[str, Literal["up", "unknown", "down"]]
 
 
 @route("GET", "/healthz", summary="Whether the process is alive", reply=Alive)
@@ -40,7 +41,13 @@ async def healthz(_call: Call) -> Outcome:
 async def readyz(call: Call) -> Outcome:
     """What a load balancer asks."""
     found = await call.front.health.readiness()
-    body = Ready(ready=found.ready, database=found.database, tree=found.tree, providers=dict(found.providers))
+    body = Ready(
+        ready=found.ready,
+        database=found.database,
+        tree=found.tree,
+        providers={name: state != "down" for name, state in found.providers.items()},
+        provider_states=dict(found.providers),
+    )
     return Answer(body) if found.ready else Answer(body, status=503, headers=(("Retry-After", "1"),))
 
 

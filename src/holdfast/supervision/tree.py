@@ -19,6 +19,7 @@
         ├── outbox                     delivers events to customers' servers
         ├── reconciler                 compares card orders with their provider
         ├── order-sweeper              ends orders that nobody has paid in time
+        ├── provider-watch             probes providers that nobody has called for a while
         ├── asset-sweeper              ends the time of stored results, and empties the store behind them
         └── sweeper
 

@@ -182,8 +182,8 @@ class Vitals:
 
     async def readiness(self) -> Readiness:
         """The parts as they are now."""
-        providers = {name: name in self.shelf.providers for name in self.shelf.catalog.providers}
-        return Readiness(database=self.database.gate.is_open, tree=self.tree.is_ready, providers=providers)
+        states = self.shelf.provider_states()
+        return Readiness(database=self.database.gate.is_open, tree=self.tree.is_ready, providers=states)
 
 
 # ---------------------------------------------------------------------------------------------------- the outside

@@ -20,6 +20,7 @@ from holdfast.ledger.task_moves import ProviderTraits
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.hook_address import PURPOSE, hook_address
+from holdfast.providers.media.reachability import ReachabilityState, Probed
 from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.providers.outward.guarded import Origin
 from holdfast.scrubbing import learn_secrets
@@ -221,6 +222,10 @@ class Shelf:
         secrets = [s for config in self._configs.values() for s in self.secrets_of(config)]
         return tuple(dict.fromkeys(secrets))
 
+    def provider_states(self) -> Mapping[str, ReachabilityState]:
+        """Which providers answer, by name; one that could not be made does not."""
+        return {name: _state_of(self.providers.get(name)) for name in self.catalog.providers}
+
     def places(self) -> Mapping[str, int]:
         """How many jobs each provider takes at once."""
         return {name: config.concurrency for name, config in self.catalog.providers.items()}
@@ -236,6 +241,12 @@ class Shelf:
         return ProviderTraits(
             idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
         )
+
+
+def _state_of(provider: MediaProvider | None) -> ReachabilityState:
+    if provider is None:
+        return "down"
+    return provider.reachability.state if isinstance(provider, Probed) else "unknown"
 
 
 def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerPost
@@ -33,7 +34,8 @@ from holdfast.wiring.card_line import CardLine
 from holdfast.wiring.shelf import Shelf
 
 WORKERS = (
-    "heartbeat", "dispatcher", "desk", "hosting", "outbox", "reconciler", "order-sweeper", "asset-sweeper",
+    "heartbeat", "dispatcher", "desk", "provider-watch", "hosting", "outbox", "reconciler", "order-sweeper",
+    "asset-sweeper",
     "sweeper",
 )  # fmt: skip
 
@@ -96,6 +98,7 @@ def worker_factories(
                 posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, silences=silences
             ),
         ),
+        ("provider-watch", lambda: ProviderWatch(posts["provider-watch"], providers=shelf.providers)),
         (
             "hosting",
             lambda: HostingWorker(

@@ -33,6 +33,7 @@ from holdfast.providers.media.base import (
     job_id,
 )
 from holdfast.providers.media.line import Answer, Line, detail_of
+from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
@@ -60,6 +61,7 @@ class CogProvider:
 
     idempotent_submit = True
     cancels = True
+    probes_when_idle = True
 
     def __init__(
         self,
@@ -128,6 +130,15 @@ class CogProvider:
         name = provider_ref or job_id(request_id, attempt)
         answer = await self._line.ask_known("POST", f"{_path(name)}/cancel", self._ask_timeout_s)
         return cancel_outcome(answer)
+
+    @property
+    def reachability(self) -> Reachability:
+        """What the calls to it have shown."""
+        return self._line.reachability
+
+    async def probe(self) -> None:
+        """Ask for its health; a server without such a path answers too."""
+        await self._line.probe("/health-check")
 
     async def close(self) -> None:
         """Give back connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import httpx
 import msgspec
@@ -10,12 +11,14 @@ import trio
 
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
+from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, tidy
 from holdfast.providers.outward.bounded import BodyTooLarge, drain
 from holdfast.providers.outward.retry_after import wished_pause_s
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
+PROBE_TIMEOUT_S = 5.0
 
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """No byte of the request has left: the server surely has nothing of it."""
@@ -62,6 +65,7 @@ class Line:
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"the url of provider {name} is not an http or https URL")
         self.base = str(base).rstrip("/")
+        self.reachability = Reachability(name)
         self._http = httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,
@@ -79,10 +83,25 @@ class Line:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """One exchange. Raises what :data:`NEVER_SENT` and :data:`NO_ANSWER` name."""
-        with trio.fail_after(within_s):
-            async with self._http.stream(method, self.base + path, content=content, headers=headers) as response:
-                body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
-                return Answer(response.status_code, dict(response.headers), body)
+        try:
+            with trio.fail_after(within_s):
+                async with self._http.stream(
+                    method, self.base + path, content=content, headers=headers
+                ) as response:
+                    body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
+        except httpx.PoolTimeout:
+            # Our own side was too busy to ask.
+            raise
+        except (httpx.HTTPError, trio.TooSlowError) as fault:
+            self.reachability.failed(type(fault).__name__)
+            raise
+        self.reachability.answered(response.status_code)
+        return Answer(response.status_code, dict(response.headers), body)
+
+    async def probe(self, path: str) -> None:
+        """Ask for what costs nothing; any answer shows that the server is there."""
+        with suppress(*NO_ANSWER):
+            await self.ask("GET", path, PROBE_TIMEOUT_S)
 
     async def hand_in(
         self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]

@@ -45,6 +45,7 @@ from holdfast.providers.media.base import (
 )
 from holdfast.providers.media.cog import cancel_outcome
 from holdfast.providers.media.line import Answer, Line, detail_of
+from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_news, read_prediction
 from holdfast.providers.media.prose import tidy
 
@@ -72,6 +73,7 @@ class ReplicateProvider:
     idempotent_submit = False
     polls = True
     cancels = True
+    probes_when_idle = False
 
     def __init__(
         self,
@@ -142,6 +144,15 @@ class ReplicateProvider:
             raise PollFault("the provider's name for the job is not known")
         answer = await self._line.ask_known("POST", f"{_path(provider_ref)}/cancel", self._ask_timeout_s)
         return cancel_outcome(answer)
+
+    @property
+    def reachability(self) -> Reachability:
+        """What the calls to it have shown."""
+        return self._line.reachability
+
+    async def probe(self) -> None:
+        """Ask for the account that the token belongs to."""
+        await self._line.probe("/v1/account")
 
     async def close(self) -> None:
         """Give back connections."""
