@@ -20,7 +20,7 @@ from holdfast.ledger.task_moves import ProviderTraits
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.hook_address import PURPOSE, hook_address
-from holdfast.providers.media.reachability import ReachabilityState, Probed
+from holdfast.providers.media.reachability import Probed, ReachabilityState
 from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.providers.outward.guarded import Origin
 from holdfast.scrubbing import learn_secrets

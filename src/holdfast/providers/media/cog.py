@@ -33,7 +33,6 @@ from holdfast.providers.media.base import (
     job_id,
 )
 from holdfast.providers.media.line import Answer, Line, detail_of
-from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
@@ -42,6 +41,7 @@ from holdfast.providers.media.predictions import (
     read_prediction,
 )
 from holdfast.providers.media.prose import tidy
+from holdfast.providers.media.reachability import Reachability
 
 EVENTS = ("start", "output", "logs", "completed")
 PLAIN_EVENTS = ("start", "logs", "completed")

@@ -11,8 +11,8 @@ import trio
 
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
-from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, tidy
+from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.outward.bounded import BodyTooLarge, drain
 from holdfast.providers.outward.retry_after import wished_pause_s
 

@@ -45,9 +45,9 @@ from holdfast.providers.media.base import (
 )
 from holdfast.providers.media.cog import cancel_outcome
 from holdfast.providers.media.line import Answer, Line, detail_of
-from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_news, read_prediction
 from holdfast.providers.media.prose import tidy
+from holdfast.providers.media.reachability import Reachability
 
 EVENTS = ("start", "completed")
 """The end carries everything; what comes between would repeat input, logs and outputs up to twice a second."""
