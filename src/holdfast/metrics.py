@@ -34,7 +34,8 @@ COMMIT_LOOKUPS = Counter(
 ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Virtual actors awake.", ["kind"])
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
-    "What happened to virtual actors: activated, passivated, crashed, voided, quarantined, released.",
+    "What happened to virtual actors: activated, passivated, crashed, voided, put_off (by a database slow or away), "
+    "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
 DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages nobody answered or read, by why.", ["reason"])

@@ -21,6 +21,8 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.order_moves import LOOK_UNTIL_S
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
+from holdfast.persistence.unreadable import UnreadableRow
+from holdfast.persistence.write_path import WritePath
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.outward.name_lookups import limit_name_lookups
 from holdfast.settings import Settings
@@ -96,7 +98,7 @@ async def _look_at_all(
         async with at_once:
             try:
                 result: str = await errands.look(order_id)
-            except (AskFault, Crashed):
+            except (AskFault, Crashed, UnreadableRow):
                 result = "put_off"
             results[result] += 1
             progress(results.total(), len(order_ids), order_id, result)
@@ -121,7 +123,7 @@ def _accounts(settings: Settings, database: Database, journal: Journal) -> Keyed
     return KeyedDirectory(
         "accounts",
         factory,
-        gate=database.gate,
+        gate=WritePath(database.gate, journal),
         probe=probe,
         reporter=Reporter(),
         dead_letters=DeadLetters(),

@@ -1,24 +1,25 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 import trio
 import trio.testing
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError, InternalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast import metrics
-from holdfast.persistence import database as database_module
-from holdfast.persistence.database import (
-    Database,
-    DatabaseAway,
-    DatabaseGate,
-    DatabaseTooOld,
-    QueryTimedOut,
-    is_away,
-)
+from holdfast.persistence import connections
+from holdfast.persistence.database import Database, DatabaseAway, DatabaseGate, DatabaseTooOld, QueryTimedOut
+from holdfast.persistence.database_faults import ServerSilent, is_away, trouble_of
+from holdfast.persistence.database_gate import GRACE_S, TIMEOUTS_SPAN_S
 
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 
@@ -213,7 +214,7 @@ async def test_the_watcher_opens_the_gate_and_opens_it_again_after_a_reported_lo
         async with trio.open_nursery() as nursery:
             await nursery.start(database.run)
             await database.gate.wait_open()
-            assert database.report_away(psycopg.OperationalError("server closed the connection unexpectedly"))
+            database.gate.close("server closed the connection unexpectedly")
             await database.gate.wait_closed()
             await database.gate.wait_open()
             assert await database.read(one) == 1
@@ -232,35 +233,199 @@ async def test_the_watcher_reports_started_while_the_database_is_away() -> None:
 
 
 async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "SERVER_VERSION_MIN", 990000)
+    monkeypatch.setattr(connections, "SERVER_VERSION_MIN", 990000)
     with pytest.raises(DatabaseTooOld, match="needs 99 or newer"):
         await Database(database_url).run()
 
 
 @pytest.mark.parametrize(
-    ("exc", "away"),
+    ("exc", "reading", "writing"),
     [
-        (psycopg.OperationalError("connection refused"), True),
-        (psycopg.errors.AdminShutdown(), True),
-        (psycopg.errors.CrashShutdown(), True),
-        (psycopg.errors.CannotConnectNow(), True),
-        (psycopg.errors.TooManyConnections(), True),
-        (psycopg.errors.ConnectionFailure(), True),
-        (psycopg.InterfaceError("the connection is closed"), True),
-        (psycopg.InterfaceError("the cursor is closed"), False),
-        (psycopg.errors.QueryCanceled(), False),
-        (psycopg.errors.LockNotAvailable(), False),
-        (psycopg.errors.DiskFull(), False),
-        (psycopg.errors.UniqueViolation(), False),
-        (DatabaseAway("away"), True),
-        (QueryTimedOut("slow"), False),
-        (ValueError("connection"), False),
+        (psycopg.OperationalError("connection refused"), "away", "away"),
+        (psycopg.errors.AdminShutdown(), "away", "away"),
+        (psycopg.errors.CrashShutdown(), "away", "away"),
+        (psycopg.errors.CannotConnectNow(), "away", "away"),
+        (psycopg.errors.TooManyConnections(), "away", "away"),
+        (psycopg.errors.ConnectionFailure(), "away", "away"),
+        (psycopg.InterfaceError("the connection is closed"), "away", "away"),
+        (psycopg.InterfaceError("the cursor is closed"), None, None),
+        (psycopg.errors.PipelineAborted("the pipeline is aborted"), None, None),
+        (psycopg.errors.QueryCanceled(), "slow", "slow"),
+        (psycopg.errors.LockNotAvailable(), "slow", "slow"),
+        (ServerSilent("nothing within 6 s"), "slow", "slow"),
+        (PoolTimeout("no connection came free"), "slow", "slow"),
+        (psycopg.errors.DiskFull(), "slow", "away"),
+        # A read that tries to write is a bug; a server that refuses to is a standby.
+        (psycopg.errors.ReadOnlySqlTransaction(), None, "away"),
+        (psycopg.errors.UniqueViolation(), None, None),
+        (psycopg.errors.DeadlockDetected(), None, None),
+        (DatabaseAway("away"), "away", "away"),
+        (QueryTimedOut("slow"), "slow", "slow"),
+        (ValueError("connection"), None, None),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-async def test_only_a_lost_database_closes_the_gate(exc: Exception, away: bool) -> None:
-    assert is_away(exc) is away
-    database = Database(UNREACHABLE)
+def test_what_a_fault_says_about_the_database(exc: Exception, reading: str | None, writing: str | None) -> None:
+    assert trouble_of(exc) == reading
+    assert trouble_of(exc, writing=True) == writing
+    assert is_away(exc) is (reading == "away")
+    if isinstance(exc, psycopg.Error):
+        wrapped = DBAPIError("select", {}, exc)
+        assert trouble_of(wrapped) == reading
+        assert trouble_of(wrapped, writing=True) == writing
+
+
+# --------------------------------------------------------------------------------------- slow, silent and read-only
+
+
+class Frozen:
+    """A server that takes connections and statements and answers nothing: its processes are stopped."""
+
+    def __init__(self, url: str) -> None:
+        with psycopg.connect(url) as connection:
+            row = connection.execute("show data_directory").fetchone()
+            assert row is not None
+            self._postmaster = int((Path(row[0]) / "postmaster.pid").read_text().split("\n", 1)[0])
+
+    def processes(self) -> list[int]:
+        children = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
+        return [self._postmaster, *map(int, children)]
+
+    def signal(self, number: signal.Signals) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@pytest.fixture
+def frozen(postgres_url: str) -> Iterator[Callable[[], Frozen]]:
+    """Freezes the session's server; thawed at the latest when the test ends."""
+    server = Frozen(postgres_url)
+
+    def freeze() -> Frozen:
+        server.signal(signal.SIGSTOP)
+        return server
+
+    yield freeze
+    server.signal(signal.SIGCONT)
+
+
+async def test_a_frozen_server_holds_no_caller_and_gives_the_threads_back(
+    database_url: str, frozen: Callable[[], Frozen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PROBE_S", 1)
+    database = Database(database_url, pool_size=2, read_timeout_ms=1_000, read_deadline_s=30.0)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(database.run)
+            await database.gate.wait_open()
+            await database.read(one)
+            server = frozen()
+            refused: list[DatabaseAway] = []
+
+            async def ask() -> None:
+                with pytest.raises(DatabaseAway) as caught:
+                    await database.read(one)
+                refused.append(caught.value)
+
+            async with trio.open_nursery() as callers:
+                for _ in range(20):
+                    callers.start_soon(ask)
+            assert len(refused) == 20
+            await database.gate.wait_closed()
+            while database.limiters["read"].borrowed_tokens:  # noqa: ASYNC110 - a thread's end has no event
+                await trio.sleep(0.05)
+            server.signal(signal.SIGCONT)
+            await database.gate.wait_open()
+            assert await database.read(one) == 1
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_held_table_makes_the_database_slow_until_it_is_free(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PROBE_S", 1)
+    database = Database(database_url)
+
+    def look(connection: Connection) -> None:
+        connection.execute(text("select id from accounts limit 1")).all()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(database.run)
+            await database.gate.wait_open()
+            with psycopg.connect(database_url) as holder:
+                holder.execute("lock table accounts in access exclusive mode")
+                with pytest.raises(DatabaseAway):
+                    await database.read(look)
+                await database.gate.wait_closed()
+                assert database.gate.state == "slow"
+                assert "lock" in database.gate.reason or "timeout" in database.gate.reason
+                # No caller waits for it again.
+                with pytest.raises(DatabaseAway, match="timeout"), trio.fail_after(0.5):
+                    await database.read(look)
+            await database.gate.wait_open()
+            await database.read(look)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None:
+    database = Database(database_url)
+    await database.open()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
+    with pytest.raises(DatabaseAway, match="read-only"):
+        await database.open()
+    # Units of work meet it on connections of their own.
+    database.close()
     database.gate.open()
-    assert database.report_away(exc) is away
-    assert database.gate.is_open is not away
+    with pytest.raises(DatabaseAway):
+        await database.work(lambda rows: rows.execute(text("delete from sessions")))
+    assert database.gate.state == "away"
+    database.close()
+
+
+async def test_many_time_outs_without_a_success_close_the_gate_and_a_success_forgives_them(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    gate = DatabaseGate()
+    gate.open()
+    gate.note_success()
+    for _ in range(10):
+        gate.note_timeout("one slow query, many times")
+    assert gate.is_open
+    mock_clock.jump(TIMEOUTS_SPAN_S)
+    gate.note_success()
+    gate.note_timeout("slow")
+    mock_clock.jump(TIMEOUTS_SPAN_S)
+    gate.note_timeout("slow")
+    assert gate.is_open
+    gate.note_timeout("slow")
+    assert (gate.is_open, gate.state, gate.reason) == (False, "slow", "slow")
+
+
+async def test_a_stalled_journal_keeps_the_gate_closed_whatever_probes_say() -> None:
+    gate = DatabaseGate()
+    gate.open()
+    with gate.stalled("a commit was not answered"):
+        gate.open()
+        assert (gate.is_open, gate.state) == (False, "slow")
+    assert (gate.is_open, gate.state) == (True, "available")
+
+
+async def test_a_moment_away_costs_no_waiting_read_its_answer(autojump_clock: trio.testing.MockClock) -> None:
+    gate = DatabaseGate()
+    gate.open()
+    with trio.move_on_after(60) as short, gate.cutting_short(short):
+        gate.close("for a moment")
+        await trio.sleep(GRACE_S / 2)
+        gate.open()
+        await trio.sleep(GRACE_S * 2)
+    assert not short.cancelled_caught
+    begun = trio.current_time()
+    with trio.move_on_after(60) as scope, gate.cutting_short(scope):
+        gate.close("for good")
+        await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert trio.current_time() - begun == GRACE_S

@@ -596,7 +596,10 @@ def test_a_batch_that_waits_too_long_for_a_lock_is_not_written_and_may_be_tried_
         unit = book.credit()
         with rows.transaction():
             rows.execute("select 1 from accounts for update")
-            assert writer.write([unit]) == [NotWritten("LockNotAvailable")]
+            [refused] = writer.write([unit])
+        assert isinstance(refused, NotWritten)
+        assert refused.timed_out
+        assert "LockNotAvailable" in refused.reason
         assert all_committed(writer.write([unit]))
 
 

@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,6 +21,9 @@ from holdfast.persistence.queries.orders import held_orders
 from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.unreadable import LeftOut
+
+T = TypeVar("T")
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 COUNT = 10_000
@@ -49,6 +52,12 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
         review = Review(case_id="rev_1", reason="content_flagged", decision="capture_blocked", deadline_at=NOON)
         state = msgspec.structs.replace(state, review=review)
     return {"request": msgspec.json.encode(task.request).decode(), "state": msgspec.json.encode(state).decode()}
+
+
+def readable(found: list[T | LeftOut]) -> list[T]:
+    """The entries of a list all of whose rows can be read."""
+    assert not any(isinstance(entry, LeftOut) for entry in found)
+    return [entry for entry in found if not isinstance(entry, LeftOut)]
 
 
 def add_tasks(
@@ -227,8 +236,8 @@ def test_open_reviews_are_found_without_a_look_at_ended_tasks(rows: Connection) 
     # At most a page of the database for each row that has not ended, and the index itself.
     assert cost <= in_flight + 50, cost
     assert rows.execute(text("select count(*) from tasks")).scalar_one() >= 20 * in_flight * 0.9
-    first = open_reviews(rows, limit=20)
-    rest = open_reviews(rows, limit=20, after=(first[-1].created_at, first[-1].request_id))
+    first = readable(open_reviews(rows, limit=20))
+    rest = readable(open_reviews(rows, limit=20, after=(first[-1].created_at, first[-1].request_id)))
     assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]
 
 
@@ -249,7 +258,7 @@ def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None
 
 def test_usage_of_two_spans_adds_up_to_the_whole(rows: Connection) -> None:
     def cost(since: datetime, until: datetime) -> tuple[int, int]:
-        found = usage_of_account(rows, ADA, limit=2 * COUNT, since=since, until=until)
+        found = readable(usage_of_account(rows, ADA, limit=2 * COUNT, since=since, until=until))
         return len(found), sum(entry.cost_micro for entry in found)
 
     total = rows.execute(

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn
 
 import pykka
+import structlog
 import trio
 
-from holdfast.actors.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
+from holdfast.actors.faults import AskFault, Crashed, OutcomeUnknown, StaleFence, Unavailable
 from holdfast.actors.future import TrioFuture
 from holdfast.actors.mailbox import Envelope, Mailbox, Order
 from holdfast.actors.trace import trace_id
 from holdfast.actors.turns import Commit
+from holdfast.persistence.database_faults import DatabaseAway
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.units import (
     AlreadyAnswered,
@@ -34,12 +37,16 @@ from holdfast.persistence.units import (
     Committed,
     FenceKind,
     IdempotencyProbe,
+    NotWritten,
     RememberedAnswer,
     Stale,
     Unit,
     Unknown,
     Verdict,
 )
+from holdfast.persistence.unreadable import UnreadableRow
+
+log = structlog.get_logger(__name__)
 
 
 class Ending(Enum):
@@ -181,6 +188,9 @@ class TrioActor(pykka.Actor):
 
     def _break(self, envelope: Envelope, exc: Exception) -> None:
         """An exception, in an ask as in a tell, ends the incarnation: its memory may be ahead of the rows."""
+        if isinstance(exc, DatabaseAway):
+            envelope.fail(Unavailable(str(exc), retry_after_s=exc.retry_after_s))
+            raise exc
         crash = Crashed(f"{type(self).__name__} broke while handling {type(envelope.message).__name__}")
         crash.__cause__ = exc
         envelope.fail(crash)
@@ -222,6 +232,10 @@ class JournaledActor(TrioActor):
         self._again: list[Envelope] = []
         self._broken: Exception | None = None
         self.committed_any = False
+        self.was_overtaken = False
+        """Whether it is void because a row had moved on, and not for what befell the database."""
+        self.on_handed_back: Callable[[], None] | None = None
+        """Called when mail has gone back after the end of this incarnation, for somebody must wake the next."""
         self._is_winding_down = False
 
     def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
@@ -254,6 +268,8 @@ class JournaledActor(TrioActor):
         if self._again:
             self.actor_inbox.requeue(self._again)
             self._again = []
+            if self.on_handed_back is not None:
+                self.on_handed_back()
 
     async def _ending(self) -> Ending | None:
         ending = None if self.is_void else await super()._ending()
@@ -271,9 +287,15 @@ class JournaledActor(TrioActor):
         return ending
 
     def _break(self, envelope: Envelope, exc: Exception) -> None:
-        if isinstance(exc, Reload):
+        if isinstance(exc, Reload | DatabaseAway):
+            # A read in the middle of a turn that the database could not answer is nobody's crash.
             self.is_void = True
             self._finish_again(envelope)
+        elif isinstance(exc, UnreadableRow):
+            # One of the many rows it may read. What it knows of the others is read again, to be sure.
+            log.error("a row cannot be read", table=exc.table, key=exc.key, reason=str(exc))
+            envelope.fail(exc)
+            self.is_void = True
         elif isinstance(exc, AskFault):
             # Somebody asked in turn could not answer. Only where it may have acted is our memory in doubt.
             envelope.fail(exc)
@@ -349,6 +371,7 @@ class JournaledActor(TrioActor):
             # Deciding again here would change nothing: it is the asker whose row had moved.
             envelope.fail(StaleFence(", ".join(f"{fence.kind} {fence.key}" for fence in verdict.fences)))
         else:
+            self.was_overtaken = self.was_overtaken or not isinstance(verdict, NotWritten)
             if isinstance(verdict, AlreadyAnswered) and unit.probe is not None:
                 self.learned.append((unit.probe, verdict.answer))
             self._again.append(envelope)

@@ -106,6 +106,12 @@ class Mailbox:
         """Take the oldest mail; the reader has seen that there is some."""
         return self._mail.popleft()
 
+    def take_all(self) -> list[Envelope]:
+        """Take all mail there is, the oldest first."""
+        taken = list(self._mail)
+        self._mail.clear()
+        return taken
+
     def empty(self) -> bool:
         """Whether there is no mail."""
         return not self._mail

@@ -22,6 +22,7 @@ from sqlalchemy import Connection
 from holdfast.http.calls import Call
 from holdfast.http.routes import Parameter
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.unreadable import LeftOut
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -93,7 +94,7 @@ class Entries(Protocol[E_co]):
         until: datetime | None,
         after: Position | None,
         filters: Mapping[str, str],
-    ) -> Sequence[E_co] | Refusal:
+    ) -> Sequence[E_co | LeftOut] | Refusal:
         """Read them; may refuse a position that no entry of this list can have."""
         ...
 
@@ -185,12 +186,18 @@ def read_time(text: str) -> datetime | None:
     return None
 
 
-def cut_page(found: Sequence[E], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
-    """A page, and the cursor of the next one, of up to ``window.read_max`` entries. ``place`` tells an entry's."""
+def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
+    """A page, and the cursor of the next one, of up to ``window.read_max`` entries. ``place`` tells an entry's.
+
+    What was left out, because its row cannot be read, counts for the page and is not on it.
+    """
+    page = found[: window.limit]
+    entries = [entry for entry in page if not isinstance(entry, LeftOut)]
     if len(found) <= window.limit:
-        return Page(list(found), None)
-    page = list(found[: window.limit])
-    return Page(page, write_cursor(place(page[-1]), owner, window))
+        return Page(entries, None)
+    last = page[-1]
+    position = Position(last.at, last.id) if isinstance(last, LeftOut) else place(last)
+    return Page(entries, write_cursor(position, owner, window))
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:

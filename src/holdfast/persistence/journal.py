@@ -6,12 +6,16 @@ takes half of all: were everybody in one batch, nothing would be decided while i
 while it is decided. One commit is under way at a time, in a thread that no cancellation abandons. Verdicts go
 back to the authors in the order of submission, before the next batch is gathered: a unit of an author that has
 become void in between is never written.
+
+While the database is away or slow, and once the journal has ended, nobody waits in vain: units are answered
+``NotWritten`` at once, and decided again when there is something to write them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar, TypeVarTuple
 
 import structlog
@@ -37,6 +41,9 @@ log = structlog.get_logger(__name__)
 BATCH_UNITS_SHARED = 32
 """With more about than this, a batch leaves half to the next one."""
 
+LOOK_UP_FIRST_S = 0.1
+LOOK_UP_LAST_S = 1.0
+
 Arguments = TypeVarTuple("Arguments")
 B = TypeVar("B")
 
@@ -54,7 +61,19 @@ class Writer(Protocol):
 class Gate(Protocol):
     """Knows whether the database is there; whoever finds it gone closes it, and its watcher opens it again."""
 
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
     def close(self, reason: str) -> None: ...
+
+    def note_timeout(self, reason: str) -> None: ...
+
+    def note_success(self) -> None: ...
+
+    def stalled(self, reason: str) -> AbstractContextManager[None]: ...
 
     async def wait_open(self) -> None: ...
 
@@ -71,9 +90,27 @@ class Journal:
         self._answered_units = 0
         self._thread = _OneAtATime()
         self._stopping = False
+        self._accepting = trio.Event()
+        self._has_ended = False
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether what is submitted now has a chance of being written."""
+        return self._accepting.is_set()
+
+    async def wait_accepting(self) -> None:
+        """Return once it runs."""
+        while not self.is_accepting:
+            await self._accepting.wait()
 
     def submit(self, unit: Unit, author: Author) -> None:
-        """Queue a unit; ``author.settle`` is called with its verdict once that is known."""
+        """Queue a unit; ``author.settle`` is called with its verdict once that is known.
+
+        Once the journal has ended, that is before this returns: nobody reads the queue until it runs again.
+        """
+        if self._has_ended:
+            self._refuse(unit, author, "the journal does not run")
+            return
         self._queue.append((unit, author))
         self._arrived.set()
 
@@ -88,16 +125,21 @@ class Journal:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write batches until :meth:`stop`; then write what is left and return.
 
-        On the way out for any other reason every unit still queued is answered ``NotWritten``.
+        On the way out for any other reason every unit still queued is answered ``NotWritten``, and so is all that
+        is submitted before it runs again.
         """
         self._stopping = False
+        self._has_ended = False
         try:
             await self._gate.wait_open()
+            self._accepting.set()
             task_status.started()
             while True:
                 # From here to the thread's start nothing yields: a kill meets units in the queue or at the
                 # database, never between.
                 await trio.lowlevel.checkpoint_if_cancelled()
+                if not self._gate.is_open:
+                    self._refuse_queued(f"the database is away: {self._gate.reason}")
                 batch = self._gather()
                 if batch:
                     await self._commit(batch)
@@ -106,17 +148,26 @@ class Journal:
                 else:
                     await self._arrived.wait()
         finally:
-            while self._queue:
-                unit, author = self._queue.popleft()
-                dropped = NotWritten("the journal stopped")
-                _settle(author, unit, dropped)
-                _count([dropped])
+            self._has_ended = True
+            self._accepting = trio.Event()
+            self._refuse_queued("the journal stopped")
             self._writer.close()
 
     async def stop(self) -> None:
         """Ask :meth:`run` to finish what is queued and return."""
         self._stopping = True
         self._arrived.set()
+
+    def _refuse_queued(self, reason: str) -> None:
+        for _ in range(len(self._queue)):
+            unit, author = self._queue.popleft()
+            self._refuse(unit, author, reason)
+
+    @staticmethod
+    def _refuse(unit: Unit, author: Author, reason: str) -> None:
+        refused = NotWritten(reason)
+        _settle(author, unit, refused)
+        _count([refused])
 
     # ------------------------------------------------------------------------------------------------- batches
 
@@ -127,9 +178,7 @@ class Journal:
         while self._queue and len(batch) < units_max:
             unit, author = self._queue.popleft()
             if author.is_void:
-                skipped = NotWritten("decided by an incarnation that no longer stands")
-                _settle(author, unit, skipped)
-                _count([skipped])
+                self._refuse(unit, author, "decided by an incarnation that no longer stands")
             else:
                 batch.append((unit, author))
         if not self._queue and not self._stopping:
@@ -154,7 +203,9 @@ class Journal:
 
     async def _write(self, units: list[Unit]) -> list[Verdict]:
         try:
-            return await self._on_thread(self._writer.write, units, prepare(units))
+            verdicts = await self._on_thread(self._writer.write, units, prepare(units))
+            self._note(verdicts)
+            return verdicts
         except ConnectionLost as lost:
             log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
@@ -170,18 +221,37 @@ class Journal:
             limiter=self._thread,  # type: ignore[arg-type]  # has what trio asks of a limiter
         )
 
+    def _note(self, verdicts: list[Verdict]) -> None:
+        """Let the gate know how a batch fared; where it timed out, all of it did."""
+        last = verdicts[-1]
+        if type(last) is NotWritten and last.timed_out:
+            self._gate.note_timeout(last.reason)
+        else:
+            self._gate.note_success()
+
     async def _look_up(self, lost: CommitUnanswered) -> list[Verdict]:
-        """Ask the database, for as long as it takes, what became of a batch whose COMMIT was not answered."""
-        while True:
-            try:
-                durable = await self._on_thread(self._writer.look_up, lost.batch_id)
-                break
-            except ConnectionLost as still_lost:
-                self._gate.close(str(still_lost))
-                await self._gate.wait_open()
+        """Ask the database, for as long as it takes, what became of a batch whose COMMIT was not answered.
+
+        While it cannot tell, it counts as slow, whatever its probes say: nothing else can be written meanwhile.
+        """
+        durable = await self._try_look_up(lost.batch_id)
+        if durable is None:
+            with self._gate.stalled(f"a commit was not answered: {lost}"):
+                pause_s = LOOK_UP_FIRST_S
+                while durable is None:
+                    await trio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, LOOK_UP_LAST_S)
+                    durable = await self._try_look_up(lost.batch_id)
         metrics.COMMIT_LOOKUPS.labels("committed" if durable else "void").inc()
         log.warning("lost commit looked up", batch_id=lost.batch_id, durable=durable)
         return lost.if_durable if durable else lost.if_void
+
+    async def _try_look_up(self, batch_id: str) -> bool | None:
+        try:
+            return await self._on_thread(self._writer.look_up, batch_id)
+        except ConnectionLost as lost:
+            self._gate.close(str(lost))
+            return None
 
 
 class _OneAtATime:

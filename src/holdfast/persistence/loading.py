@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 from holdfast.ledger.account import AccountState
 from holdfast.ledger.tasks import Task, TaskRequest, TaskState
 from holdfast.persistence import tables
+from holdfast.persistence.unreadable import read_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,15 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
 
 
 def load_task(connection: Connection, request_id: str) -> Task:
-    """Read a task. Raises :class:`RowMissing`."""
+    """Read a task. Raises :class:`RowMissing` and :class:`~holdfast.persistence.unreadable.UnreadableRow`."""
     tasks = tables.tasks
     row = connection.execute(select(tasks).where(tasks.c.request_id == request_id)).one_or_none()
     if row is None:
         raise RowMissing(f"task {request_id}")
+    return read_row(_task_of, row, "tasks", request_id)
+
+
+def _task_of(row: Any) -> Task:
     return Task(
         account_id=row.account_id,
         request_id=row.request_id,

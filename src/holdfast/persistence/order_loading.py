@@ -10,15 +10,19 @@ from sqlalchemy import Connection, func, select
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
 from holdfast.persistence import tables
 from holdfast.persistence.database import Database
+from holdfast.persistence.unreadable import read_row
 
 
 def load_order(connection: Connection, order_id: str, *, account_id: str | None = None) -> Order | None:
-    """Read an order; None where there is none, or not one of ``account_id``."""
+    """Read an order; None where there is none, or not one of ``account_id``.
+
+    Raises :class:`~holdfast.persistence.unreadable.UnreadableRow`.
+    """
     query = select(tables.orders).where(tables.orders.c.order_id == order_id)
     if account_id is not None:
         query = query.where(tables.orders.c.account_id == account_id)
     row = connection.execute(query).one_or_none()
-    return None if row is None else order_of(row)
+    return None if row is None else read_row(order_of, row, "orders", order_id)
 
 
 def order_of(row: Any) -> Order:

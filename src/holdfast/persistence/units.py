@@ -76,9 +76,13 @@ class AlreadyAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NotWritten:
-    """The unit is void through no fault of its own: its batch was rolled back. Nothing of it was written."""
+    """The unit is void through no fault of its own: its batch was rolled back. Nothing of it was written.
+
+    ``timed_out`` says that the database took too long over the batch.
+    """
 
     reason: str
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

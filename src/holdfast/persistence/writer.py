@@ -13,12 +13,17 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import errors
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.copying import copy_all
-from holdfast.persistence.database import DatabaseAway
+from holdfast.persistence.database_faults import (
+    DatabaseAway,
+    is_worth_retrying,
+    reason_of,
+    takes_no_writes,
+    trouble_of,
+)
 from holdfast.persistence.drafts import Prepared, Question, draft_of, question_of
 from holdfast.persistence.rows import (
     BatchRow,
@@ -66,21 +71,6 @@ REPLAN_UNITS = 64
 
 A plan made while a table was known to hold a row or two reads all of it, and stays so while the table grows.
 """
-
-_PASSING = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable, errors.QueryCanceled)
-"""Errors that say nothing against the batch: it was rolled back and may be tried again as it is."""
-
-_AWAY = (
-    errors.AdminShutdown,
-    errors.CrashShutdown,
-    errors.CannotConnectNow,
-    errors.DiskFull,
-    errors.OutOfMemory,
-    errors.IoError,
-    errors.ReadOnlySqlTransaction,
-)
-"""Errors of a database that cannot write at all now, whatever the batch."""
-
 
 _RowKey: TypeAlias = tuple[FenceKind, str]
 
@@ -137,11 +127,12 @@ class BatchWriter:
     ) -> list[Verdict]:
         try:
             return self._transaction(units, prepared, fallen)
-        except _PASSING as exc:
-            return [NotWritten(type(exc).__name__)] * len(units)
         except (ConnectionLost, CommitUnanswered):
             raise
         except Exception as exc:
+            if is_worth_retrying(exc):
+                reason = f"{type(exc).__name__}: {reason_of(exc)}"
+                return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
             # Not psycopg's alone: a text that has no UTF-8 form is refused by the client's own encoder.
             if len(units) == 1:
                 return [Broken(exc)]
@@ -284,7 +275,7 @@ class BatchWriter:
 
     def _is_broken(self, exc: Exception) -> bool:
         return (
-            self._connection is None or self._connection.broken or self._connection.closed or isinstance(exc, _AWAY)
+            self._connection is None or self._connection.broken or self._connection.closed or takes_no_writes(exc)
         )
 
     def _recover(self, exc: Exception) -> None:

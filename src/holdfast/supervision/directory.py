@@ -3,10 +3,14 @@
 A key's slot owns the mailbox. The first message activates an incarnation, which loads its rows; an idle one is
 passivated; a void one is replaced and decides its unanswered messages again. Two budgets guard the rest:
 
-- a key whose incarnations keep crashing is **quarantined**: its asks are refused at once until an operator
-  releases it, and no other key notices;
+- a key whose incarnations keep crashing is **quarantined**: its asks are refused at once, and no other key notices.
+  After a while, longer each time, or when an operator releases it, its next message is a trial
+  (see :mod:`holdfast.supervision.quarantine`);
 - when many keys crash together the trouble is not theirs: the group **pauses**, refuses at once, and probes
-  until it may go on. While the database's gate is closed it refuses without counting anything.
+  until it may go on.
+
+A database that is slow or away is nobody's crash: while the gate is closed asks are refused, and an actor that could
+not read begins again later. Neither counts for anything.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import trio
 
@@ -25,26 +30,18 @@ from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.messages import Command
 from holdfast.actors.trace import trace_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.database_faults import DatabaseAway
+from holdfast.persistence.unreadable import UnreadableRow
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.intensity import RestartWindow
+from holdfast.supervision.keyed_child import Gate, KeyedChild
 from holdfast.supervision.keyed_notes import KeyedNotes
 from holdfast.supervision.keyed_slots import KeyedLimits, Slot
+from holdfast.supervision.quarantine import Quarantine
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
-
-
-class Gate(Protocol):
-    """Whether the database answers; without it no actor can load or change anything."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    @property
-    def retry_after_s(self) -> float: ...
-
-    async def wait_open(self) -> None: ...
 
 
 class KeyedDirectory:
@@ -69,6 +66,7 @@ class KeyedDirectory:
         self._probe = probe
         self._notes = KeyedNotes(name, self.limits, reporter, dead_letters)
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
+        self._quarantine = Quarantine(name, self.limits, self._notes, self._rng)
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self._nursery: trio.Nursery | None = None
         self._loading = trio.CapacityLimiter(self.limits.loading_max)
@@ -85,10 +83,8 @@ class KeyedDirectory:
         """Send a command and wait for its durable answer; faults as ``Directory`` names them."""
         self._refuse_if_unavailable()
         slot = self._slot(key)
-        if slot.state == "quarantined":
-            raise Unavailable(
-                f"{self.name} {key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
-            )
+        if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
+            raise self._quarantine.refusal(slot)
         asker = asking_from.get()
         if asker is not None:
             refuse_cycle(asker, slot)
@@ -110,7 +106,7 @@ class KeyedDirectory:
         """Send a command nobody waits for. A full or quarantined mailbox makes it a dead letter."""
         slot = self._slot(key)
         envelope = Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get())
-        if slot.state == "quarantined":
+        if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
             self._notes.bury("dead", slot, envelope)
             return
         try:
@@ -122,7 +118,7 @@ class KeyedDirectory:
         if self._stopping.is_set() or self._nursery is None:
             raise Unavailable(f"{self.name} are not running")
         if not self._gate.is_open:
-            raise Unavailable("the database is away", retry_after_s=self._gate.retry_after_s)
+            raise Unavailable(self._gate.reason, retry_after_s=self._gate.retry_after_s)
         if self._pause is not None:
             raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
 
@@ -165,10 +161,13 @@ class KeyedDirectory:
             was_cut = False
         except Exception as exc:
             # A fault of this very code. The slot is set aside rather than its siblings pulled down.
-            self._quarantine(slot, exc)
+            self._quarantine.put(slot, exc)
         finally:
             self._awake_count -= 1
             self._notes.awake(self._awake_count)
+            if was_cut and isinstance(slot.actor, JournaledActor):
+                # The journal may yet hand mail back, at a time when another run of the directory is under way.
+                slot.actor.on_handed_back = partial(self._wake, slot)
             slot.actor = None
             if slot.state != "quarantined":
                 slot.state = "asleep"
@@ -181,9 +180,25 @@ class KeyedDirectory:
             if not self._awake_count:
                 self._emptied.set()
 
+    def _wake(self, slot: Slot) -> None:
+        """Let somebody read what came back to the slot of an incarnation that had been cut off."""
+        here = self._slot(slot.key)
+        if here is not slot:
+            # Nobody expected anything of it any more, and it was forgotten.
+            here.mailbox.requeue(slot.mailbox.take_all())
+        if here.state == "quarantined":
+            self._quarantine.clear_mailbox(here)
+        elif here.state == "asleep" and not here.mailbox.empty():
+            self._activate(here)
+
     def _has_crashed_lately(self, slot: Slot) -> bool:
         """Whether a sleeping slot must be kept for its crash count: one crash a message is a crash loop too."""
         return slot.window is not None and slot.window.count(trio.current_time()) > 0
+
+    def _is_forgettable(self, slot: Slot) -> bool:
+        if slot.state == "quarantined":
+            return self._quarantine.is_long_over(slot)
+        return slot.state == "asleep" and not self._has_crashed_lately(slot)
 
     def _forget(self, slot: Slot) -> None:
         if self._slots.get(slot.key) is slot:
@@ -205,6 +220,7 @@ class KeyedDirectory:
                     actor.learn(slot.learned)
                     slot.learned = None
                 await actor.on_start()
+            slot.put_off = 0
             self._notes.count("activated")
             ending = await actor.serve()
         except Exception as exc:
@@ -213,6 +229,7 @@ class KeyedDirectory:
             return await self._crashed(slot, exc)
         if ending is Ending.VOIDED:
             return await self._voided(slot, actor)
+        self._quarantine.recovered(slot)
         self._notes.count(ending.value)
         return False
 
@@ -221,7 +238,13 @@ class KeyedDirectory:
         assert isinstance(actor, JournaledActor)
         slot.learned = actor.learned
         # An answer found in the rows is progress too: the message that asked for it will be answered next.
-        slot.voids_in_row = 0 if actor.committed_any or actor.learned else slot.voids_in_row + 1
+        if actor.committed_any or actor.learned:
+            slot.voids_in_row = 0
+            self._quarantine.recovered(slot)
+        elif actor.was_overtaken:
+            slot.voids_in_row += 1
+        else:
+            return await self._later(slot)
         if slot.voids_in_row > self.limits.voids_in_row_max:
             slot.voids_in_row = 0
             return await self._crashed(slot, RuntimeError("its decisions were void time after time"))
@@ -231,11 +254,14 @@ class KeyedDirectory:
         return True
 
     async def _crashed(self, slot: Slot, exc: Exception) -> bool:
-        if not self._gate.is_open:
-            # The database went away under the actor; that is nobody's crash.
-            return not slot.mailbox.empty()
+        if isinstance(exc, DatabaseAway) or not self._gate.is_open:
+            return await self._later(slot)
         self._notes.count("crashed")
         now = trio.current_time()
+        if isinstance(exc, UnreadableRow) or self._quarantine.is_on_trial(slot):
+            # To try again soon would end the same way, and says nothing of the group.
+            self._quarantine.put(slot, exc)
+            return False
         if slot.window is None:
             slot.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
         within_budget = slot.window.record(now)
@@ -244,38 +270,38 @@ class KeyedDirectory:
             self._notes.crash(slot, exc, "pause")
             return not slot.mailbox.empty()
         if not within_budget:
-            self._quarantine(slot, exc)
+            self._quarantine.put(slot, exc)
             return False
         slot.crashes = slot.window.count(now)
         delay_s = self.limits.backoff.delay(slot.crashes, self._rng)
         self._notes.crash(slot, exc, "backoff", delay_s)
-        slot.state = "backing_off"
-        await trio.sleep(delay_s)
-        slot.state = "awake"
+        await self._back_off(slot, delay_s)
         return not slot.mailbox.empty()
 
-    # ------------------------------------------------------------------------------------------- the two budgets
+    async def _later(self, slot: Slot) -> bool:
+        """What befell the database ended an incarnation: nobody's crash. Its mail waits, or expires."""
+        self._notes.count("put_off")
+        if self._stopping.is_set():
+            return False
+        slot.put_off += 1
+        if self._gate.is_open and slot.put_off > 1:
+            await self._back_off(slot, self.limits.backoff.delay(slot.put_off - 1, self._rng))
+        return not slot.mailbox.empty()
 
-    def _quarantine(self, slot: Slot, exc: Exception) -> None:
-        slot.state = "quarantined"
-        self._notes.count("quarantined")
-        self._notes.crash(slot, exc, "quarantine")
-        while not slot.mailbox.empty():
-            envelope = slot.mailbox.get()
-            fault = Unavailable(
-                f"{self.name} {slot.key} is quarantined", retry_after_s=self.limits.quarantine_retry_after_s
-            )
-            if not envelope.fail(fault):
-                self._notes.bury("dead", slot, envelope)
+    async def _back_off(self, slot: Slot, delay_s: float) -> None:
+        slot.state = "backing_off"
+        with trio.move_on_after(delay_s):
+            await self._stopping.wait()
+        slot.state = "awake"
+
+    # ------------------------------------------------------------------------------------------- the two budgets
 
     def release(self, key: str) -> bool:
         """Let a quarantined key try again; an operator's decision. False where it is not quarantined."""
         slot = self._slots.get(key)
         if slot is None or slot.state != "quarantined":
             return False
-        self._notes.count("released")
-        slot.window = None
-        slot.state = "asleep"
+        self._quarantine.release(slot)
         if slot.mailbox.empty():
             del self._slots[key]
         else:
@@ -311,7 +337,7 @@ class KeyedDirectory:
     # ------------------------------------------------------------------------------------- the tree's side of it
 
     def child(self) -> KeyedChild:
-        """A fresh incarnation of this keyed supervisor, for its place in the tree."""
+        """A fresh run of this directory, for its place in the tree."""
         return KeyedChild(self)
 
     def place(self, path: str) -> None:
@@ -372,7 +398,7 @@ class KeyedDirectory:
             for slot in list(self._slots.values()):
                 if slot.last_used > oldest:
                     break
-                if slot.state == "asleep" and slot.mailbox.empty() and not self._has_crashed_lately(slot):
+                if slot.mailbox.empty() and self._is_forgettable(slot):
                     self._forget(slot)
                 elif slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
                     slot.mailbox.order(Order.PASSIVATE)
@@ -382,22 +408,3 @@ class KeyedDirectory:
             if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
                 slot.mailbox.order(Order.PASSIVATE)
                 return
-
-
-class KeyedChild:
-    """One run of a :class:`KeyedDirectory` under its supervisor."""
-
-    def __init__(self, directory: KeyedDirectory) -> None:
-        self._directory = directory
-
-    def place(self, path: str) -> None:
-        """Learn where in the tree it lives."""
-        self._directory.place(path)
-
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the directory."""
-        await self._directory.run(task_status)
-
-    async def stop(self) -> None:
-        """Drain the directory."""
-        await self._directory.drain()

@@ -15,6 +15,7 @@ SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]
 
 _RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
 _PROBES = Backoff(0.5, 5.0, jitter=0.1)
+_QUARANTINES = Backoff(120.0, 3600.0, jitter=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class KeyedLimits:
     voids_in_row_max: int = 100
     backoff: Backoff = _RESTARTS
     probe_backoff: Backoff = _PROBES
-    quarantine_retry_after_s: float = 60.0
+    quarantine: Backoff = _QUARANTINES
 
 
 class Slot:
@@ -46,7 +47,11 @@ class Slot:
         "last_used",
         "learned",
         "mailbox",
+        "put_off",
+        "quarantined_until",
+        "quarantines",
         "state",
+        "trial_at",
         "voids_in_row",
         "waiting_on",
         "window",
@@ -62,5 +67,10 @@ class Slot:
         self.window: RestartWindow | None = None
         self.crashes = 0
         self.voids_in_row = 0
+        self.put_off = 0
+        """How often in a row the database kept it from loading or writing."""
+        self.quarantines = 0
+        self.quarantined_until = 0.0
+        self.trial_at: float | None = None
         self.waiting_on: Slot | None = None
         self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] | None = None

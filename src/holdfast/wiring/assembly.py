@@ -21,6 +21,7 @@ from holdfast.persistence.embedded import EmbeddedPostgres
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.processes import this_process
 from holdfast.persistence.service_clock import ServiceClock
+from holdfast.persistence.write_path import WritePath
 from holdfast.persistence.writer import BatchWriter
 from holdfast.providers.assets import AssetStore, LocalStore
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
@@ -92,7 +93,7 @@ def assemble(
 
     keyed = partial(
         KeyedDirectory,
-        gate=database.gate,
+        gate=WritePath(database.gate, journal),
         probe=probe,
         reporter=reporter,
         dead_letters=dead_letters,

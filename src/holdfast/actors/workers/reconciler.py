@@ -18,6 +18,7 @@ from holdfast.actors.faults import AskFault, Crashed
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.persistence.unreadable import UnreadableRow
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +93,8 @@ class OrderWorker(Worker):
             except (AskFault, Crashed, DatabaseAway) as fault:
                 # Its claim lapses, and it is looked at again.
                 log.info("an order is put off", order_id=order_id, reason=str(fault))
+            except UnreadableRow as fault:
+                log.error("an order cannot be read", order_id=order_id, reason=str(fault))
 
 
 class Reconciler(OrderWorker):

@@ -20,6 +20,7 @@ from holdfast.http.shapes import AmountGiven
 from holdfast.ledger.orders import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import held_orders, order_by_id
+from holdfast.persistence.unreadable import LeftOut
 
 route = RouteTable("Operators")
 
@@ -61,7 +62,7 @@ async def list_held_orders(call: Call) -> Outcome:
     if isinstance(position, Refusal):
         return position
 
-    def read(rows: Connection) -> list[Order]:
+    def read(rows: Connection) -> list[Order | LeftOut]:
         return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
 
     orders = await call.front.database.read(read)

@@ -25,6 +25,7 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks import ReviewReason, Task
 from holdfast.persistence.queries.reviews import open_reviews, task_under_review
+from holdfast.persistence.unreadable import LeftOut
 
 route = RouteTable("Operators")
 
@@ -97,7 +98,7 @@ async def list_reviews(call: Call) -> Outcome:
     if isinstance(position, Refusal):
         return position
 
-    def read(rows: Connection) -> list[Task]:
+    def read(rows: Connection) -> list[Task | LeftOut]:
         return open_reviews(
             rows,
             limit=window.read_max,

@@ -25,6 +25,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks import UsageEntry
 from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.unreadable import LeftOut
 
 CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
 PAGE_ROWS: Final = 1000
@@ -51,7 +52,7 @@ COLUMNS: Final[dict[str, Callable[[UsageEntry], str | int | None]]] = {
 
 
 class CsvPage(NamedTuple):
-    """Some lines, the position behind them, and how many they are."""
+    """Some lines, the position behind them, and how many rows they come from."""
 
     lines: bytes
     last: Position | None
@@ -71,8 +72,13 @@ def read_csv_page(
         after=after,
         filters=window.filters,
     )
-    last = Position(entries[-1].ts, entries[-1].request_id) if entries else None
-    return CsvPage(written([[cell(entry) for cell in COLUMNS.values()] for entry in entries]), last, len(entries))
+    last = None
+    if entries:
+        end = entries[-1]
+        last = Position(end.at, end.id) if isinstance(end, LeftOut) else Position(end.ts, end.request_id)
+    readable = [entry for entry in entries if not isinstance(entry, LeftOut)]
+    lines = written([[cell(entry) for cell in COLUMNS.values()] for entry in readable])
+    return CsvPage(lines, last, len(entries))
 
 
 def rows_wanted(window: Window, sent: int) -> int:

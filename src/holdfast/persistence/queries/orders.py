@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,12 +12,15 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select
 from holdfast.ledger.orders import Order, OrderRequest, OrderState
 from holdfast.persistence.queries.paging import page, page_of_account
 from holdfast.persistence.tables import orders
+from holdfast.persistence.unreadable import LeftOut, read_rows
 
 _REQUEST = msgspec.json.Decoder(OrderRequest)
 _STATE = msgspec.json.Decoder(OrderState)
 
 # The JSON columns come as text and are read once, straight into their types.
 _ORDER = select(
+    orders.c.order_id,
+    orders.c.created_at,
     orders.c.version,
     orders.c.updated_at,
     orders.c.wake_at,
@@ -57,7 +60,7 @@ def orders_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[Order]:
+) -> list[Order | LeftOut]:
     """Up to ``limit`` orders, newest first by (created_at, order_id), behind the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
@@ -66,7 +69,7 @@ def orders_of_account(
     found = page_of_account(
         rows, _ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return [_order(row) for row in found]
+    return _listed(found)
 
 
 def held_orders(
@@ -76,17 +79,21 @@ def held_orders(
     since: datetime | None = None,
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
-) -> list[Order]:
+) -> list[Order | LeftOut]:
     """Up to ``limit`` orders of any account that wait for an operator, oldest first by (created_at, order_id)."""
     order = (orders.c.created_at, orders.c.order_id)
     held = _ORDER.where(orders.c.status == "held")
     found = page(rows, held, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
-    return [_order(row) for row in found]
+    return _listed(found)
 
 
 def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:
     found = rows.execute(_ORDER.where(*conditions).limit(1)).one_or_none()
     return None if found is None else _order(found)
+
+
+def _listed(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Order | LeftOut]:
+    return read_rows(_order, page, "orders", lambda row: (row.created_at, row.order_id))
 
 
 def _order(row: Row[*tuple[Any, ...]]) -> Order:

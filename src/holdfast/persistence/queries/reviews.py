@@ -13,8 +13,9 @@ from sqlalchemy import Connection, func
 from holdfast.ledger.task_moves import task_of_review_case
 from holdfast.ledger.tasks import Task
 from holdfast.persistence.queries.paging import page
-from holdfast.persistence.queries.tasks import TASK_COLUMNS, task_by_id, task_of_row
+from holdfast.persistence.queries.tasks import TASK_COLUMNS, read_tasks, task_by_id
 from holdfast.persistence.tables import tasks
+from holdfast.persistence.unreadable import LeftOut
 
 _OPEN = TASK_COLUMNS.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
 
@@ -27,7 +28,7 @@ def open_reviews(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     reason: str | None = None,
-) -> list[Task]:
+) -> list[Task | LeftOut]:
     """Up to ``limit`` tasks in review, oldest first by (created_at, request_id), behind the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive.
@@ -37,7 +38,7 @@ def open_reviews(
         found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == reason)
     order = (tasks.c.created_at, tasks.c.request_id)
     some = page(rows, found, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
-    return [task_of_row(row) for row in some]
+    return read_tasks(some)
 
 
 def task_under_review(rows: Connection, case_id: str) -> Task | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, Text, bindparam, cast, select
 from holdfast.ledger.tasks import Task, TaskRequest, TaskState
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.tables import tasks
+from holdfast.persistence.unreadable import LeftOut, read_rows
 
 _REQUEST = msgspec.json.Decoder(TaskRequest)
 _STATE = msgspec.json.Decoder(TaskState)
@@ -58,7 +59,7 @@ def tasks_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[Task]:
+) -> list[Task | LeftOut]:
     """Up to ``limit`` tasks, newest first by (created_at, request_id), behind the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
@@ -67,7 +68,12 @@ def tasks_of_account(
     page = page_of_account(
         rows, TASK_COLUMNS, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return [task_of_row(row) for row in page]
+    return read_tasks(page)
+
+
+def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | LeftOut]:
+    """Rows of :data:`TASK_COLUMNS` as the tasks of a list."""
+    return read_rows(task_of_row, page, "tasks", lambda row: (row.created_at, row.request_id))
 
 
 def task_of_row(row: Row[*tuple[Any, ...]]) -> Task:

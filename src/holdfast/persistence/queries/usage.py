@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, Text, cast, select
 from holdfast.ledger.tasks import StatusEntry, UsageEntry
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.tables import usage_entries as usage
+from holdfast.persistence.unreadable import LeftOut, read_rows
 
 _HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
 
@@ -30,7 +31,7 @@ def usage_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[UsageEntry]:
+) -> list[UsageEntry | LeftOut]:
     """Up to ``limit`` entries, newest first by (ts, request_id), behind the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
@@ -39,7 +40,7 @@ def usage_of_account(
     page = page_of_account(
         rows, _ENTRY, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return [_entry(row) for row in page]
+    return read_rows(_entry, page, "usage_entries", lambda row: (row.ts, row.request_id))
 
 
 def _entry(row: Row[*tuple[Any, ...]]) -> UsageEntry:

@@ -1,0 +1,233 @@
+"""The database is slow or silent under load of several accounts: callers get 503 in time, and it heals by itself.
+
+Each test runs in a short form here. ``LOCK_HELD_S=300`` and ``FROZEN_S=120`` give the long ones; what was seen is
+printed (``pytest -s``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+import trio
+
+from holdfast.persistence.embedded import EmbeddedPostgres
+
+from .conftest import NewCustomer, NewService
+from .house import Customer, Service, ok, until
+
+LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "8"))
+FROZEN_S = float(os.environ.get("FROZEN_S", "8"))
+ACCOUNTS = 6
+ASK_DEADLINE_S = 10.0
+ANSWER_MAX_S = ASK_DEADLINE_S + 5.0
+"""The ask deadline, and some time for a busy machine to write the answer."""
+PAUSE_S = 0.25
+
+
+@dataclass
+class Caller:
+    """Creates tasks under keys of its own and reads them, and notes every answer."""
+
+    customer: Customer
+    numbers: Any = field(default_factory=itertools.count)
+    keys: list[str] = field(default_factory=list)
+    created: dict[str, str] = field(default_factory=dict)
+    answers: list[tuple[float, float, int]] = field(default_factory=list)
+    """When each was asked, how long it took, and its status."""
+    is_stopping: bool = False
+
+    async def work(self) -> None:
+        """Create and read until told to stop."""
+        while not self.is_stopping:
+            key = f"key-{next(self.numbers)}"
+            self.keys.append(key)
+            answer = await self._call("POST", "/v2/task/create", key)
+            if answer.status_code == 200:
+                self.created[key] = answer.json()["request_id"]
+            await self._call("GET", "/v2/task/list?limit=5")
+            await trio.sleep(PAUSE_S)
+
+    async def settle(self) -> None:
+        """Repeat what was not answered; then every key has one task, and the list has no other."""
+        for key in self.keys:
+            if key in self.created:
+                continue
+
+            async def answered(key: str = key) -> httpx.Response | None:
+                answer = await self.customer.create(key=key)
+                return None if answer.status_code == 503 else answer
+
+            self.created[key] = ok(await until(answered, within_s=60))["request_id"]
+        tasks = await self.customer.tasks()
+        assert len(set(self.created.values())) == len(self.keys)
+        assert set(tasks) == set(self.created.values())
+
+    async def _call(self, method: str, path: str, key: str | None = None) -> httpx.Response:
+        asked_at = trio.current_time()
+        body = {"model": "studio/image-1", "input": {"prompt": "a pier", "width": 256, "height": 256}}
+        with trio.fail_after(ANSWER_MAX_S):
+            answer = await self.customer.call(method, path, body if method == "POST" else None, key=key)
+        self.answers.append((asked_at, trio.current_time() - asked_at, answer.status_code))
+        if answer.status_code != 200:
+            assert answer.status_code == 503, f"{answer.status_code} {answer.text}"
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.json()["error"]["code"] in {"temporarily_unavailable", "overloaded"}
+        return answer
+
+
+@dataclass
+class Trouble:
+    """What was seen of one disturbance: when it began and ended, and when ``/readyz`` changed."""
+
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    readiness: list[tuple[float, int]] = field(default_factory=list)
+
+    def changed_to(self, status: int, after: float) -> float:
+        """How long after a moment readiness first said this."""
+        return next(at for at, found in self.readiness if at >= after and found == status) - after
+
+
+@pytest.fixture
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own, which the service is told of by URL."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-slow-"))
+    server = EmbeddedPostgres(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        server.release()
+        shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) -> AsyncIterator[list[Caller]]:
+    """Callers at work around the body, each with credit; at the end all is held to what was answered."""
+    callers = [Caller(await new_customer(service, credit="1000.00")) for _ in range(ACCOUNTS)]
+
+    async def watch() -> None:
+        while True:
+            with trio.fail_after(ANSWER_MAX_S):
+                found = await callers[0].customer.http.get("/readyz")
+            trouble.readiness.append((trio.current_time(), found.status_code))
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        async with trio.open_nursery() as workers:
+            for caller in callers:
+                workers.start_soon(caller.work)
+            await goes_on(callers)
+            yield callers
+            await goes_on(callers)
+            for caller in callers:
+                caller.is_stopping = True
+        nursery.cancel_scope.cancel()
+    for caller in callers:
+        await caller.settle()
+        await caller.customer.all_ended(within_s=180)
+    assert service.audit() == []
+    assert service.is_alive()
+    lines = service.log_lines()
+    assert [line for line in lines if line.get("event") == "supervision.quarantine"] == []
+    assert [line for line in lines if line.get("level") == "critical"] == []
+    assert service.metric("holdfast_actor_events_total") > 0
+    tell(callers, trouble, service)
+    assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def goes_on(callers: list[Caller]) -> None:
+    """Return once each caller has had an answer of success to both kinds of call."""
+    marks = [len(caller.answers) for caller in callers]
+
+    async def all_served() -> bool:
+        return all(
+            sum(status == 200 for _, _, status in caller.answers[mark:]) >= 4
+            for caller, mark in zip(callers, marks, strict=True)
+        )
+
+    await until(all_served, within_s=60)
+
+
+def tell(callers: list[Caller], trouble: Trouble, service: Service) -> None:
+    """Print the figures, for whoever runs the long form."""
+    answers = [answer for caller in callers for answer in caller.answers]
+    during = [a for a in answers if a[0] >= trouble.began_at and a[0] < trouble.ended_at]
+    after = [at for at, _, status in answers if at >= trouble.ended_at and status == 200]
+    print(
+        f"\ntrouble for {trouble.ended_at - trouble.began_at:.1f} s; asked meanwhile: {Counter(s for _, _, s in during)};"
+        f" longest wait {max((took for _, took, _ in during), default=0):.2f} s;"
+        f" not ready after {trouble.changed_to(503, trouble.began_at):.2f} s;"
+        f" ready {trouble.changed_to(200, trouble.ended_at):.2f} s and served {min(after) - trouble.ended_at:.2f} s"
+        f" after its end; keys {sum(len(c.keys) for c in callers)};"
+        f" look-ups {service.metric('holdfast_commit_lookups_total'):.0f}"
+    )
+
+
+async def test_a_held_table_is_answered_with_503_and_costs_no_account_anything(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
+) -> None:
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
+    trouble = Trouble()
+    async with load(service, new_customer, trouble):
+        with psycopg.connect(postgres.url) as holder:
+            await trio.to_thread.run_sync(holder.execute, "lock table accounts in access exclusive mode")
+            trouble.began_at = trio.current_time()
+            await trio.sleep(LOCK_HELD_S)
+            assert trouble.readiness[-1][1] == 503
+            trouble.ended_at = trio.current_time()
+        await ready_again(trouble)
+
+
+async def test_a_frozen_server_is_answered_with_503_and_is_used_again_when_it_thaws(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
+) -> None:
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
+    trouble = Trouble()
+    async with load(service, new_customer, trouble):
+        assert postgres.pid is not None
+        children = Path(f"/proc/{postgres.pid}/task/{postgres.pid}/children").read_text().split()
+        # Its own last, or it would start what has stopped.
+        processes = [*map(int, children), postgres.pid]
+        signal_all(processes, signal.SIGSTOP)
+        try:
+            trouble.began_at = trio.current_time()
+            await trio.sleep(FROZEN_S)
+            assert trouble.readiness[-1][1] == 503
+        finally:
+            trouble.ended_at = trio.current_time()
+            signal_all(processes, signal.SIGCONT)
+        await ready_again(trouble)
+
+
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    for pid in processes:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+async def ready_again(trouble: Trouble) -> None:
+    async def is_ready() -> bool:
+        at, status = trouble.readiness[-1]
+        return at > trouble.ended_at and status == 200
+
+    await until(is_ready, within_s=60)
