@@ -34,7 +34,7 @@ COMMIT_LOOKUPS = Counter(
 ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Virtual actors awake.", ["kind"])
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
-    "What happened to virtual actors: activated, passivated, crashed, voided, put_off (by a database slow or away), "
+    "What happened to virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
     "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )

@@ -169,8 +169,9 @@ def tell(callers: list[Caller], trouble: Trouble, service: Service) -> None:
     answers = [answer for caller in callers for answer in caller.answers]
     during = [a for a in answers if a[0] >= trouble.began_at and a[0] < trouble.ended_at]
     after = [at for at, _, status in answers if at >= trouble.ended_at and status == 200]
-    print(
-        f"\ntrouble for {trouble.ended_at - trouble.began_at:.1f} s; asked meanwhile: {Counter(s for _, _, s in during)};"
+    print(  # noqa: T201 - seen with -s alone
+        f"\ntrouble for {trouble.ended_at - trouble.began_at:.1f} s;"
+        f" asked meanwhile: {Counter(s for _, _, s in during)};"
         f" longest wait {max((took for _, took, _ in during), default=0):.2f} s;"
         f" not ready after {trouble.changed_to(503, trouble.began_at):.2f} s;"
         f" ready {trouble.changed_to(200, trouble.ended_at):.2f} s and served {min(after) - trouble.ended_at:.2f} s"
@@ -202,10 +203,7 @@ async def test_a_frozen_server_is_answered_with_503_and_is_used_again_when_it_th
     await trio.to_thread.run_sync(service.start)
     trouble = Trouble()
     async with load(service, new_customer, trouble):
-        assert postgres.pid is not None
-        children = Path(f"/proc/{postgres.pid}/task/{postgres.pid}/children").read_text().split()
-        # Its own last, or it would start what has stopped.
-        processes = [*map(int, children), postgres.pid]
+        processes = processes_of(postgres)
         signal_all(processes, signal.SIGSTOP)
         try:
             trouble.began_at = trio.current_time()
@@ -215,6 +213,13 @@ async def test_a_frozen_server_is_answered_with_503_and_is_used_again_when_it_th
             trouble.ended_at = trio.current_time()
             signal_all(processes, signal.SIGCONT)
         await ready_again(trouble)
+
+
+def processes_of(postgres: EmbeddedPostgres) -> list[int]:
+    """The server's processes as they are now; those of connections made later are never begun."""
+    assert postgres.pid is not None
+    children = Path(f"/proc/{postgres.pid}/task/{postgres.pid}/children").read_text().split()
+    return [postgres.pid, *map(int, children)]
 
 
 def signal_all(processes: list[int], number: signal.Signals) -> None:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.actors.actor import JournaledActor
+from holdfast.actors.faults import Unavailable
+from holdfast.actors.messages import Command
+from holdfast.actors.turns import Commit
+from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import DatabaseGate
 from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.journal import BATCH_UNITS_SHARED, Journal
 from holdfast.persistence.units import Broken, Committed, NotWritten, Stale, Unit, Unknown, Verdict
+from holdfast.persistence.write_path import WritePath
 from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.reports import DeadLetters, Reporter
 
 Outcome = Exception | list[Verdict] | bool | None
 
@@ -99,6 +108,20 @@ class Bench:
         for unit in units:
             self.journal.submit(unit, author)
         return units
+
+
+@dataclass(frozen=True)
+class Sign(Command[str]):
+    """Becomes a unit of work."""
+
+
+class Clerk(JournaledActor):
+    """Signs what it is sent."""
+
+    own_fence = "account"
+
+    def on_receive(self, message: Any) -> Any:
+        return Commit(Unit(), "signed")
 
 
 @pytest.fixture
@@ -446,3 +469,114 @@ async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: Bench) -> N
     await bench.writer.has_begun()
     assert len(bench.writer.batches[0]) == 1
     bench.writer.finish()
+
+
+async def test_while_the_database_is_away_units_are_answered_at_once(bench: Bench) -> None:
+    author = Author()
+    bench.gate.close("the server is gone")
+    units = bench.submit(author, 3)
+    await author.has_heard(3)
+    assert [unit for unit, _ in author.heard] == units
+    assert all(isinstance(verdict, NotWritten) and "gone" in verdict.reason for verdict in author.verdicts)
+    assert bench.writer.batches == []
+    bench.gate.open()
+    bench.writer.finish()
+    assert await bench.journal.write(Unit()) == Committed()
+
+
+async def test_a_batch_that_timed_out_has_the_database_probed(bench: Bench) -> None:
+    author = Author()
+    bench.submit(author)
+    bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
+    await author.has_heard(1)
+    assert bench.gate.is_doubted
+    assert bench.gate.is_open
+
+
+async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
+    bench = Bench()
+    author = Author()
+    with trio.fail_after(20):
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised comes out of the nursery
+            async with trio.open_nursery() as inner:
+                await inner.start(bench.run)
+                bench.submit(author)
+                await bench.writer.has_begun()
+                bench.submit(author, 2)
+                bench.writer.finish(MemoryError("a fault of the journal itself"))
+        assert caught.group_contains(MemoryError)
+        assert [type(verdict) for verdict in author.verdicts] == [Unknown, NotWritten, NotWritten]
+        assert not bench.journal.is_accepting
+        bench.submit(author)
+        assert [type(verdict) for verdict in author.verdicts][3:] == [NotWritten]
+        async with trio.open_nursery() as inner:
+            await inner.start(bench.run)
+            assert bench.journal.is_accepting
+            bench.writer.finish()
+            assert await bench.journal.write(Unit()) == Committed()
+            await bench.journal.stop()
+
+
+async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> None:
+    bench = Bench()
+    path = WritePath(bench.gate, bench.journal)
+    assert not path.is_open
+    with trio.fail_after(20):
+        async with trio.open_nursery() as inner:
+            await inner.start(bench.run)
+            await path.wait_open()
+            bench.gate.close("away")
+            assert (path.is_open, path.reason) == (False, "away")
+            bench.gate.open()
+            assert path.is_open
+            await bench.journal.stop()
+    assert not path.is_open
+
+
+async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_for_the_next_run() -> None:
+    """The tree's own order: the journal is gone, then those who stand on it are drained and started again."""
+    bench = Bench()
+    accounts = KeyedDirectory(
+        "accounts",
+        lambda _key, mailbox: Clerk(mailbox, bench.journal),
+        gate=WritePath(bench.gate, bench.journal),
+        probe=trio.lowlevel.checkpoint,  # type: ignore[arg-type]  # never asked
+        reporter=Reporter(),
+        dead_letters=DeadLetters(),
+    )
+    answered: list[str | Refusal] = []
+
+    async def run_accounts(*, task_status: trio.TaskStatus[None]) -> None:
+        await accounts.run(task_status)
+
+    async def ask() -> None:
+        answered.append(await accounts.ask("a", Sign()))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as askers:
+            async with trio.open_nursery() as tree:
+                async with trio.open_nursery() as inner:
+                    await inner.start(bench.run)
+                    await tree.start(run_accounts)
+                    askers.start_soon(ask)
+                    await bench.writer.has_begun()
+                    askers.start_soon(ask)
+                    await wait_all_tasks_blocked()
+                    inner.cancel_scope.cancel()
+                    bench.writer.finish([NotWritten("rolled back")])
+                # Both were handed back, and whoever decides them again would only fill a queue that nobody reads.
+                await wait_all_tasks_blocked()
+                with pytest.raises(Unavailable):
+                    await accounts.ask("b", Sign())
+                await accounts.drain()
+            assert answered == []
+            async with trio.open_nursery() as tree:
+                await tree.start(bench.run)
+                await tree.start(run_accounts)
+                for _ in range(2):
+                    bench.writer.finish()
+                while len(answered) < 2:  # noqa: ASYNC110 - the end of a writer's thread has no event
+                    await trio.sleep(0.001)
+                await accounts.drain()
+                await bench.journal.stop()
+    assert answered == ["signed", "signed"]

@@ -21,8 +21,9 @@ from holdfast.actors.faults import AskFault, Crashed, Deadlock, OutcomeUnknown, 
 from holdfast.actors.mailbox import Mailbox
 from holdfast.actors.messages import Command
 from holdfast.actors.turns import Commit, Tell
-from holdfast.persistence.database import DatabaseGate
+from holdfast.persistence.database import DatabaseAway, DatabaseGate, QueryTimedOut
 from holdfast.persistence.units import Author, Committed, Fence, NotWritten, Stale, Unit, Verdict
+from holdfast.persistence.unreadable import UnreadableRow
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
@@ -76,6 +77,8 @@ class Stage:
         self.most_live: Counter[str] = Counter()
         self.woken: Counter[str] = Counter()
         self.failing_starts: Counter[str] = Counter()
+        self.start_fault: Exception | None = None
+        self.failing_reads = 0
         self.queue: list[tuple[Unit, Author]] = []
         self.gate = DatabaseGate()
         self.gate.open()
@@ -138,7 +141,7 @@ class _OnStage(TrioActor):
         await trio.lowlevel.checkpoint()
         if stage.failing_starts[key]:
             stage.failing_starts[key] -= 1
-            raise OSError(f"{key} cannot start")
+            raise stage.start_fault or OSError(f"{key} cannot start")
         stage.woken[key] += 1
 
     async def serve(self) -> Any:
@@ -435,6 +438,141 @@ async def test_the_same_key_may_be_asked_again_by_a_chain_that_is_no_circle(auto
         assert replies == {0: "ac", 1: "bc", 2: "dab"}
 
 
+# ---------------------------------------------------------------------------------- what the database is to blame for
+
+
+@pytest.mark.parametrize("fault", [QueryTimedOut("a lock was held"), DatabaseAway("the connection was lost")])
+async def test_a_start_that_the_database_kept_from_its_rows_is_nobodys_crash(
+    autojump_clock: MockClock, fault: Exception
+) -> None:
+    """The gate is open all the time: nobody has found out yet, or only this query is slow."""
+    stage = Stage(limits=KeyedLimits(child_restarts=1, group_crashes=2))
+    stage.start_fault = fault
+    keys = [f"k{n}" for n in range(6)]
+    stage.failing_starts.update(dict.fromkeys(keys, 20))
+    replies: dict[int, Any] = {}
+    async with stage.running() as directory:
+        await collect(stage, [(key, Say(key)) for key in keys], replies)
+        assert directory.quarantined() == []
+        assert directory.is_ready
+    assert [replies[n] for n in range(6)] == keys
+    assert stage.reporter.recent() == ()
+
+
+async def test_a_turn_whose_read_the_database_did_not_answer_is_decided_again(autojump_clock: MockClock) -> None:
+    class Reader(Scribe):
+        async def on_receive(self, message: Any) -> Any:
+            if self.stage.failing_reads:
+                self.stage.failing_reads -= 1
+                raise QueryTimedOut("a lock was held")
+            return await super().on_receive(message)
+
+    stage = Stage(actor=Reader, limits=KeyedLimits(child_restarts=1, voids_in_row_max=2))
+    stage.failing_reads = 10
+    async with stage.running() as directory:
+        assert await stage.ask("a", Say("read at last")) == "read at last"
+        assert directory.quarantined() == []
+    assert stage.reporter.recent() == ()
+
+
+async def test_decisions_void_for_the_databases_sake_never_end_as_a_crash(autojump_clock: MockClock) -> None:
+    stage = Stage(actor=Scribe, limits=KeyedLimits(voids_in_row_max=2))
+    replies: dict[int, Any] = {}
+    async with stage.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, stage, [("a", Write("1"))], replies)
+        for _ in range(10):
+            await trio.sleep(60)
+            stage.settle(NotWritten("a lock was held", timed_out=True))
+        await trio.sleep(60)
+        stage.settle(Committed())
+    assert replies == {0: "1"}
+    assert stage.reporter.recent() == ()
+
+
+async def test_an_unreadable_row_sets_its_own_key_aside_at_once_and_counts_for_no_other(
+    autojump_clock: MockClock,
+) -> None:
+    stage = Stage(limits=KeyedLimits(group_crashes=2))
+    stage.start_fault = UnreadableRow("tasks", "t", ValueError("a word nobody knows"))
+    sick = [f"sick{n}" for n in range(6)]
+    stage.failing_starts.update(dict.fromkeys(sick, 100))
+    async with stage.running() as directory:
+        for key in sick:
+            with pytest.raises(Unavailable, match="quarantined"):
+                await stage.ask(key)
+        assert sorted(directory.quarantined()) == sick
+        assert directory.is_ready
+        assert await stage.ask("well") == "hello"
+
+
+# ------------------------------------------------------------------------------------------- quarantine and its end
+
+LAPSING = KeyedLimits(
+    child_restarts=1, child_period_s=60, group_crashes=100, quarantine=Backoff(100, 1000, jitter=0)
+)
+
+
+async def test_a_quarantine_lapses_and_the_next_message_is_a_trial(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=LAPSING)
+    stage.failing_starts["a"] = 2
+    async with stage.running() as directory:
+        found = await outcome(lambda: stage.ask("a"))
+        assert isinstance(found, Unavailable)
+        assert found.retry_after_s == pytest.approx(100)
+        await trio.sleep(60)
+        found = await outcome(lambda: stage.ask("a"))
+        assert isinstance(found, Unavailable)
+        assert found.retry_after_s == pytest.approx(40)
+        await trio.sleep(found.retry_after_s)
+        assert await stage.ask("a") == "hello"
+        assert directory.quarantined() == []
+    assert [report.delay_s for report in stage.reports("quarantine")] == [100]
+
+
+async def test_each_failed_trial_sends_the_key_back_for_longer(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=LAPSING)
+    stage.failing_starts["a"] = 2 + 5
+    async with stage.running():
+        for _ in range(6):
+            found = await outcome(lambda: stage.ask("a"))
+            assert isinstance(found, Unavailable)
+            await trio.sleep(found.retry_after_s)
+        # What is told is a trial too.
+        stage.directory.tell("a", Say("told"))
+        await wait_all_tasks_blocked()
+        assert stage.heard["a"] == ["told"]
+    assert [report.delay_s for report in stage.reports("quarantine")] == [100, 200, 400, 800, 1000, 1000]
+
+
+@pytest.mark.parametrize("worked", [True, False])
+async def test_the_budget_starts_over_only_once_the_key_has_worked(autojump_clock: MockClock, worked: bool) -> None:
+    stage = Stage(limits=LAPSING)
+    stage.failing_starts["a"] = 2
+    async with stage.running() as directory:
+        assert isinstance(await outcome(lambda: stage.ask("a")), Unavailable)
+        await trio.sleep(100)
+        assert await stage.ask("a") == "hello"
+        await trio.sleep(61 if worked else 1)
+        assert isinstance(await outcome(lambda: stage.ask("a", Break())), Crashed)
+        await trio.sleep(10)
+        assert directory.quarantined() == ([] if worked else ["a"])
+        assert isinstance(await outcome(lambda: stage.ask("a", Break())), Crashed if worked else Unavailable)
+        await trio.sleep(10)
+    # After the budget has started over it is spent as ever, and the first quarantine is a short one again.
+    assert [report.delay_s for report in stage.reports("quarantine")] == ([100, 100] if worked else [100, 200])
+
+
+async def test_a_quarantined_key_that_nobody_asks_for_is_forgotten(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=LAPSING)
+    stage.failing_starts["a"] = 2
+    async with stage.running() as directory:
+        assert isinstance(await outcome(lambda: stage.ask("a")), Unavailable)
+        await trio.sleep(900)
+        assert directory.quarantined() == ["a"]
+        await trio.sleep(600)
+        assert directory._slots == {}
+
+
 # ------------------------------------------------------------------------------------------ drain, kill, run again
 
 
@@ -644,6 +782,30 @@ async def test_a_void_decision_of_a_killed_incarnation_is_decided_by_the_next(au
             stage.settle(Committed(), Committed())
             await trio.sleep(1)
     assert replies == {0: "1", 1: "2", 2: "3"}
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_mail_handed_back_after_a_kill_wakes_its_key_in_the_next_run(
+    autojump_clock: MockClock, is_forgotten: bool
+) -> None:
+    """The verdict comes when the directory runs again, and nobody else says a word to the key."""
+    stage = Stage(actor=Scribe, limits=KeyedLimits(idle_s=10))
+    replies: dict[int, Any] = {}
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as tree:
+            await tree.start(lambda *, task_status: stage.directory.run(task_status))
+            nursery.start_soon(collect, stage, [("a", Write("1"))], replies)
+            await trio.sleep(1)
+            tree.cancel_scope.cancel()
+        async with stage.running():
+            await trio.sleep(100 if is_forgotten else 1)
+            assert ("a" not in stage.directory._slots) is is_forgotten
+            stage.settle(NotWritten("the batch was lost"))
+            await trio.sleep(1)
+            assert stage.heard["a"] == ["1", "1"]
+            stage.settle(Committed())
+            await trio.sleep(1)
+    assert replies == {0: "1"}
 
 
 async def test_decisions_void_time_after_time_end_as_a_crash(autojump_clock: MockClock) -> None:

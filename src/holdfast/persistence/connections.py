@@ -100,7 +100,7 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
 
 
 def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
-    """Open a connection for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
+    """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
     try:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         try:

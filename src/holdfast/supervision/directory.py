@@ -9,8 +9,8 @@ passivated; a void one is replaced and decides its unanswered messages again. Tw
 - when many keys crash together the trouble is not theirs: the group **pauses**, refuses at once, and probes
   until it may go on.
 
-A database that is slow or away is nobody's crash: while the gate is closed asks are refused, and an actor that could
-not read begins again later. Neither counts for anything.
+A database that is slow or away is nobody's crash: while the gate is closed asks are refused, and an actor that
+could not read begins again later. Neither counts for anything.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from holdfast.persistence.database_faults import DatabaseAway
 from holdfast.persistence.unreadable import UnreadableRow
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.supervision.group_pause import GroupPause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import Gate, KeyedChild
 from holdfast.supervision.keyed_notes import KeyedNotes
@@ -63,15 +64,13 @@ class KeyedDirectory:
         self.limits = limits if limits is not None else KeyedLimits()
         self._factory = factory
         self._gate = gate
-        self._probe = probe
         self._notes = KeyedNotes(name, self.limits, reporter, dead_letters)
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self._quarantine = Quarantine(name, self.limits, self._notes, self._rng)
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self._nursery: trio.Nursery | None = None
         self._loading = trio.CapacityLimiter(self.limits.loading_max)
-        self._crashes = RestartWindow(self.limits.group_crashes, self.limits.group_period_s)
-        self._pause: trio.Event | None = None
+        self._pause = GroupPause(self.limits, self._notes, probe, self._rng)
         self._stopping = trio.Event()
         self._emptied = trio.Event()
         self._awake_count = 0
@@ -119,7 +118,7 @@ class KeyedDirectory:
             raise Unavailable(f"{self.name} are not running")
         if not self._gate.is_open:
             raise Unavailable(self._gate.reason, retry_after_s=self._gate.retry_after_s)
-        if self._pause is not None:
+        if self._pause.is_on:
             raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
 
     def _slot(self, key: str) -> Slot:
@@ -207,8 +206,7 @@ class KeyedDirectory:
     async def _incarnate(self, slot: Slot) -> bool:
         """Live one incarnation. True where another one is to follow at once."""
         slot.actor = None
-        if self._pause is not None:
-            await self._pause.wait()
+        await self._pause.wait_over()
         if not self._gate.is_open:
             await self._gate.wait_open()
         slot.incarnation += 1
@@ -265,8 +263,9 @@ class KeyedDirectory:
         if slot.window is None:
             slot.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
         within_budget = slot.window.record(now)
-        if not self._crashes.record(now):
-            self._pause_group(exc)
+        if not self._pause.note_crash():
+            if self._nursery is not None:
+                self._pause.begin(self._nursery, exc)
             self._notes.crash(slot, exc, "pause")
             return not slot.mailbox.empty()
         if not within_budget:
@@ -312,28 +311,6 @@ class KeyedDirectory:
         """The keys in quarantine."""
         return [slot.key for slot in self._slots.values() if slot.state == "quarantined"]
 
-    def _pause_group(self, exc: Exception) -> None:
-        if self._pause is not None or self._nursery is None:
-            return
-        self._pause = trio.Event()
-        self._nursery.start_soon(self._probe_until_well, self._pause)
-        self._notes.pause(exc, self._crashes.count(trio.current_time()))
-
-    async def _probe_until_well(self, pause: trio.Event) -> None:
-        tries = 0
-        while True:
-            tries += 1
-            await trio.sleep(self.limits.probe_backoff.delay(tries, self._rng))
-            try:
-                if await self._probe():
-                    break
-            except Exception as exc:
-                self._notes.pause(exc)
-        self._crashes.clear()
-        self._pause = None
-        pause.set()
-        self._notes.resumed()
-
     # ------------------------------------------------------------------------------------- the tree's side of it
 
     def child(self) -> KeyedChild:
@@ -347,7 +324,7 @@ class KeyedDirectory:
     @property
     def is_ready(self) -> bool:
         """Whether asks are taken in now."""
-        return self._nursery is not None and not self._stopping.is_set() and self._pause is None
+        return self._nursery is not None and not self._stopping.is_set() and not self._pause.is_on
 
     @property
     def awake_count(self) -> int:
@@ -357,7 +334,7 @@ class KeyedDirectory:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Run incarnations until :meth:`drain` is done; mail left over wakes its actors when run again."""
         self._stopping = trio.Event()
-        self._pause = None
+        self._pause.end()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -379,7 +356,7 @@ class KeyedDirectory:
 
     async def _drained(self) -> None:
         while self._awake_count:
-            is_held_up = self._pause is not None or not self._gate.is_open
+            is_held_up = self._pause.is_on or not self._gate.is_open
             if is_held_up and all(slot.actor is None for slot in self._slots.values()):
                 # Nobody is at work, and nobody can begin: their mail stays for the next run.
                 return
