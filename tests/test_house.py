@@ -14,7 +14,6 @@ SOURCE = ROOT / "src" / "holdfast"
 LINES_MAX = 400
 LONGER_FOR_A_REASON = {
     "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
-    "supervision/directory.py": 430,  # the life of a keyed actor, from the first message to quarantine
 }
 NEVER_WRITTEN = re.compile(
     "|".join(

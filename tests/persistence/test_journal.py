@@ -506,31 +506,34 @@ async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
                 bench.writer.finish(MemoryError("a fault of the journal itself"))
         assert caught.group_contains(MemoryError)
         assert [type(verdict) for verdict in author.verdicts] == [Unknown, NotWritten, NotWritten]
-        assert not bench.journal.is_accepting
+        accepting = [bench.journal.is_accepting]
         bench.submit(author)
         assert [type(verdict) for verdict in author.verdicts][3:] == [NotWritten]
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
-            assert bench.journal.is_accepting
+            accepting.append(bench.journal.is_accepting)
             bench.writer.finish()
             assert await bench.journal.write(Unit()) == Committed()
             await bench.journal.stop()
+    assert accepting == [False, True]
 
 
 async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> None:
     bench = Bench()
     path = WritePath(bench.gate, bench.journal)
-    assert not path.is_open
+    seen = [(path.is_open, path.reason)]
     with trio.fail_after(20):
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
             await path.wait_open()
             bench.gate.close("away")
-            assert (path.is_open, path.reason) == (False, "away")
+            seen.append((path.is_open, path.reason))
             bench.gate.open()
-            assert path.is_open
+            seen.append((path.is_open, ""))
             await bench.journal.stop()
-    assert not path.is_open
+    seen.append((path.is_open, path.reason))
+    not_running = (False, "the journal is starting")
+    assert seen == [not_running, (False, "away"), (True, ""), not_running]
 
 
 async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_for_the_next_run() -> None:

@@ -438,7 +438,7 @@ async def test_the_same_key_may_be_asked_again_by_a_chain_that_is_no_circle(auto
         assert replies == {0: "ac", 1: "bc", 2: "dab"}
 
 
-# ---------------------------------------------------------------------------------- what the database is to blame for
+# ------------------------------------------------------------------------------- what the database is to blame for
 
 
 @pytest.mark.parametrize("fault", [QueryTimedOut("a lock was held"), DatabaseAway("the connection was lost")])
