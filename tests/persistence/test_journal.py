@@ -17,6 +17,7 @@ from holdfast.actors.faults import Unavailable
 from holdfast.actors.messages import Command
 from holdfast.actors.turns import Commit
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence import journal as journal_module
 from holdfast.persistence.database import DatabaseGate
 from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.journal import BATCH_UNITS_SHARED, Journal
@@ -583,3 +584,20 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
                 await accounts.drain()
                 await bench.journal.stop()
     assert answered == ["signed", "signed"]
+
+
+async def test_a_look_up_that_comes_too_late_calls_nothing_void(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark it does not find may have been removed. One that it finds still says that the batch is durable."""
+    monkeypatch.setattr(journal_module, "LOOK_UP_MAX_S", -1.0)
+    author = Author()
+    for durable in (False, True):
+        bench.submit(author)
+        await bench.writer.has_begun()
+        lost = CommitUnanswered("b", OSError(), if_durable=[Committed()], if_void=[NotWritten("void")])
+        bench.writer.finish(lost)
+        await bench.writer.has_begun()
+        bench.writer.finish(durable)
+    await author.has_heard(2)
+    assert [type(verdict) for verdict in author.verdicts] == [Unknown, Committed]

@@ -816,6 +816,16 @@ def test_the_look_up_waits_for_a_commit_under_way(
     assert found == [commits]
 
 
+def test_marks_are_dated_by_the_databases_clock(database_url: str, rows: psycopg.Connection[Any]) -> None:
+    """They are removed by it too; a service whose clock is a year behind must not lose its marks at once."""
+    with closing(BatchWriter(lambda: psycopg.connect(database_url), now=lambda: AT.replace(year=2001))) as writer:
+        opened(writer)
+        assert writer.look_up("batch_1") is False
+    found = rows.execute("select count(*) from journal_batches where at > now() - interval '1 hour'").fetchone()
+    assert found == (count(rows, "journal_batches"),)
+    assert found != (0,)
+
+
 def test_a_look_up_while_the_database_is_away_says_so(database_url: str, rows: psycopg.Connection[Any]) -> None:
     breaker = Breaker(database_url, rows)
     with closing(BatchWriter(breaker.connect, now=utc_now)) as writer:

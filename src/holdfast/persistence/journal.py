@@ -43,6 +43,10 @@ BATCH_UNITS_SHARED = 32
 
 LOOK_UP_FIRST_S = 0.1
 LOOK_UP_LAST_S = 1.0
+MARKS_KEPT_S = 7 * 24 * 3600
+"""How long a batch's mark stays in the database, for a look-up to find."""
+LOOK_UP_MAX_S = MARKS_KEPT_S / 2
+"""A look-up that succeeds later than this says nothing: the mark it does not find may have been removed."""
 
 Arguments = TypeVarTuple("Arguments")
 B = TypeVar("B")
@@ -234,6 +238,7 @@ class Journal:
 
         While it cannot tell, it counts as slow, whatever its probes say: nothing else can be written meanwhile.
         """
+        begun = trio.current_time()
         durable = await self._try_look_up(lost.batch_id)
         if durable is None:
             with self._gate.stalled(f"a commit was not answered: {lost}"):
@@ -244,6 +249,8 @@ class Journal:
                     durable = await self._try_look_up(lost.batch_id)
         metrics.COMMIT_LOOKUPS.labels("committed" if durable else "void").inc()
         log.warning("lost commit looked up", batch_id=lost.batch_id, durable=durable)
+        if not durable and trio.current_time() - begun > LOOK_UP_MAX_S:
+            return [Unknown("its mark was looked for too late")] * len(lost.if_void)
         return lost.if_durable if durable else lost.if_void
 
     async def _try_look_up(self, batch_id: str) -> bool | None:

@@ -25,10 +25,6 @@ from holdfast.persistence.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.drafts import Prepared, Question, draft_of, question_of
-from holdfast.persistence.rows import (
-    BatchRow,
-)
-from holdfast.persistence.statements import STATEMENTS
 from holdfast.persistence.units import (
     AlreadyAnswered,
     Broken,
@@ -65,6 +61,8 @@ _PROBE = (
     "join unnest(%s::text[], %s::text[], %s::text[]) as p(account_id, route, key) "
     "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
 )
+_MARK = "insert into journal_batches (batch_id, units, committed, at) values (%s, %s, true, now())"
+"""By the database's clock, by which marks are removed again."""
 _FORGET_PLANS = "discard plans"
 REPLAN_UNITS = 64
 """Plans are made anew after so many units on a connection, after twice as many, and so on.
@@ -173,9 +171,9 @@ class BatchWriter:
         try:
             connection = self._connected()
             planted = connection.execute(
-                "insert into journal_batches (batch_id, units, committed, at) values (%s, 0, false, %s) "
+                "insert into journal_batches (batch_id, units, committed, at) values (%s, 0, false, now()) "
                 "on conflict do nothing returning batch_id",
-                (batch_id, self._now()),
+                (batch_id,),
             ).fetchone()
             found = connection.execute(
                 "select committed from journal_batches where batch_id = %s", (batch_id,)
@@ -209,13 +207,12 @@ class BatchWriter:
             self._recover(exc)
             raise
         batch_id = new_id("batch")
-        mark = STATEMENTS[BatchRow]
         try:
             copy_all(connection, draft.copies)
             with connection.pipeline():
                 for sql, parameters in draft.statements:
                     connection.execute(sql, parameters)
-                connection.execute(mark.sql, mark.parameters([BatchRow(batch_id, len(passed), True, self._now())]))
+                connection.execute(_MARK, (batch_id, len(passed)))
                 if self._has_grown(len(passed)):
                     connection.execute(_FORGET_PLANS)
                 connection.commit()

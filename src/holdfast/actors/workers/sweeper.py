@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from holdfast.actors.workers.worker import Worker, WorkerPost
 from holdfast.ledger.webhook_secrets import OVERLAP_S
 from holdfast.persistence.database import Database, DatabaseAway
+from holdfast.persistence.journal import MARKS_KEPT_S
 
 log = structlog.get_logger(__name__)
 
@@ -21,7 +22,6 @@ ROUNDS_MAX = 20
 """How often in a row a sweep goes on with a table that has more to remove than one statement takes."""
 SIGN_INS_KEPT_S = 25 * 3600
 SESSIONS_KEPT_S = 30 * 24 * 3600
-BATCHES_KEPT_S = 3600
 EVENTS_KEPT_S = 90 * 24 * 3600
 OUTBOX_KEPT_S = 30 * 24 * 3600
 
@@ -60,7 +60,7 @@ _EXPIRED = {
         "where s.rotated_at < now() - make_interval(secs => :kept_s) and exists (select from webhook_secrets n "
         "where n.account_id = s.account_id and n.generation > s.generation) limit :most))"
     ),
-    # A look-up follows a lost commit within moments, or within the outage that lost it.
+    # By the database's clock, which also wrote them: a service's own may be wrong.
     "journal_batches": (
         "delete from journal_batches where ctid = any(array(select ctid from journal_batches "
         "where at < now() - make_interval(secs => :kept_s) limit :most))"
@@ -81,7 +81,7 @@ class Sweeper(Worker):
             "payment_events": EVENTS_KEPT_S,
             "outbox": OUTBOX_KEPT_S,
             "webhook_secrets": OVERLAP_S,
-            "journal_batches": BATCHES_KEPT_S,
+            "journal_batches": MARKS_KEPT_S,
         }
 
     def habits(self) -> tuple[Callable[[], Any], ...]:
