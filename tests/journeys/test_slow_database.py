@@ -28,8 +28,8 @@ from holdfast.persistence.embedded import EmbeddedPostgres
 from .conftest import NewCustomer, NewService
 from .house import Customer, Service, ok, until
 
-LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "8"))
-FROZEN_S = float(os.environ.get("FROZEN_S", "8"))
+LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "6"))
+FROZEN_S = float(os.environ.get("FROZEN_S", "7"))
 ACCOUNTS = 6
 ASK_DEADLINE_S = 10.0
 ANSWER_MAX_S = ASK_DEADLINE_S + 5.0
