@@ -462,6 +462,27 @@ async def test_pages_hold_every_entry_once_though_others_arrive(world: World, pa
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+@pytest.mark.parametrize("damaged", [{4}, {0}, {6, 5}, {1, 2, 3}])
+async def test_a_row_that_cannot_be_read_is_left_out_and_the_pages_go_on(
+    world: World, path: str, damaged: set[int]
+) -> None:
+    """Wherever on a page it stands, the last place included: the cursor is made from it all the same."""
+    for number in range(7):
+        await world.add_task(world.task(f"task_{number}", at=world.now + timedelta(seconds=number)))
+    for number in damaged:
+        name = f"task_{number}"
+        spoilt = {"words": "nobody knows"}
+        await world.write(tables.tasks.update().where(tables.tasks.c.request_id == name).values(state=spoilt))
+        await world.write(
+            tables.usage_entries.update()
+            .where(tables.usage_entries.c.request_id == name)
+            .values(status_history=spoilt)
+        )
+    expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0) if number not in damaged]
+    assert await pages(world, path, "limit=2") == expected
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
 async def test_lists_can_be_narrowed(world: World, path: str) -> None:
     for number in range(4):
         status = "failed" if number % 2 else "queued"
