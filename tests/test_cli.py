@@ -200,52 +200,6 @@ input_schema = {{ type = "object", properties = {{ size = {{ enum = ["small", "b
     assert result.stderr.startswith("warning: model m: pricing: no tier has a price for size = small: ")
 
 
-PRICES = """{
-  "sample_spec": {"mode": "chat", "input_cost_per_token": 0.0},
-  "talk": {"mode": "chat", "litellm_provider": "acme", "input_cost_per_token": 1.5e-07,
-           "output_cost_per_token": 6e-07},
-  "view": {"mode": "image_generation", "litellm_provider": "acme", "output_cost_per_image": 0.04},
-  "hear": {"mode": "audio_transcription", "litellm_provider": "acme", "input_cost_per_second": 0.0001}
-}"""
-
-
-def test_an_imported_price_list_passes_the_check_once_its_providers_are_described(tmp_path: Path) -> None:
-    prices, mine = tmp_path / "prices.json", tmp_path / "mine.toml"
-    prices.write_text(PRICES)
-    result = run("catalog", "import-litellm", str(prices), "--markup", "1.20", "-o", str(mine))
-    assert (result.exit_code, result.stdout) == (0, "")
-    lines = result.stderr.splitlines()
-    assert lines[:2] == ["2 models taken over, 1 entries not", "to be described under [providers]: acme"]
-    assert lines[2].strip() == "1  the mode audio_transcription is not sold here: hear"
-    assert run("catalog", "check", str(mine)).stderr == (
-        "model view: upstream: provider 'acme' is not one of [providers]\n"
-    )
-    text = (
-        mine.read_text().replace("# [providers.acme]", "[providers.acme]").replace('# kind = "cog"', 'kind = "cog"')
-    )
-    mine.write_text(text.replace('# url = "https://"', 'url = "https://gpu.example"'))
-    assert run("catalog", "check", str(mine)).exit_code == 0
-    again = run("catalog", "import-litellm", str(prices), "-o", str(mine))
-    assert (again.exit_code, mine.read_text()) == (
-        2,
-        text.replace('# url = "https://"', 'url = "https://gpu.example"'),
-    )
-
-
-def test_an_import_goes_to_stdout_and_takes_what_was_selected(tmp_path: Path) -> None:
-    (tmp_path / "prices.json").write_text(PRICES)
-    words = ("catalog", "import-litellm", str(tmp_path / "prices.json"), "--select", "v*", "--provider", "studio")
-    result = run(*words)
-    assert result.exit_code == 0
-    (tmp_path / "mine.toml").write_text(result.stdout)
-    assert run("catalog", "check", str(tmp_path / "mine.toml")).exit_code == 0
-    for more, code in ((["--select", "hear"], 0), (["--markup", "x"], 2)):
-        assert run(*words, *more).exit_code == code
-    nothing = run("catalog", "import-litellm", str(tmp_path / "prices.json"), "--select", "hear")
-    assert (nothing.exit_code, nothing.stderr.splitlines()[-1]) == (1, "Nothing could be taken over.")
-    assert run("catalog", "import-litellm", str(tmp_path / "none.json")).exit_code == 2
-
-
 def test_reconcile_without_a_card_provider_says_so(configured_url: str) -> None:
     # Nothing has ever run in this data folder, so there is no stand-in either.
     result = run("reconcile")

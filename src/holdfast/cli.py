@@ -11,7 +11,6 @@ import typer
 
 import holdfast
 from holdfast.ledger.catalog import CatalogFault, load_catalog
-from holdfast.ledger.clock import utc_now
 from holdfast.logs import configure_logging
 from holdfast.persistence.audit import run_audit
 from holdfast.persistence.audit_checks import Check
@@ -124,41 +123,6 @@ def catalog_check_command(
     typer.echo(
         f"catalog {catalog.version} is in order: {len(catalog.models)} models, {len(catalog.providers)} providers"
     )
-
-
-@catalog_app.command("import-litellm")
-def catalog_import_command(
-    file: Annotated[Path, typer.Argument(help="LiteLLM's model_prices_and_context_window.json.")],
-    select: Annotated[
-        list[str] | None, typer.Option(help="Take entries whose name fits this glob; may be given again.")
-    ] = None,
-    markup: Annotated[str, typer.Option(help="What prices are multiplied by for customers.")] = "1",
-    provider: Annotated[
-        str | None, typer.Option(help="The provider that runs all of them; without it the list's own names stand.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A new file to write; else to stdout.")
-    ] = None,
-) -> None:
-    """Turn a public price list into a catalog file to review, and say what could not be taken over."""
-    from holdfast.ledger.price_import import FILE_BYTES_MAX, NotAPriceList, import_prices
-
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(FILE_BYTES_MAX + 1)
-        made = import_prices(raw, select=select or (), markup=markup, provider=provider, today=utc_now().date())
-        if output is not None and made.models:
-            # Never over a file that is there: somebody may have reviewed it.
-            with output.open("x", encoding="utf-8") as written:
-                written.write(made.text)
-    except (NotAPriceList, OSError) as fault:
-        _fail(str(fault), BAD_CONFIGURATION)
-    if output is None:
-        typer.echo(made.text, nl=False)
-    for line in made.summary():
-        typer.echo(line, err=True)
-    if not made.models:
-        _fail("Nothing could be taken over.", FAILED)
 
 
 @app.command("version")
