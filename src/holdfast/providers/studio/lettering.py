@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from functools import lru_cache
 
-from PIL import Image, ImageDraw, ImageFont, ImageStat
+from PIL import Image, ImageDraw, ImageFont
 
 from holdfast.providers.studio.palettes import Palette
 
@@ -24,64 +25,26 @@ def font(size_px: int) -> Font:
 def plain(prompt: str) -> str:
     """The part of a text that the typeface can show: accents folded, other scripts left out, blanks joined."""
     folded = unicodedata.normalize("NFKD", prompt)
-    return " ".join(
-        "".join(
-            char if " " <= char <= "~" else " "
-            for char in folded
-            if ord(char) < 0x300 or not unicodedata.combining(char)
-        ).split()
-    )
+    shown = (char if " " <= char <= "~" else " " for char in folded if not unicodedata.combining(char))
+    return " ".join("".join(shown).split())
 
 
-def wrap(words: list[str], size_px: int, width_px: float) -> list[str] | None:
-    """Lines no wider than ``width_px``; None where one word alone is wider."""
-    face, lines = font(size_px), [""]
-    for word in words:
-        longer = f"{lines[-1]} {word}".strip()
-        if face.getlength(longer) <= width_px:
-            lines[-1] = longer
-        elif face.getlength(word) > width_px:
-            return None
-        else:
-            lines.append(word)
-    return lines
-
-
-def set_title(canvas: Image.Image, prompt: str, caption: str | None, palette: Palette) -> None:
-    """Set the prompt bottom left, as large as it fits, on a darkened foot; a small caption stands on top."""
-    width, height = canvas.size
-    margin = round(min(width, height) * 0.07)
-    title = plain(prompt)
-    if len(title) > TITLE_MAX_CHARS:
-        title = title[:TITLE_MAX_CHARS].rsplit(" ", 1)[0] + "…"
-    small = max(TYPE_MIN_PX, round(min(width, height) * 0.02))
-    light = palette[-1]
+def title(size: tuple[int, int], prompt: str, palette: Palette) -> Image.Image:
+    """The prompt in type on a darkened foot, to be laid over a picture of this size; clear everywhere else."""
+    width, height = size
     foot = Image.linear_gradient("L").resize((width, round(height * 0.55))).point(lambda v: v * 0.8)
-    canvas.paste(palette[0], (0, height - foot.height), foot)
-    pen = ImageDraw.Draw(canvas)
-    fitted = _fit(title.split(), width - 2 * margin, height * 0.36, round(height * 0.13))
-    if fitted is None:
-        return
-    size, lines = fitted
-    leading = round(size * 1.06)
-    top = height - margin - leading * len(lines)
-    for line in lines:
-        pen.text((margin, top), line, fill=light, font=font(size))
-        top += leading
-    if caption is not None and min(width, height) >= 240:
-        rule = margin + round(small * 1.1)
-        band = canvas.crop((margin, margin - small // 2, width - margin, rule)).convert("L").reduce(4)
-        ink = palette[0] if ImageStat.Stat(band).mean[0] > 120 else light
-        pen.text((margin, margin - small // 2), caption, fill=ink, font=font(small))
-        pen.line((margin, rule, width - margin, rule), fill=ink, width=max(1, round(min(width, height) / 700)))
-
-
-def _fit(words: list[str], width: float, height: float, largest: int) -> tuple[int, list[str]] | None:
-    """The largest size, with its lines, at which the words stay inside; None where no size will do."""
-    size = max(largest, TYPE_MIN_PX)
-    while words and size >= TYPE_MIN_PX:
-        lines = wrap(words, size, width)
-        if lines is not None and len(lines) * size * 1.06 <= height:
-            return size, lines
-        size = size - 1 if size < 16 else round(size * 0.92)
-    return None
+    dark = Image.new("L", size, 0)
+    dark.paste(foot, (0, height - foot.height))
+    layer = Image.new("RGB", size, palette[0])
+    layer.putalpha(dark)
+    margin = round(min(width, height) * 0.07)
+    words = textwrap.shorten(plain(prompt), TITLE_MAX_CHARS, placeholder=" ...")
+    for size_px in range(max(round(height * 0.13), TYPE_MIN_PX), TYPE_MIN_PX - 1, -2):
+        face = font(size_px)
+        lines = textwrap.wrap(words, max(1, round((width - 2 * margin) / face.getlength("n"))))
+        fits = all(face.getlength(line) <= width - 2 * margin for line in lines)
+        if fits and len(lines) * size_px * 1.06 <= height * 0.36:
+            at = (margin, height - margin - size_px * 1.06 * len(lines))
+            ImageDraw.Draw(layer).multiline_text(at, "\n".join(lines), (*palette[-1], 255), face, spacing=1)
+            break
+    return layer

@@ -8,12 +8,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from PIL import Image, ImageChops, ImageDraw, ImageOps
+from PIL import Image, ImageDraw
 
 from holdfast.providers.studio.craft import Bench, Rendered, choice, number, text, whole
-from holdfast.providers.studio.lettering import set_title
-from holdfast.providers.studio.motifs import draw_motif
-from holdfast.providers.studio.palettes import Palette, choose, ramp
+from holdfast.providers.studio.lettering import title
+from holdfast.providers.studio.palettes import choose, ramp
 from holdfast.providers.studio.render_image import noise
 from holdfast.providers.studio.webm import vp8_frame, write_webm
 
@@ -36,9 +35,9 @@ class Clip:
     def render(self, bench: Bench) -> list[Rendered]:
         """Draw and encode a frame at a time."""
         rng = random.Random(f"{self.prompt}|{self.seed}|clip")  # noqa: S311 - a picture, not a secret
-        palette = choose(self.prompt, rng)
+        palette = choose(rng)
         size = SIZES[self.resolution]
-        still, cover = self._still(size, palette, rng.getrandbits(64))
+        letters = title(size, self.prompt, palette)
         hills = noise(rng).resize(size, Image.Resampling.BICUBIC)
         colours = [ramp(palette, 0.1 + 0.6 * (0.5 - 0.5 * math.cos(math.tau * v / 256))) for v in range(256)]
         count = max(1, round(self.duration_s * FRAMES_PER_S))
@@ -49,7 +48,7 @@ class Clip:
             turn = round(256 * turns * index / count)
             curves = [[colours[(v + turn) % 256][channel] for v in range(256)] for channel in range(3)]
             frame = Image.merge("RGB", [hills.point(curve) for curve in curves])
-            frame.paste(still, (0, 0), cover)
+            frame.paste(letters, (0, 0), letters)
             _bar(frame, (index + 1) / count, palette[-1])
             encoded = io.BytesIO()
             frame.save(encoded, "WEBP", quality=QUALITY, method=0)
@@ -60,16 +59,6 @@ class Clip:
         return [
             Rendered(path, "video/webm", width=size[0], height=size[1], duration_s=round(count / FRAMES_PER_S, 3))
         ]
-
-    def _still(self, size: tuple[int, int], palette: Palette, seed: int) -> tuple[Image.Image, Image.Image]:
-        """What does not move, and how much of the ground it covers: found by drawing it on black and on white."""
-        drawn = []
-        for ground in ("black", "white"):
-            still = Image.new("RGB", size, ground)
-            draw_motif(still, self.prompt, palette, random.Random(seed))  # noqa: S311
-            set_title(still, self.prompt, None, palette)
-            drawn.append(still)
-        return drawn[0], ImageOps.invert(ImageChops.difference(*drawn).convert("L"))
 
 
 def prepare(data: Mapping[str, object]) -> Clip:

@@ -1,4 +1,4 @@
-"""The ``poster`` model: a ground in one of three styles, a motif the prompt asks for, and the prompt set in type.
+"""The ``poster`` model: a ground in one of three styles, and the prompt set in type.
 
 Everything drawn comes from a generator seeded with prompt, seed and number, so equal inputs give equal pixels under
 one Pillow version. Grounds are painted in strips: that is what progress counts and where a cancel takes hold.
@@ -15,9 +15,8 @@ from PIL import Image, ImageDraw, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from holdfast.providers.studio.craft import Bench, Rendered, choice, text, whole
-from holdfast.providers.studio.lettering import set_title
-from holdfast.providers.studio.motifs import draw_motif
-from holdfast.providers.studio.palettes import Palette, blend, choose, ramp
+from holdfast.providers.studio.lettering import title
+from holdfast.providers.studio.palettes import Palette, choose, ramp
 
 STYLES = ("gradient", "mosaic", "plasma")
 SIDE_MIN_PX = 64
@@ -61,16 +60,15 @@ class Poster:
     def paint(self, number: int, step: Callable[[float, str], None]) -> Image.Image:
         """Paint one poster; ``step`` is told the share done after each strip and may raise to stop."""
         rng = random.Random(f"{self.prompt}|{self.seed}|{number}")  # noqa: S311 - a picture, not a secret
-        palette = choose(self.prompt, rng)
+        palette = choose(rng)
         canvas = Image.new("RGB", (self.width, self.height), palette[0])
         strips = _GROUNDS[self.style](canvas, palette, rng)
         count = math.ceil(self.height / STRIP_HEIGHT_PX)
         step(0.0, "render")
         for done, _ in enumerate(strips, start=1):
-            step(0.6 * min(done / count, 1.0), "render")
-        draw_motif(canvas, self.prompt, palette, rng)
-        step(0.75, "render")
-        set_title(canvas, self.prompt, f"{self.style} · {self.seed}", palette)
+            step(0.75 * min(done / count, 1.0), "render")
+        letters = title(canvas.size, self.prompt, palette)
+        canvas.paste(letters, (0, 0), letters)
         return canvas
 
 
@@ -109,14 +107,7 @@ def _mesh(palette: Palette, rng: random.Random) -> Image.Image:
             for _ in range(side)
         ]
     )
-    field = dots.resize((_FIELD_PX, _FIELD_PX), Image.Resampling.BICUBIC)
-    spread = round(_FIELD_PX * rng.uniform(0.7, 1.3))
-    glow = (
-        ImageOps.invert(Image.radial_gradient("L")).resize((spread, spread)).point(lambda v: max(0, v - 128) * 1.2)
-    )
-    at = (round(rng.uniform(-0.2, 0.6) * _FIELD_PX), round(rng.uniform(-0.3, 0.2) * _FIELD_PX))
-    field.paste(palette[-1], (at[0], at[1], at[0] + spread, at[1] + spread), glow)
-    return field
+    return dots.resize((_FIELD_PX, _FIELD_PX), Image.Resampling.BICUBIC)
 
 
 def noise(rng: random.Random) -> Image.Image:
@@ -151,36 +142,16 @@ def _plasma(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterat
 
 
 def _mosaic(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterator[None]:
-    field = _mesh(palette, rng)
-    draw = ImageDraw.Draw(canvas)
-    rows = max(4, math.ceil(canvas.height / STRIP_HEIGHT_PX) * 2)
-    tile = canvas.height / rows
-    columns = max(2, math.ceil(canvas.width / tile))
-    wide = canvas.width / columns
-
-    def corner(column: int, row: int) -> tuple[float, float]:
-        sway = 0.0 if column in (0, columns) else rng.uniform(-0.34, 0.34)
-        heave = 0.0 if row in (0, rows) else rng.uniform(-0.34, 0.34)
-        return (column + sway) * wide, (row + heave) * tile
-
-    above = [corner(column, 0) for column in range(columns + 1)]
-    for row in range(rows):
-        below = [corner(column, row + 1) for column in range(columns + 1)]
-        for column in range(columns):
-            a, b, c, d = above[column], above[column + 1], below[column + 1], below[column]
-            halves = ((a, b, c), (a, c, d)) if rng.random() < 0.5 else ((a, b, d), (b, c, d))
-            for half in halves:
-                x = sum(point[0] for point in half) / 3 / canvas.width * _FIELD_PX
-                y = sum(point[1] for point in half) / 3 / canvas.height * _FIELD_PX
-                found = field.getpixel((min(int(x), _FIELD_PX - 1), min(int(y), _FIELD_PX - 1)))
+    field, draw, side = _mesh(palette, rng), ImageDraw.Draw(canvas), STRIP_HEIGHT_PX // 8
+    for top, bottom in _bands(canvas):
+        for y in range(top, bottom, side):
+            for x in range(0, canvas.width, side):
+                at = (x * _FIELD_PX // canvas.width, y * _FIELD_PX // canvas.height)
+                found = field.getpixel(at)
                 assert isinstance(found, tuple)
-                ground = (int(found[0]), int(found[1]), int(found[2]))
-                shade = palette[-1] if rng.random() < 0.5 else palette[0]
-                draw.polygon(half, fill=blend(ground, shade, rng.uniform(0.0, 0.22)))
-        above = below
-        if row % 2:
-            yield
-    if rows % 2:
+                shade = rng.uniform(0.78, 1.0)
+                red, green, blue = (round(part * shade) for part in found)
+                draw.rectangle((x, y, x + side - 1, y + side - 1), fill=(red, green, blue))
         yield
 
 
