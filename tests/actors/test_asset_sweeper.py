@@ -43,7 +43,7 @@ from holdfast.persistence.drafts import Prepared
 from holdfast.persistence.loading import load_event_ids, load_task
 from holdfast.persistence.rows import ApiKeyRow, AssetRow
 from holdfast.persistence.units import Committed, Unit, Verdict
-from holdfast.providers.assets import LocalStore, StoreFault, asset_key
+from holdfast.providers.assets import AssetMissing, LocalStore, StoreFault, asset_key
 from holdfast.providers.assets.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
@@ -234,7 +234,11 @@ class Shop:
         await self.world.database.work(lambda rows: rows.execute(text(statement), values).rowcount)
 
     async def has(self, data: bytes) -> bool:
-        return await self.store.exists(asset_key(hash_of(data), "png"))
+        try:
+            async with await self.store.open(asset_key(hash_of(data), "png")):
+                return True
+        except AssetMissing:
+            return False
 
 
 @pytest.fixture

@@ -63,14 +63,8 @@ class AssetStore(Protocol):
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
         """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""
 
-    async def exists(self, key: str) -> bool:
-        """True where the content is stored."""
-
     async def delete(self, key: str) -> None:
         """Remove the content; removing what is not there is no fault."""
-
-    def local_path(self, key: str) -> Path | None:
-        """The file on this machine, for stores that have one."""
 
 
 def asset_key(sha256: str, extension: str) -> str:

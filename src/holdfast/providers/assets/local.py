@@ -66,18 +66,10 @@ class LocalStore:
             raise AssetMissing(key) from fault
         return _LocalReader(file, size, max(0, (size if end is None else min(end, size)) - start), self._threads)
 
-    async def exists(self, key: str) -> bool:
-        """True where the content is stored."""
-        return await trio.to_thread.run_sync(self._path(key).is_file, limiter=self._threads)
-
     async def delete(self, key: str) -> None:
         """Remove the content; removing what is not there is no fault."""
         path = self._path(key)
         await trio.to_thread.run_sync(lambda: path.unlink(missing_ok=True), limiter=self._threads)
-
-    def local_path(self, key: str) -> Path | None:
-        """The file, whether or not it is there."""
-        return self._path(key)
 
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)

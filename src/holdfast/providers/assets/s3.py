@@ -147,24 +147,10 @@ class S3Store:
         ask = partial(self._piece, key)
         return _PieceReader(ask, piece, size_bytes, start + len(piece), stop)
 
-    async def exists(self, key: str) -> bool:
-        """True where the content is stored. Raises :class:`StoreFault`."""
-        checked_key(key)
-        try:
-            await self._run(lambda: obstore.head(self._bucket, key), key=key)
-        except AssetMissing:
-            return False
-        return True
-
     async def delete(self, key: str) -> None:
         """Remove the content; removing what is not there is no fault. Raises :class:`StoreFault`."""
         checked_key(key)
         await self._run(lambda: obstore.delete(self._bucket, key))
-
-    def local_path(self, key: str) -> Path | None:
-        """Never a file: the content lies elsewhere."""
-        checked_key(key)
-        return None
 
     def _credential(self) -> S3Credential:
         place = self._place
