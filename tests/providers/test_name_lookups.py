@@ -172,7 +172,9 @@ async def test_callers_of_one_name_share_a_look_up_even_when_the_first_has_gone(
     assert threads.started == ["dead.test"]
 
 
-async def test_a_fault_of_this_machine_is_not_remembered_against_the_name(threads: Threads) -> None:
+async def test_a_fault_of_this_machine_is_not_remembered_against_the_name(
+    threads: Threads, mock_clock: trio.testing.MockClock
+) -> None:
     names = names_of(threads)
     for error, match in (
         (socket.gaierror(socket.EAI_SYSTEM, "no files"), "no files"),
@@ -184,7 +186,9 @@ async def test_a_fault_of_this_machine_is_not_remembered_against_the_name(thread
     assert len(threads.started) == 2
 
 
-async def test_what_is_remembered_is_bounded_and_addresses_need_no_thread(threads: Threads) -> None:
+async def test_what_is_remembered_is_bounded_and_addresses_need_no_thread(
+    threads: Threads, mock_clock: trio.testing.MockClock
+) -> None:
     names = names_of(threads)
     threads.answer = socket.gaierror(socket.EAI_NONAME, "no such name")
     for number in range(REMEMBERED_MAX_COUNT + 1):
