@@ -139,7 +139,7 @@ async def test_a_cut_answer_is_ambiguous_and_the_job_runs(hosted: Hosted) -> Non
 async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
     with trio.fail_after(20):
         async with adapter(hosted.url, token="r8_another_token") as provider:
-            assert await provider.submit(job()) == NotSent("the provider answered 401", 10)
+            assert await provider.submit(job()) == NotSent("the provider answered 401", 10, answered=True)
             with pytest.raises(PollFault):
                 await provider.poll(TASK, 1, "abc")
 
@@ -153,12 +153,12 @@ async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
         (422, b'{"detail":"bad"}', {}, Rejected("invalid_upstream_input", "the provider answered 422: bad")),
         (400, b"", {}, Rejected("invalid_upstream_input", "the provider answered 400: no reason given")),
         (404, b"", {}, Rejected("provider_error", "the provider answered 404: no reason given")),
-        (401, b"", {}, NotSent("the provider answered 401", 10)),
-        (402, b"", {}, NotSent("the provider answered 402", 10)),
-        (403, b"", {"Retry_After": "60"}, NotSent("the provider answered 403", 60)),
-        (307, b"", {"Location": "http://127.0.0.1:9/"}, NotSent("the provider answered 307", 10)),
-        (429, b"", {"Retry_After": "7"}, NotSent("provider busy: 429", 7)),
-        (503, b"", {"Retry_After": "7"}, NotSent("provider busy: 503", 7)),
+        (401, b"", {}, NotSent("the provider answered 401", 10, answered=True)),
+        (402, b"", {}, NotSent("the provider answered 402", 10, answered=True)),
+        (403, b"", {"Retry_After": "60"}, NotSent("the provider answered 403", 60, answered=True)),
+        (307, b"", {"Location": "http://127.0.0.1:9/"}, NotSent("the provider answered 307", 10, answered=True)),
+        (429, b"", {"Retry_After": "7"}, NotSent("provider busy: 429", 7, answered=True)),
+        (503, b"", {"Retry_After": "7"}, NotSent("provider busy: 503", 7, answered=True)),
         (503, b"", {}, Ambiguous("the provider answered 503")),
         (500, b"", {"Retry_After": "7"}, Ambiguous("the provider answered 500")),
         (504, b"", {}, Ambiguous),
