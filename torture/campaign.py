@@ -6,7 +6,7 @@ import contextlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import trio
 
 from .clients import NotSignedIn
 from .compare import Difference, compare_reads, compare_rows
-from .deployment import KINDS, Deployment, DeploymentKind, NotPossible, NotRecovered, deploy
+from .deployment import KINDS, Deployment, DeploymentKind, NotPossible, NotRecovered, deploy, new_folder
 from .faults import FAULTS, Fault, both
+from .postgres import PostgresFault
 from .record import ENDED, Witness
 from .rows import AccountRows, read_rows
 
@@ -72,6 +73,15 @@ class Summary:
         return sum(difference.kind == kind for difference in self.differences)
 
 
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The exceptions in a group and in the groups in it."""
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from leaves(each)
+        else:
+            yield each
+
+
 class Campaign:
     """Runs rounds until they are all done, the time is over, a round has failed, or ``is_stopping`` was set."""
 
@@ -95,11 +105,7 @@ class Campaign:
             if kind is None:
                 break
             size = min(last - number, self.options.settle_every * self.options.blocks)
-            try:
-                number = await self._run_block(kind, number, number + size)
-            except NotPossible as reason:
-                self._say(f"left out: {kind}: {reason}")
-                self.summary.left_out[kind] = str(reason)
+            number = await self._run_block(kind, number, number + size)
         self.summary.creates = self._witness.creates
         self.summary.answers = self._witness.answers
         self.summary.unknown = self._witness.unknown
@@ -139,33 +145,37 @@ class Campaign:
 
     async def _run_block(self, kind: DeploymentKind, number: int, end: int) -> int:
         """Rounds on one deployment, from ``number`` to before ``end``; the number of the next round."""
-        folder: Path | None = None
+        folder = new_folder(kind)
         start_rng = random.Random(f"{self.options.seed}:{number}:deployment")
         try:
-            async with deploy(kind, self._witness, start_rng) as deployment:
-                folder = deployment.folder
+            async with deploy(kind, folder, self._witness, start_rng) as deployment:
                 try:
                     while number < end and not self._is_over():
                         number = await self._run_until_settled(deployment, number, end)
-                except (NotRecovered, NotSignedIn) as fault:
-                    self._note(deployment, number, [Difference("recovery", str(fault))])
-                self.summary.kills += deployment.kills()
+                finally:
+                    self.summary.kills += deployment.kills()
+        except* NotPossible as reasons:
+            self.summary.left_out[kind] = "; ".join(map(str, leaves(reasons)))
+            self._say(f"left out: {kind}: {self.summary.left_out[kind]}")
+        except* (NotRecovered, NotSignedIn, PostgresFault) as faults:
+            self._note(kind, folder, number, [Difference("recovery", str(fault)) for fault in leaves(faults)])
         finally:
-            if folder is not None and self.summary.folder != folder:
+            if self.summary.folder != folder:
                 await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
         return number
 
     async def _run_until_settled(self, deployment: Deployment, number: int, end: int) -> int:
+        kind, folder = deployment.kind, deployment.folder
         settles_at = min(end, number + self.options.settle_every)
         first = number
         async with deployment.clients(random.Random(f"{self.options.seed}:{number}:clients")):
             while number < settles_at and not self._is_over():
                 rng = random.Random(f"{self.options.seed}:{number}")
                 fault = self._next_fault(deployment.kind, rng)
-                self._note(deployment, number, await self._run_round(deployment, number, fault, rng))
+                self._note(kind, folder, number, await self._run_round(deployment, number, fault, rng))
                 number += 1
         if not self.summary.differences:
-            self._note(deployment, first, await self._settle(deployment))
+            self._note(kind, folder, first, await self._settle(deployment))
             if not self.summary.differences:
                 await deployment.new_customers(random.Random(f"{self.options.seed}:{number}:customers"))
         return number
@@ -284,16 +294,16 @@ class Campaign:
                     found.append(f"{task['request_id']}: {output['url']} answers {answer.status_code}")
         return found
 
-    def _note(self, deployment: Deployment, number: int, differences: list[Difference]) -> None:
+    def _note(self, kind: DeploymentKind, folder: Path, number: int, differences: list[Difference]) -> None:
         """Keep the folder of a round that failed, and say how to repeat it."""
         if not differences:
             return
         self.summary.differences += differences
-        self.summary.folder = deployment.folder
+        self.summary.folder = folder
         names = ",".join(fault.name for fault in self._chosen)
         self.summary.repeat = (
             f"python -m torture --seed {self.options.seed} --first {number} --rounds {self.options.settle_every}"
-            f" --kinds {deployment.kind} --faults {names}"
+            f" --kinds {kind} --faults {names}"
         )
         for difference in differences:
             self._say(f"       DIFFERENCE {difference}")

@@ -185,12 +185,13 @@ class Deployment:
 
 
 @contextlib.asynccontextmanager
-async def deploy(kind: DeploymentKind, witness: Witness, rng: random.Random) -> AsyncIterator[Deployment]:
-    """Start a deployment of this kind in a folder of its own, and end all of it afterwards; the folder stays.
+async def deploy(
+    kind: DeploymentKind, folder: Path, witness: Witness, rng: random.Random
+) -> AsyncIterator[Deployment]:
+    """Start a deployment of this kind in a new folder, and end all of it afterwards; the folder stays.
 
-    Raises :class:`NotPossible`.
+    Raises groups of :class:`NotPossible`, :class:`NotRecovered` and :class:`~torture.clients.NotSignedIn`.
     """
-    folder = _new_folder(kind)
     with contextlib.ExitStack() as stack:
         if kind == "disk":
             stack.enter_context(_small_disk(folder / "var"))
@@ -219,7 +220,7 @@ async def deploy(kind: DeploymentKind, witness: Witness, rng: random.Random) -> 
         await _await_embedded_end(deployment)
 
 
-def _new_folder(kind: DeploymentKind) -> Path:
+def new_folder(kind: DeploymentKind) -> Path:
     """A folder that the database's own user may pass through."""
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-torture-{kind}-"))
     folder.chmod(0o755)
