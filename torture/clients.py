@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,56 +11,15 @@ import trio
 
 from .card_stand_in import CardStandIn
 from .media_stand_in import IMAGE, IMAGE_PRICE_MICRO, LINK, LINK_PRICE_MICRO
-from .record import AccountRecord, Create, Order, Recharge, Witness, micro
+from .record import AccountRecord, Create, Order, Recharge, micro
+from .sender import PAUSE_S, Sender, code_of
 
-ANSWER_S_MAX = 25.0
-"""A client waits so long; the service answers within its ask deadline of ten seconds, or says 503."""
-PAUSE_S = 0.1
+SIGN_IN_S_MAX = 60.0
+KEPT_MAX = 4
+"""How many of its sessions and keys a customer goes on using."""
 REFUSED = frozenset({400, 402, 422})
 RETRY_LATER = frozenset({429, 502, 503, 504})
 IN_USE = "idempotency_key_in_use"
-
-
-@dataclass
-class Sender:
-    """Sends requests to any of the service's processes. ``addresses`` may change while clients run."""
-
-    witness: Witness
-    addresses: Callable[[], Sequence[str]]
-    rng: random.Random
-    http: httpx.AsyncClient
-
-    async def send(
-        self, method: str, path: str, *, body: Any = None, token: str = "", headers: dict[str, str] | None = None
-    ) -> httpx.Response | None:
-        """One request; None where no answer came, so that nobody knows what became of it."""
-        sent = dict(headers or {})
-        if token:
-            sent["Authorization"] = f"Bearer {token}"
-        begun = trio.current_time()
-        answer = None
-        with trio.move_on_after(ANSWER_S_MAX):
-            try:
-                url = self.rng.choice(self.addresses()) + path
-                answer = await self.http.request(method, url, json=body, headers=sent)
-            except (httpx.TransportError, httpx.DecodingError):
-                answer = None
-        if answer is None:
-            self.witness.unknown += 1
-            await trio.sleep(PAUSE_S)
-            return None
-        self.witness.slowest_answer_s = max(self.witness.slowest_answer_s, trio.current_time() - begun)
-        self.witness.answers += 1
-        self.witness.unavailable += answer.status_code == 503
-        return answer
-
-
-def code_of(answer: httpx.Response) -> str:
-    """The error code of a refusal; empty where it has none."""
-    try:
-        return str(answer.json()["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 class NotSignedIn(Exception):
@@ -75,40 +33,49 @@ class Customer:
     sender: Sender
     record: AccountRecord
     card: CardStandIn
-    session: str = ""
-    key: str = ""
+    sessions: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     busy: int = 0
     gate: trio.Event = field(default_factory=trio.Event)
     _idle: trio.Event = field(default_factory=trio.Event)
 
     async def sign_in(self) -> None:
-        """Sign in as often as it takes, and make a key. Raises :class:`NotSignedIn` after a minute."""
-        said = "nothing"
-        with trio.move_on_after(60):
-            while True:
-                sent = await self.sender.send("POST", "/v2/control/auth/otp", body={"email": self.record.email})
-                if sent is not None and sent.status_code == 200:
-                    code = sent.json()
-                    proof = {"email": self.record.email, "otp_id": code["otp_id"], "otp": code["debug_otp"]}
-                    verified = await self.sender.send("POST", "/v2/control/auth/verify", body=proof)
-                    if verified is not None and verified.status_code == 200:
-                        body = verified.json()
-                        if self.record.account_id not in {"", body["account_id"]}:
-                            self.record.wrong_answers.append(f"signed in to {body['account_id']}: another account")
-                        self.record.account_id = body["account_id"]
-                        self.session = body["session"]["token"]
-                        break
-                    sent = verified
-                said = "nothing" if sent is None else sent.text
+        """Sign in and make a key, as often as it takes. Raises :class:`NotSignedIn` after a minute."""
+        with trio.move_on_after(SIGN_IN_S_MAX):
+            while not await self.new_session():
                 await trio.sleep(PAUSE_S)
-            while not self.key:
-                made = await self._ask("POST", "/v2/control/api-keys", {}, as_session=True)
-                if made is not None and made.status_code == 200:
-                    self.key = made.json()["api_key"]
-                else:
-                    await trio.sleep(PAUSE_S)
+            while not await self.new_key():
+                await trio.sleep(PAUSE_S)
             return
-        raise NotSignedIn(f"{self.record.email} was answered {said}")
+        raise NotSignedIn(f"{self.record.email} could not sign in: {self.record.wrong_answers}")
+
+    async def new_session(self, _: random.Random | None = None) -> bool:
+        """Sign in once; whether that was answered. Every session that was ever answered must go on working."""
+        sent = await self.sender.send("POST", "/v2/control/auth/otp", body={"email": self.record.email})
+        if not self._judge(sent, "code"):
+            return False
+        code = sent.json()  # type: ignore[union-attr] # judged
+        proof = {"email": self.record.email, "otp_id": code["otp_id"], "otp": code["debug_otp"]}
+        answer = await self.sender.send("POST", "/v2/control/auth/verify", body=proof)
+        if answer is None or answer.status_code != 200:
+            # Another client of this account may have asked for a newer code.
+            return False
+        body = answer.json()
+        if self.record.account_id not in {"", body["account_id"]}:
+            self._wrong(f"{self.record.email} was signed in to {body['account_id']}: another account")
+        self.record.account_id = body["account_id"]
+        self.sessions = [*self.sessions[-KEPT_MAX + 1 :], body["session"]["token"]]
+        return True
+
+    async def new_key(self, _: random.Random | None = None) -> bool:
+        """Make an API key; whether that was answered. Every key that was ever answered must go on working."""
+        answer = await self._ask("POST", "/v2/control/api-keys", {}, as_session=True)
+        if answer is None or answer.status_code != 200:
+            if answer is None or code_of(answer) != "api_key_limit_reached":
+                self._judge(answer, "new key")
+            return False
+        self.keys = [*self.keys[-KEPT_MAX + 1 :], answer.json()["api_key"]]
+        return True
 
     async def work(self, rng: random.Random) -> None:
         """Do one thing after the other while the gate is open, for ever."""
@@ -123,6 +90,8 @@ class Customer:
             (6, self.pay_sandbox),
             (4, self.pay_card),
             (2, self.read_totals),
+            (1, self.new_session),
+            (1, self.new_key),
         )
         weights = [weight for weight, _ in actions]
         while True:
@@ -364,7 +333,7 @@ class Customer:
         self, method: str, path: str, body: Any = None, *, key: str | None = None, as_session: bool = False
     ) -> httpx.Response | None:
         headers = {} if key is None else {"Idempotency-Key": key}
-        token = self.session if as_session else self.key
+        token = self.sender.rng.choice(self.sessions if as_session else self.keys)
         return await self.sender.send(method, path, body=body, token=token, headers=headers)
 
     def _is_refused(self, answer: httpx.Response | None, what: str) -> bool:

@@ -7,7 +7,6 @@ service's to start again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 import signal
@@ -20,7 +19,8 @@ from .deployment import Deployment
 from .postgres import PostgresFault, backends_of, children_of, frozen, postmaster_of, send
 
 LOCKED_TABLES = ("accounts", "tasks", "operations", "holds", "idempotency_records", "orders", "journal_batches")
-BALLAST_BYTES = 1024 * 1024
+LOG_FILES = 12
+BALLAST_ROUNDS = 20
 
 
 async def kill_postmaster(deployment: Deployment, rng: random.Random) -> None:
@@ -139,8 +139,10 @@ async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
     await trio.to_thread.run_sync(_fill, ballast)
     try:
         await trio.sleep(rng.uniform(0.2, 2))
-        # A log that needs a new file now finds no room for it.
-        await trio.to_thread.run_sync(_execute, deployment, "select pg_switch_wal()")
+        # A log that needs a new file now finds no room for it; the server has some in store.
+        for _ in range(rng.choice((0, LOG_FILES))):
+            await trio.to_thread.run_sync(_execute, deployment, "select pg_logical_emit_message(false, '', 'full')")
+            await trio.to_thread.run_sync(_execute, deployment, "select pg_switch_wal()")
         # What others gave free in between is taken too.
         await trio.to_thread.run_sync(_fill, ballast)
         await trio.sleep(rng.uniform(0.2, 1))
@@ -160,15 +162,15 @@ def _execute(deployment: Deployment, statement: str) -> None:
 
 
 def _fill(path: Path) -> None:
-    with path.open("ab", buffering=0) as file:
-        for size in (BALLAST_BYTES, 4096):
-            try:
-                while True:
-                    if file.write(os.urandom(16) * (size // 16)) < size:
-                        break
-            except OSError as fault:
-                if fault.errno != errno.ENOSPC:
-                    raise
+    """Let a file take every free block, also those that are given free meanwhile."""
+    with path.open("ab") as file:
+        for _ in range(BALLAST_ROUNDS):
+            room = os.statvfs(path)
+            free = room.f_bavail * room.f_frsize
+            if not free:
+                return
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
 
 
 async def mend(deployment: Deployment) -> None:

@@ -28,11 +28,12 @@ import httpx
 import trio
 
 from .card_stand_in import CardStandIn
-from .clients import Customer, Sender
+from .clients import Customer
 from .media_stand_in import MediaStandIn
 from .postgres import PostgresServer, await_end, postmaster_of
 from .proxy import Proxy
 from .record import AccountRecord, Witness
+from .sender import Sender
 from .service import Service
 
 DeploymentKind = Literal["embedded", "server", "processes", "pair", "disk", "files", "clock"]
@@ -125,7 +126,7 @@ class Deployment:
 
         Raises :class:`NotRecovered`.
         """
-        headers = {"Authorization": f"Bearer {self.customers[0].session}"} if self.customers else {}
+        headers = {"Authorization": f"Bearer {self.customers[0].sessions[0]}"} if self.customers else {}
         path = "/v2/control/account" if self.customers else "/readyz"
         seen = ""
         for service in self.services:
