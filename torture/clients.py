@@ -42,10 +42,11 @@ class Customer:
     async def sign_in(self) -> None:
         """Sign in and make a key, as often as it takes. Raises :class:`NotSignedIn` after a minute."""
         with trio.move_on_after(SIGN_IN_S_MAX):
-            while not await self.new_session():
-                await trio.sleep(PAUSE_S)
-            while not await self.new_key():
-                await trio.sleep(PAUSE_S)
+            for step in (self.new_session, self.new_key):
+                while True:
+                    if await step():
+                        break
+                    await trio.sleep(PAUSE_S)
             return
         raise NotSignedIn(f"{self.record.email} could not sign in: {self.record.wrong_answers}")
 
