@@ -230,6 +230,20 @@ def test_a_task_that_fails_without_its_providers_word_is_found_unless_the_fault_
     assert compare_rows(asked, found, settled=False) == []
 
 
+def test_a_task_that_succeeded_in_part_costs_its_part_where_the_fault_excuses_it() -> None:
+    asked, found = record(), rows()
+    asked.creates[11].price_micro, asked.creates[11].pictures = 60_000, 2
+    found.holds[0] = replace(found.holds[0], amount_micro=60_000)
+    found.operations[1] = replace(found.operations[1], amount_micro=60_000, held_after_micro=60_000)
+    found.operations[2] = replace(found.operations[2], held_after_micro=120_000)
+    found.tasks[0] = replace(found.tasks[0], error="partial: 1 of 2", results=1)
+    assert kinds(compare_rows(asked, found, settled=False)) == {"charge"}
+    asked.may_fail = True
+    assert compare_rows(asked, found, settled=False) == []
+    found.tasks[0] = replace(found.tasks[0], results=2)
+    assert kinds(compare_rows(asked, found, settled=False)) == {"charge"}
+
+
 def test_a_balance_that_does_not_follow_from_the_operations_is_found() -> None:
     found = rows()
     found.balance_micro += 1

@@ -245,6 +245,7 @@ class Campaign:
             while await self._is_under_way(deployment):
                 if trio.current_time() - begun > CARD_PATIENCE_S:
                     await deployment.services[0].command("reconcile")
+                    await deployment.reject_reviews()
                 await trio.sleep(SETTLE_PAUSE_S)
         found = await self._compare(deployment, settled=True)
         rows = await self._rows(deployment)

@@ -125,6 +125,7 @@ class Customer:
             LINK_PRICE_MICRO if is_link else pictures * IMAGE_PRICE_MICRO,
             f"create-{number}" if rng.random() < 0.67 else None,
             will_fail=rng.random() < 0.15,
+            pictures=1 if is_link else pictures,
         )
         self.record.creates[number] = create
         self.sender.witness.creates += 1
@@ -156,7 +157,7 @@ class Customer:
         first = rng.choice(ended)
         number = self.sender.witness.next_number()
         key = f"retry-{number}" if rng.random() < 0.67 else None
-        again = Create(number, first.price_micro, key, first.will_fail, retry_of=first.request_id)
+        again = Create(number, first.price_micro, key, first.will_fail, first.pictures, first.request_id)
         self.record.creates[number] = again
         self.sender.witness.creates += 1
         await self._send_create(again, f"/v2/task/{first.request_id}/retry", None)

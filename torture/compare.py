@@ -118,6 +118,9 @@ def _compare_holds(record: AccountRecord, rows: AccountRows, *, settled: bool) -
             yield Difference("hold", f"{what} has not ended, and holds {hold.amount_micro}")
         captured = sum(each.amount_micro for each in ends if each.kind == "capture")
         wanted = price if task.status == "succeeded" and price is not None else 0
+        if create is not None and record.may_fail and (task.error or "").startswith("partial"):
+            # Each result that was stored costs its part of the price.
+            wanted = create.price_micro * task.results // create.pictures
         entry = usage.pop(task.request_id, None)
         if captured != wanted:
             yield Difference("charge", f"{what} was charged {captured} where {wanted} was agreed")

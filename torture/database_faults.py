@@ -140,9 +140,9 @@ async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
     try:
         await trio.sleep(rng.uniform(0.2, 2))
         # A log that needs a new file now finds no room for it; the server has some in store.
-        for _ in range(rng.choice((0, LOG_FILES))):
-            await trio.to_thread.run_sync(_execute, deployment, "select pg_logical_emit_message(false, '', 'full')")
-            await trio.to_thread.run_sync(_execute, deployment, "select pg_switch_wal()")
+        if rng.random() < 0.5:
+            turns = ("select pg_logical_emit_message(false, '', 'full')", "select pg_switch_wal()") * LOG_FILES
+            await trio.to_thread.run_sync(_execute, deployment, *turns)
         # What others gave free in between is taken too.
         await trio.to_thread.run_sync(_fill, ballast)
         await trio.sleep(rng.uniform(0.2, 1))
@@ -152,13 +152,15 @@ async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
     await trio.to_thread.run_sync(_execute, deployment, "checkpoint")
 
 
-def _execute(deployment: Deployment, statement: str) -> None:
-    """Run a statement, if the server takes it."""
+def _execute(deployment: Deployment, *statements: str) -> None:
+    """Run statements, as long as the server takes them."""
     with (
         contextlib.suppress(psycopg.Error, OSError),
         psycopg.connect(deployment.database_url(), connect_timeout=5, autocommit=True) as connection,
     ):
-        connection.execute(statement)
+        connection.execute("set statement_timeout = '5s'")
+        for statement in statements:
+            connection.execute(statement)
 
 
 def _fill(path: Path) -> None:

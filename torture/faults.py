@@ -25,8 +25,8 @@ CLOCK_MOVES_S = (-7200, -600, -5, 5, 600, 7200)
 class Fault:
     """A kind of fault: where it can happen, and how.
 
-    ``lets_tasks_fail``: it may run tasks into their deadlines. ``lets_exit``: the service may end with an exit code
-    of 1 for its process manager to start it again.
+    ``lets_tasks_fail``: tasks may run into their deadlines, or out of tries to store results. ``lets_exit``: the
+    service may end with an exit code of 1 for its process manager to start it again.
     """
 
     name: str
@@ -135,7 +135,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("cut", "database", EVERYWHERE, database.terminate_connections),
         Fault("proxy", "database", OWN_SERVER, database.disturb_connections),
         Fault("lock", "database", EVERYWHERE, database.hold_lock),
-        Fault("disk", "database", ("disk",), database.fill_disk, lets_exit=True),
+        Fault("disk", "database", ("disk",), database.fill_disk, lets_tasks_fail=True, lets_exit=True),
         Fault("files", "surroundings", ("files",), exhaust_files),
         Fault("clock", "surroundings", ("clock",), move_clock, lets_tasks_fail=True),
         Fault("media", "surroundings", EVERYWHERE, disturb_media),

@@ -31,13 +31,14 @@ class Create:
     """A request for a task, or (with ``retry_of``) for a task to be made again.
 
     ``number`` travels in the task's metadata, so a task can be traced to its request even when no answer came.
-    ``will_fail`` is what the media provider was told to make of it.
+    ``will_fail`` is what the media provider was told to make of it, ``pictures`` how many results it costs.
     """
 
     number: int
     price_micro: int
     key: str | None
     will_fail: bool = False
+    pictures: int = 1
     retry_of: str | None = None
     outcome: Outcome = "unknown"
     request_id: str | None = None
@@ -78,7 +79,7 @@ class AccountRecord:
     """Everything one customer asked for.
 
     ``ends`` are final states that were answered, by task; ``wrong_answers`` are answers that no fault excuses.
-    ``may_fail`` is set where the fault at hand lets tasks run into their deadlines.
+    ``may_fail`` is set where the fault at hand lets tasks fail, or succeed in part.
     """
 
     email: str

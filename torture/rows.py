@@ -44,6 +44,7 @@ class TaskRow:
     number: int | None
     retry_of: str | None
     error: str | None = None
+    results: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ _OPERATIONS = """
 """
 _TASKS = """
     select account_id, request_id, status, request ->> 'hold_id', request -> 'metadata' ->> 'number',
-           request ->> 'retry_of', state ->> 'error'
+           request ->> 'retry_of', state ->> 'error',
+           coalesce(json_array_length(state -> 'output'), 0)
     from tasks where account_id = any(%s)
 """
 
@@ -111,9 +113,9 @@ def read_rows(url: str, account_ids: Sequence[str]) -> dict[str, AccountRows]:
         holds = "select account_id, hold_id, amount_micro, reference, settled_number from holds"
         for account_id, *values in connection.execute(f"{holds} where account_id = any(%s)", (ids,)):
             found[account_id].holds.append(HoldRow(*values))
-        for account_id, request_id, status, hold_id, number, retry_of, error in connection.execute(_TASKS, (ids,)):
+        for account_id, request_id, status, hold_id, number, *more in connection.execute(_TASKS, (ids,)):
             known = int(number) if number is not None else None
-            found[account_id].tasks.append(TaskRow(request_id, status, hold_id, known, retry_of, error))
+            found[account_id].tasks.append(TaskRow(request_id, status, hold_id, known, *more))
         usage = "select account_id, request_id, status, cost_micro, operation_id from usage_entries"
         for account_id, *values in connection.execute(f"{usage} where account_id = any(%s)", (ids,)):
             found[account_id].usage.append(UsageRow(*values))
