@@ -15,7 +15,7 @@ import pytest
 import stripe
 import trio
 
-from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.errors import ApiError
 from holdfast.providers.card.emulator.forms import parse_form
 from holdfast.providers.card.wire import TrioHttp
 from holdfast.providers.outward.outgoing import exchange
@@ -416,5 +416,5 @@ def test_forms_nest_by_their_brackets() -> None:
     "raw", ["a[b=1", "a[b]c=1", "a[b]=1&a[b][c]=1", "a=1&a[b]=1", "a[b][c][d][e][f]=1", b"\xff=1"]
 )
 def test_forms_that_are_none_are_refused(raw: str | bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(ApiError):
         parse_form(raw)

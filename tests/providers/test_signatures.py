@@ -108,7 +108,7 @@ def test_empty_secret_never_verifies(secrets: list[str]) -> None:
 
 @pytest.mark.parametrize("secret", ["", b"", "  ", b"\t"])
 def test_empty_secret_never_signs(secret: str | bytes) -> None:
-    with pytest.raises(ValueError, match="empty secret"):
+    with pytest.raises(ValueError, match="secret is empty"):
         sign(secret, BODY, at=AT)
 
 

@@ -1,8 +1,8 @@
 """An account's credit: its state, and the functions that decide the operations that change it.
 
-Every ``decide_*`` function is pure: it reads the state, gives every refusal first and in the order its
-docstring lists, and otherwise returns the one :class:`Operation` that happens. :meth:`AccountState.apply`
-then moves the state, and cannot fail for a decided operation.
+Every ``decide_*`` function is pure: it reads the state, returns any refusal first and in the order its docstring
+lists, and otherwise returns the one :class:`Operation` to post. :meth:`AccountState.apply` then updates the state,
+and cannot fail for a decided operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.ledger.refusals import Refusal
 
 
 class AccountState:
-    """What an account holds at one version. Only :meth:`apply` changes it."""
+    """An account's totals and open holds at one version. Only :meth:`apply` changes it."""
 
     __slots__ = ("account_id", "balance_micro", "chain_head", "held_micro", "holds", "number", "version")
 
@@ -55,7 +55,7 @@ class AccountState:
         return self.balance_micro - self.held_micro
 
     def apply(self, operation: Operation) -> None:
-        """Move the state behind ``operation``, which must have been decided on exactly this state."""
+        """Update the state by ``operation``, which must have been decided on exactly this state."""
         assert operation.account_id == self.account_id
         assert operation.number == self.number + 1
         if operation.kind is OperationKind.HOLD:
@@ -80,15 +80,15 @@ def decide_credit(
     reason: str,
     at: datetime,
 ) -> Operation | Refusal:
-    """Add ``amount_micro`` that came in through ``source``.
+    """Add ``amount_micro`` received through ``source``.
 
-    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would pass the limit).
+    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would exceed the limit).
     """
     if amount_micro <= 0:
         return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
         return Refusal(
-            code="amount_too_large", message="The balance would pass the largest one allowed.", param="amount"
+            code="amount_too_large", message="The balance would exceed the largest one allowed.", param="amount"
         )
     return _operation(
         state,
@@ -114,10 +114,10 @@ def decide_hold(
     reference: str,
     at: datetime,
 ) -> Operation | Refusal:
-    """Set ``amount_micro`` aside under a new ``hold_id``.
+    """Reserve ``amount_micro`` under a new ``hold_id``.
 
     Refuses: 1. ``hold_already_open``; 2. ``insufficient_credit`` (more than is available, or the available
-    balance is below zero). An amount of zero is a hold like any other: free work still has one outcome.
+    balance is below zero). A hold of zero is valid: free work still has exactly one outcome.
     """
     assert amount_micro >= 0
     if hold_id in state.holds:
@@ -155,7 +155,7 @@ def decide_capture(
     reason: str,
     at: datetime,
 ) -> Operation | Refusal:
-    """Charge ``charge_micro`` of an open hold and give the rest back to the available credit.
+    """Charge ``charge_micro`` of an open hold and return the rest to the available credit.
 
     Refuses: 1. ``hold_not_open`` (unknown, or already captured or released); 2. ``capture_exceeds_hold``.
     """
@@ -192,7 +192,7 @@ def decide_release(
     reason: str,
     at: datetime,
 ) -> Operation | Refusal:
-    """Give an open hold back whole.
+    """Return an open hold in full to the available credit.
 
     Refuses: 1. ``hold_not_open`` (unknown, or already captured or released).
     """
@@ -224,7 +224,7 @@ def decide_reversal(
     reason: str,
     at: datetime,
 ) -> Operation | Refusal:
-    """Take back money that ``source`` took back from us. The one way below zero; open holds stay untouched.
+    """Withdraw money that ``source`` took back. The only operation that may go below zero; open holds stay.
 
     Refuses: 1. ``invalid_amount`` (not above zero).
     """
@@ -259,7 +259,7 @@ def _operation(
     reason: str,
     at: datetime,
 ) -> Operation:
-    """After this point nothing may fail: number the operation, total it and chain it."""
+    """Number the operation, compute its totals and chain it; after this point nothing may fail."""
     number = state.number + 1
     balance_after_micro = state.balance_micro + balance_delta_micro
     held_after_micro = state.held_micro + held_delta_micro

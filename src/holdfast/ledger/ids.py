@@ -13,5 +13,5 @@ Prefix = Literal[
 
 
 def new_id(prefix: Prefix) -> str:
-    """Make a new identifier such as ``task_0199f3c2…`` (32 hex digits behind the prefix)."""
+    """Return a new identifier such as ``task_0199f3c2…`` (the prefix and 32 hex digits)."""
     return f"{prefix}_{uuid7().hex}"

@@ -1,4 +1,4 @@
-"""Credit amounts: integers of one millionth of a credit inside, plain decimal strings outside."""
+"""Credit amounts: integers of one millionth of a credit internally, plain decimal strings in the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MICRO = 1_000_000
 """Micro-credits in one credit (1 credit = 1 USD)."""
 
 AMOUNT_MICRO_MAX = 10**15
-"""The largest amount or balance the ledger holds: a billion credits, far inside a BIGINT."""
+"""The largest amount or balance the ledger holds: a billion credits, well within a BIGINT."""
 
 CURRENCY = "USD"
 
@@ -16,9 +16,9 @@ _PLAIN_DECIMAL = re.compile(r"(0|[1-9][0-9]{0,11})(?:\.([0-9]{1,12}))?", re.ASCI
 
 
 def parse_amount(text: str, *, decimals_max: int) -> int | None:
-    """Read a plain decimal string as micro-credits, or None where it is not one.
+    """Parse a plain decimal string as micro-credits; None if it is not one.
 
-    Refused: sign, exponent, blanks, leading zeros, more than ``decimals_max`` decimals, zero, and anything
+    Not accepted: sign, exponent, blanks, leading zeros, more than ``decimals_max`` decimals, zero, and anything
     above ``AMOUNT_MICRO_MAX``. No float is involved.
     """
     match = _PLAIN_DECIMAL.fullmatch(text)
@@ -32,7 +32,7 @@ def parse_amount(text: str, *, decimals_max: int) -> int | None:
 
 
 def format_amount(amount_micro: int) -> str:
-    """Write micro-credits as a decimal string with 2 to 6 decimals: 9_760_000 is "9.76", 2_500 is "0.0025"."""
+    """Format micro-credits as a decimal string with 2 to 6 decimals: 9_760_000 is "9.76", 2_500 is "0.0025"."""
     sign = "-" if amount_micro < 0 else ""
     whole, fraction = divmod(abs(amount_micro), MICRO)
     digits = f"{fraction:06d}".rstrip("0").ljust(2, "0")

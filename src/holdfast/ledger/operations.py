@@ -1,8 +1,8 @@
-"""Operations: what moves an account's credit, line by line, each chained to the one before it.
+"""Operations: what changes an account's credit, as postings, each operation chained to the previous one.
 
-Ledger accounts of a customer are ``available`` and ``held``; balance is their sum. The other side of an
-operation is a platform account (``cash:…``, ``revenue``), which has no stored balance: its balance is the
-sum of its postings. A positive posting raises what the ledger account holds for its owner.
+A customer's ledger accounts are ``available`` and ``held``; the balance is their sum. The other side of an
+operation is a platform account (``cash:…``, ``revenue``), which has no stored balance: its balance is the sum of
+its postings. A positive posting increases a ledger account.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REVENUE = "revenue"
 
 
 def cash_account(provider: str) -> str:
-    """The platform account that stands for money held at a payment provider."""
+    """Return the platform account for money held at a payment provider."""
     return f"cash:{provider}"
 
 
@@ -39,17 +39,17 @@ SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
 
 
 class Posting(NamedTuple):
-    """One line of an operation; the amounts of an operation's postings sum to zero."""
+    """One posting of an operation; the amounts of an operation's postings sum to zero."""
 
     ledger_account: str
     amount_micro: int
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One double-entry movement of one account, as decided; it becomes fact when the journal commits it.
+    """One double-entry movement of one account, as decided; it takes effect when the journal commits it.
 
-    ``number`` counts an account's operations from 1 without gaps. ``chain_hash`` covers this operation and
-    the hash before it, so a changed, missing or cut-off row is evident.
+    ``number`` counts an account's operations from 1 without gaps. ``chain_hash`` covers this operation and the
+    previous hash, so that a changed, missing or truncated row is detected.
     """
 
     operation_id: str
@@ -67,7 +67,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     chain_hash: bytes = b""
 
     def hash_after(self, previous: bytes) -> bytes:
-        """The chain hash of this operation standing behind ``previous`` (32 bytes, SHA-256)."""
+        """Return the chain hash of this operation following ``previous`` (32 bytes, SHA-256)."""
         return chain_hash_of(
             previous,
             self.account_id,
@@ -103,8 +103,8 @@ def chain_hash_of(  # noqa: PLR0917 - in the order they are hashed, and on the h
     reason: str,
     at: datetime,
 ) -> bytes:
-    """SHA-256 over the hash before and everything an operation says, times to the millisecond."""
-    said = (
+    """Return the SHA-256 of the previous hash and every field of an operation, times in milliseconds."""
+    fields = (
         account_id,
         number,
         operation_id,
@@ -118,8 +118,8 @@ def chain_hash_of(  # noqa: PLR0917 - in the order they are hashed, and on the h
         reason,
         int(at.timestamp() * 1000),
     )
-    return hashlib.sha256(previous + _chain_encoder.encode(said)).digest()
+    return hashlib.sha256(previous + _chain_encoder.encode(fields)).digest()
 
 
 CHAIN_START = bytes(32)
-"""The hash before an account's first operation."""
+"""The hash that precedes an account's first operation."""

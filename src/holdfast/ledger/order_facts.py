@@ -1,8 +1,8 @@
-"""The facts known of a payment order, and how one more is added.
+"""The facts known about a payment order, and how a new fact is merged into them.
 
-Adding is a join: sets grow, the higher rank or the newer moment wins, ties are broken by value. It does not matter
-how often or in which order facts are added, and so the order's statuses and its claim on the ledger, which are
-functions of the facts (:mod:`holdfast.ledger.order_targets`), cannot depend on it either.
+Merging is a join: sets grow, the higher rank or the later time wins, and ties are broken by value. The result does
+not depend on how often or in which order facts are merged, and neither do the order's statuses and credit, which
+are functions of the facts (:mod:`holdfast.ledger.order_targets`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROGRESS_RANK: Mapping[ProgressStatus, int] = {
     "failed": 3,
     "canceled": 4,
 }
-"""Breaks ties of attempts told in the same second."""
+"""Breaks ties between attempts reported in the same second."""
 
 REFUND_RANK: Mapping[RefundStatus, int] = {
     "pending": 0,
@@ -59,16 +59,16 @@ DISPUTE_RANK: Mapping[DisputeStatus, int] = {
     "lost": 8,
     "won": 9,
 }
-"""A case only moves up. An appeal follows a loss, but an order that was told of both stays lost until it is won."""
+"""A dispute's status only moves up. An appeal follows a loss, but the dispute stays lost until it is won."""
 
 REVIEW_RANK: Mapping[ReviewVerdict, int] = {"open": 0, "closed": 1, "approved": 2, "refunded_as_fraud": 3}
 
 LIVE_REFUND: frozenset[RefundStatus] = frozenset({"pending", "requires_action", "succeeded"})
-"""A refund counts from the moment it is asked for until it fails or is called off."""
+"""A refund counts from its request until it fails or is canceled."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was captured for a payment, by one telling."""
+    """What one event says was captured for a payment."""
 
     amount_micro: int
     currency: str
@@ -77,7 +77,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PaymentFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A payment that succeeded. ``at`` is its earliest telling; ``charge_ids`` are the charges that paid it."""
+    """A succeeded payment. ``at`` is the time of its first report; ``charge_ids`` are the charges that paid it."""
 
     at: int
     claims: tuple[Claim, ...]
@@ -85,7 +85,7 @@ class PaymentFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RefundFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One refund; ``seen`` are all statuses ever told of it."""
+    """One refund; ``seen`` are all statuses ever reported for it."""
 
     status: RefundStatus
     seen: tuple[RefundStatus, ...]
@@ -95,7 +95,7 @@ class RefundFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dispute; ``money`` are its movements by transaction id, ``seen`` all statuses ever told of it."""
+    """One dispute; ``money`` are its movements by transaction id, ``seen`` all statuses ever reported for it."""
 
     status: DisputeStatus | None = None
     seen: tuple[DisputeStatus, ...] = ()
@@ -110,14 +110,14 @@ class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator decided about a held order. ``amount_micro`` is the credit given, 0 for a cancel."""
+    """An operator's decision about a held order. ``amount_micro`` is the credit given, 0 for a cancel."""
 
     decision: Literal["credit", "cancel"]
     amount_micro: int
 
 
 class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything known of one order. ``totals`` are refunded running totals by charge."""
+    """Everything known about one order. ``totals`` are refunded running totals by charge."""
 
     payments: dict[str, PaymentFacts] = {}
     charges: dict[str, str] = {}
@@ -137,7 +137,7 @@ _T = TypeVar("_T")
 
 
 def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
-    """The facts with one more; equal to ``known`` where it tells nothing new."""
+    """Return the facts with one more; equal to ``known`` if the fact adds nothing."""
     replace = msgspec.structs.replace
     match fact:
         case Paid():
@@ -175,8 +175,8 @@ def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
             verdict = max(seen, fact.verdict, key=lambda each: REVIEW_RANK[each])
             return replace(known, reviews=_put(known.reviews, fact.review_id, verdict))
         case BalanceTransaction():
-            line = _settled(known.balance.get(fact.transaction_id), fact)
-            return replace(known, balance=_put(known.balance, fact.transaction_id, line))
+            transaction = _settled(known.balance.get(fact.transaction_id), fact)
+            return replace(known, balance=_put(known.balance, fact.transaction_id, transaction))
 
 
 def _paid(known: PaymentFacts | None, fact: Paid) -> PaymentFacts:
@@ -233,9 +233,9 @@ def _further(one: DisputeStatus | None, other: DisputeStatus | None) -> DisputeS
     return max(one, other, key=lambda each: DISPUTE_RANK[each])
 
 
-def _settled(known: _T | None, told: _T) -> _T:
-    """A booked line does not change; of two tellings that differ all the same, always the same one is kept."""
-    return told if known is None else max(known, told, key=msgspec.json.encode)
+def _settled(known: _T | None, reported: _T) -> _T:
+    """A booked transaction does not change; if two reports differ, the choice does not depend on their order."""
+    return reported if known is None else max(known, reported, key=msgspec.json.encode)
 
 
 def _attempt_key(attempt: Attempt) -> tuple[int, int, str]:
@@ -243,14 +243,14 @@ def _attempt_key(attempt: Attempt) -> tuple[int, int, str]:
 
 
 def _told_charge(charges: dict[str, str], fact: Paid | RefundSeen | DisputeSeen) -> dict[str, str]:
-    """Whatever names both a charge and its payment tells which belongs to which."""
+    """Link a charge to its payment where the fact names both."""
     if fact.charge_id is None or fact.payment_id is None:
         return charges
     return _map_charge(charges, fact.charge_id, fact.payment_id)
 
 
 def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dict[str, str]:
-    """A charge told of without its intent stands for itself, until a telling names the intent."""
+    """A charge reported without its intent stands for itself until an event names the intent."""
     known = charges.get(charge_id)
     if known is not None and known != charge_id:
         return charges if payment_id == charge_id else _put(charges, charge_id, max(known, payment_id))
@@ -258,7 +258,7 @@ def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dic
 
 
 def _either(one: str | None, other: str | None) -> str | None:
-    """Whichever is known; of two that differ always the same one."""
+    """Return the value that is known; of two that differ, the greater one."""
     return max(each for each in (one or "", other or "")) or None
 
 

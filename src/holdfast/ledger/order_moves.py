@@ -1,7 +1,7 @@
-"""The one writer of orders: new facts in, and out come the ledger's difference, the history and the next version.
+"""Apply new facts to an order: compute the ledger moves, the history entries and the order's next version.
 
-What the ledger ought to hold follows from the facts; what it holds is the sum of the moves; only the difference is
-posted. So a thing told twice, or by two kinds of events, is posted once.
+The facts determine what the ledger should hold, the sum of the moves is what it does hold, and only the difference
+is posted. So a payment reported twice, or by two types of event, is posted once.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ LATE_REASON = "late_payment"
 MISMATCH_REASON = "payment_mismatch"
 REVERSED_EARLIER_REASON = "reversed_before_payment_was_told"
 
-LOOK_FIRST_S = 60
-LOOK_LONGEST_S = 6 * 3600
-LOOK_UNTIL_S = 30 * 24 * 3600
-"""How long after its creation an order is compared with its provider: as long as providers keep their events."""
+RECONCILE_INTERVAL_MIN_S = 60
+RECONCILE_INTERVAL_MAX_S = 6 * 3600
+RECONCILE_PERIOD_S = 30 * 24 * 3600
+"""How long after its creation an order is reconciled: as long as providers retain their events."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStep:
-    """What a decision comes to: the order after it (the very same where nothing changes) and what goes with it.
+    """The result of a decision: the order after it (the same object if unchanged) and what is committed with it.
 
-    ``postings`` belong into the commit of ``order``; ``entries`` are the lines the history grew by.
+    ``postings`` must be committed together with ``order``; ``entries`` are the new history entries.
 
-    ``verdict``: ``duplicate`` was known before; ``stale`` was overtaken by what is known and only noted;
-    ``ignored`` needs nothing.
+    ``verdict``: ``duplicate`` was applied before; ``stale`` is older than what is known and only recorded;
+    ``ignored`` requires nothing.
     """
 
     order: Order
@@ -58,7 +58,7 @@ class OrderStep:
 
 
 def unchanged(order: Order, verdict: Verdict) -> OrderStep:
-    """A step that leaves the order as it is."""
+    """Return a step that leaves the order as it is."""
     return OrderStep(order=order, verdict=verdict)
 
 
@@ -75,10 +75,10 @@ def moved(
     verdict: Verdict = "applied",
     **state: Any,
 ) -> OrderStep:
-    """The order with these facts: post the difference, derive the statuses, keep the history.
+    """Return the order with these facts: post the difference, derive the statuses, extend the history.
 
     ``state`` names further fields of :class:`OrderState`. The reserved operation id is used for the first credit
-    and never again.
+    only.
     """
     before = order.state
     request = order.request
@@ -127,7 +127,7 @@ def moved(
         return unchanged(order, verdict)
     if entries and reconcile_status is None and request.provider == "cardprovider":
         after = msgspec.structs.replace(
-            after, reconcile_tries=0, reconcile_due_at=next_look(order, now, tries=0, after=after)
+            after, reconcile_tries=0, reconcile_due_at=next_reconcile_at(order, now, tries=0, after=after)
         )
     return OrderStep(
         order=msgspec.structs.replace(
@@ -140,25 +140,25 @@ def moved(
 
 
 def can_expire(request: OrderRequest, status: OrderStatus) -> bool:
-    """Whether time can end an order in this state. A failed card attempt may be followed by another one."""
+    """Whether an order in this state can expire. A failed card attempt may be followed by another one."""
     return status == "pending" or (status == "failed" and request.provider == "cardprovider")
 
 
-def next_look(order: Order, now: datetime, *, tries: int, after: OrderState) -> datetime | None:
-    """When to compare with the provider again: later with each look that found nothing, never beyond the limit.
+def next_reconcile_at(order: Order, now: datetime, *, tries: int, after: OrderState) -> datetime | None:
+    """Return when to reconcile next: the interval doubles with each unchanged result, up to a limit.
 
-    None where there is nothing at the provider to look at, or the time of looking is over.
+    None if the provider has no object to compare with, or if the reconciling period is over.
     """
     if after.payment_id is None or order.request.provider != "cardprovider":
         return None
-    due = now + timedelta(seconds=min(LOOK_LONGEST_S, LOOK_FIRST_S * 2 ** min(tries, 16)))
-    return due if due <= order.request.created_at + timedelta(seconds=LOOK_UNTIL_S) else None
+    due = now + timedelta(seconds=min(RECONCILE_INTERVAL_MAX_S, RECONCILE_INTERVAL_MIN_S * 2 ** min(tries, 16)))
+    return due if due <= order.request.created_at + timedelta(seconds=RECONCILE_PERIOD_S) else None
 
 
 def wake_at(order: Order, state: OrderState) -> datetime | None:
-    """The earliest moment at which the order wants a look: its expiry while unpaid, or the next comparison.
+    """Return when the order's next timer is due: its expiry while unpaid, or the next reconcile.
 
-    While the provider is still at work on a payment only the comparison counts: such an order does not expire.
+    While the provider is processing a payment only the reconcile counts: such an order does not expire.
     """
     times = [] if state.reconcile_due_at is None else [state.reconcile_due_at]
     under_way = state.statuses.processing_status == "processing" and bool(times)
@@ -168,7 +168,7 @@ def wake_at(order: Order, state: OrderState) -> datetime | None:
 
 
 def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str | None:
-    """The word for what a payment does to the order, whichever kind of event told of it first."""
+    """Return the reason recorded for a payment's effect, whichever type of event reported it first."""
     was = order.status
     if status == "credited" and was != "credited":
         is_late = was in ("expired", "canceled", "failed") or now > order.request.expires_at
@@ -207,7 +207,7 @@ def _difference(
 
 
 def _reconcile_status(order: Order, before: OrderFacts, *, mismatch: bool, posted: bool) -> ReconcileStatus:
-    """Events that move money ask for a new comparison; a payment that does not fit is a mismatch by itself."""
+    """Events that move money require a new reconcile; a payment that does not match the order is a mismatch."""
     if mismatch:
         return "mismatch"
     if posted or outcome_of(order.request, before).mismatch:
@@ -216,7 +216,7 @@ def _reconcile_status(order: Order, before: OrderFacts, *, mismatch: bool, poste
 
 
 def _provider_ids(order: Order, facts: OrderFacts, intent_id: str | None) -> dict[str, str | None]:
-    """The payment that stands for the order and the charge that paid it. A sandbox has neither."""
+    """Return the ids of the order's payment and of the charge that paid it. A sandbox order has neither."""
     if order.request.provider == "sandbox":
         return {}
     payment_id = primary_payment(order.request, facts)

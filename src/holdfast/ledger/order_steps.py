@@ -1,7 +1,7 @@
-"""The decisions about a payment order: each takes the order and what happened, and says what follows.
+"""The decisions about a payment order: each takes the order and an event, and returns what follows.
 
 All of them are pure. Refusals come first, in the order each docstring lists them; after that nothing may fail. The
-caller brings the time and, where more than the reserved credit may be posted, a maker of operation ids.
+caller supplies the time and, where more than the reserved credit may be posted, a source of operation ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.ledger.order_moves import (
     OrderStep,
     can_expire,
     moved,
-    next_look,
+    next_reconcile_at,
     unchanged,
 )
 from holdfast.ledger.order_targets import outcome_of, provider_net_micro, received_micro
@@ -48,7 +48,7 @@ SANDBOX_EVENT_TYPE = "sandbox_payment"
 
 
 def create_order(request: OrderRequest) -> Order:
-    """The order as it is first written, before anybody outside is asked: pending in all respects."""
+    """Return a new order as first stored, before any call to the provider: pending in all respects."""
     assert request.amount_micro > 0
     assert (request.provider == "sandbox") == (request.sandbox_event_id is not None)
     statuses = Statuses()
@@ -63,7 +63,7 @@ def create_order(request: OrderRequest) -> Order:
 
 
 def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderStep:
-    """Keep which intent the provider made for the order. Events of it may have come before this answer."""
+    """Record the intent that the provider created for the order. Its events may have arrived before."""
     assert order.request.provider == "cardprovider"
     if order.state.intent_id is not None:
         return unchanged(order, "duplicate")
@@ -76,12 +76,12 @@ def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderStep:
         reason="intent_created",
         new_operation_id=_none_needed,
         intent_id=payment_id,
-        reconcile_due_at=order.state.reconcile_due_at or next_look(order, now, tries=0, after=named),
+        reconcile_due_at=order.state.reconcile_due_at or next_reconcile_at(order, now, tries=0, after=named),
     )
 
 
 def on_create_refused(order: Order, reason: str, now: datetime) -> OrderStep:
-    """The provider refused to make an intent, for good; ``reason`` is its code. Nothing can be paid by it."""
+    """Record that the provider refused to create an intent, for good; ``reason`` is its code."""
     if order.state.intent_id is not None or order.status != "pending":
         return unchanged(order, "ignored")
     attempt = Attempt(status="failed", at=int(now.timestamp()), reason=reason)
@@ -97,30 +97,30 @@ def on_event(
     new_operation_id: NewOperationId,
     source: Source = "provider_webhook",
 ) -> OrderStep:
-    """Take in what a provider told. An event known before changes nothing; an overtaken one is only noted.
+    """Apply a provider event. An event applied before changes nothing; a stale one is only recorded.
 
-    A sandbox order hears its own callback alone: no card event can pay it, whatever order it names.
+    A sandbox order accepts its own callback only: no card event can pay it, whatever order it names.
     """
     state = order.state
     if (order.request.provider == "sandbox") != (source == "sandbox_callback"):
         return unchanged(order, "ignored")
     if event.event_id in state.event_ids:
         return unchanged(order, "duplicate")
-    facts, told = state.facts, False
+    facts, is_new = state.facts, False
     for fact in event.facts:
         joined = with_fact(facts, fact)
-        told |= joined != facts
+        is_new |= joined != facts
         facts = joined
     progress_only = bool(event.facts) and all(isinstance(fact, Attempt) for fact in event.facts)
-    stale = progress_only and (not told or bool(state.facts.payments))
-    noted: dict[str, Any] = {"event_ids": (*state.event_ids, event.event_id)}
+    stale = progress_only and (not is_new or bool(state.facts.payments))
+    recorded: dict[str, Any] = {"event_ids": (*state.event_ids, event.event_id)}
     if event.synthetic:
-        noted["synthetic_event_id"] = event.event_id
+        recorded["synthetic_event_id"] = event.event_id
     elif not stale:
-        noted |= {"real_event_id": event.event_id, "real_event_type": event.type}
+        recorded |= {"real_event_id": event.event_id, "real_event_type": event.type}
     if not stale:
-        noted["applied_event_id"] = event.event_id
-        noted["balance_readings"] = _readings(state, event, now)
+        recorded["applied_event_id"] = event.event_id
+        recorded["balance_readings"] = _readings(state, event, now)
     return moved(
         order,
         facts,
@@ -130,16 +130,16 @@ def on_event(
         new_operation_id=new_operation_id,
         event_id=event.event_id,
         verdict="stale" if stale else "applied",
-        **noted,
+        **recorded,
     )
 
 
 def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> OrderStep | Refusal:
-    """Take in a sandbox callback whose signature has been verified against this order.
+    """Apply a sandbox callback whose signature has been verified against this order.
 
     Refuses: 1. ``invalid_signature`` (signed values that are not this order's); 2. ``provider_event_mismatch``;
-    3. ``payment_order_expired``; 4. ``payment_order_not_payable``. The same callback again is a ``duplicate``,
-    also after the order has expired.
+    3. ``payment_order_expired``; 4. ``payment_order_not_payable``. A repeated callback is a ``duplicate``, even
+    after the order has expired.
     """
     request = order.request
     event_id = request.sandbox_event_id
@@ -149,7 +149,7 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
     if values.provider_event_id not in (None, event_id):
         return Refusal(
             code="provider_event_mismatch",
-            message="The event is not the one of this payment order.",
+            message="The event id does not belong to this payment order.",
             param="provider_event_id",
         )
     if order.status == {"paid": "credited"}.get(values.status, values.status):
@@ -181,11 +181,11 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
 
 
 def on_expiry(order: Order, now: datetime) -> OrderStep:
-    """End an order whose time is over and that nobody has paid; ``ignored`` where that does not hold.
+    """Expire an unpaid order whose deadline has passed; ``ignored`` where that does not hold.
 
-    A card order's intent is cancelled first, by the caller: one that turns out paid is an event, not an expiry. An
-    attempt under way at the provider keeps the order open, since its money may still come. That cancelling may be
-    told of before this is asked: an order cancelled when its time was over has expired.
+    The caller cancels a card order's intent first: if the cancel finds it paid, that is an event, not an expiry. An
+    attempt that the provider is still processing keeps the order open, since its money may still arrive. The
+    cancellation's own event may be applied before this call: an order canceled after its deadline has expired.
     """
     may_end = can_expire(order.request, order.status) or _ended_by_time(order)
     if not may_end or now < order.request.expires_at:
@@ -199,30 +199,30 @@ def on_expiry(order: Order, now: datetime) -> OrderStep:
 def on_reconciled(
     order: Order, snapshot: ProviderSnapshot, now: datetime, *, new_operation_id: NewOperationId
 ) -> OrderStep:
-    """Take in what a look at the provider found, as events of its own making, and compare the sums.
+    """Apply a snapshot of the provider's objects as synthetic events, and compare the totals.
 
-    A look that could not be had is ``error`` and leaves everything else. ``reconciled`` needs equal sums and a
-    balance transaction for each payment; ``pending`` waits for one, or for the payment itself.
+    A failed read gives ``error`` and changes nothing else. ``reconciled`` requires equal totals and a balance
+    transaction for each payment; ``pending`` waits for one, or for the payment itself.
     """
     events = snapshot.events
     postings: list[LedgerMove] = []
     entries: list[StateEntry] = []
-    changed_by_look = False
+    changed = False
     current = order
     for event in events:
         facts = current.state.facts
         for fact in event.facts:
             facts = with_fact(facts, fact)
         if facts == current.state.facts:
-            # Told before under a real event's id: noting it once more would only lengthen the list of ids.
+            # Already known from a webhook event: recording it again would only lengthen the list of ids.
             continue
         step = on_event(current, event, now, new_operation_id=new_operation_id, source="reconcile")
-        changed_by_look |= bool(step.entries)
+        changed |= bool(step.entries)
         postings += step.postings
         entries += step.entries
         current = step.order
     status = _compared(current, snapshot)
-    tries = 0 if changed_by_look or status != order.statuses.reconcile_status else order.state.reconcile_tries + 1
+    tries = 0 if changed or status != order.statuses.reconcile_status else order.state.reconcile_tries + 1
     last = moved(
         current,
         current.state.facts,
@@ -232,10 +232,10 @@ def on_reconciled(
         new_operation_id=new_operation_id,
         reconcile_status=status,
         reconcile_tries=tries,
-        reconcile_due_at=next_look(order, now, tries=tries, after=current.state),
+        reconcile_due_at=next_reconcile_at(order, now, tries=tries, after=current.state),
         reconciled_at=now if status == "reconciled" else current.state.reconciled_at,
     )
-    # All of it is one commit, so it is one version.
+    # Everything is one commit, so it is one version.
     final = msgspec.structs.replace(last.order, version=order.version + 1)
     return OrderStep(
         order=final,
@@ -254,10 +254,10 @@ def resolve_held(
     new_operation_id: NewOperationId,
     amount_micro: int | None = None,
 ) -> OrderStep | Refusal:
-    """An operator's word on a payment that does not fit its order: give credit for it, or give none.
+    """Apply an operator's decision on a payment that does not match its order: give credit for it, or give none.
 
-    Without ``amount_micro`` the credit is what was received in the order's currency, at most what was ordered.
-    The same word again is a ``duplicate``.
+    Without ``amount_micro`` the credit is the amount received in the order's currency, at most the amount ordered.
+    Repeating a decision is a ``duplicate``.
 
     Refuses: 1. ``payment_order_not_payable`` (the order is not held); 2. ``invalid_amount`` (above the order's,
     not above zero, or not given where another currency was received).
@@ -274,7 +274,7 @@ def resolve_held(
         if not 0 < given <= order.request.amount_micro:
             return Refusal(
                 code="invalid_amount",
-                message="The credit must be above zero and at most what was ordered.",
+                message="The credit must be above zero and at most the amount ordered.",
                 param="amount",
             )
     resolution = Resolution(decision=decision, amount_micro=given)
@@ -283,7 +283,7 @@ def resolve_held(
 
 
 def _ended_by_time(order: Order) -> bool:
-    """Whether the order's attempt was called off no earlier than the order's own time was over."""
+    """Whether the order's attempt was canceled at or after the order's deadline."""
     attempt = order.state.facts.attempt
     return (
         order.status == "canceled"
@@ -311,7 +311,7 @@ def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:
 
 
 def _readings(state: OrderState, event: PaymentEvent, now: datetime) -> dict[str, BalanceReading]:
-    """Under which event each balance transaction was first read."""
+    """Return under which event each balance transaction was first read."""
     fresh: Sequence[BalanceTransaction] = [
         fact
         for fact in event.facts

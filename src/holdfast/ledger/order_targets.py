@@ -1,8 +1,8 @@
-"""What the facts of an order mean: what the ledger ought to hold for it, and what its statuses are.
+"""What the facts about an order imply: what the ledger should hold for it, and what its statuses are.
 
-Everything here is a function of the facts alone. The money rule: each payment is worth what was captured less what
-went back; the order is worth the sum of its payments, never more than was ordered and never less than nothing. So a
-refund of a payment made twice costs the customer no credit, and neither does a fee.
+Everything here is a function of the facts alone. The rule for money: each payment is worth what was captured minus
+what was returned; the order is worth the sum of its payments, at most the amount ordered and at least zero. So
+refunding a payment made twice costs the customer no credit, and neither does a fee.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from holdfast.ledger.payment_facts import DisputeStatus, ProcessingStatus
 OPEN_DISPUTE: frozenset[DisputeStatus] = frozenset(
     {"needs_response", "under_review", "appeal_needs_response", "appeal_under_review"}
 )
-"""The bank has taken the money and the case is not decided."""
+"""The bank has taken the money and the dispute is undecided."""
 
 INQUIRY: frozenset[DisputeStatus] = frozenset({"warning_needs_response", "warning_under_review"})
 FORMAL: frozenset[DisputeStatus] = OPEN_DISPUTE | {"lost", "won"}
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """The order's claim on the ledger. ``credit_micro`` is what it was worth when paid, ``net_micro`` what is left.
+    """The order's claim on the ledger. ``credit_micro`` is its worth when paid, ``net_micro`` what is left.
 
-    ``overpaid`` says that payments are worth more than was ordered: somebody has to send money back.
+    ``overpaid``: payments are worth more than was ordered, so an operator has to refund the excess.
     """
 
     credit_micro: int
@@ -36,7 +36,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Four statuses as the facts have them, whether the payment differs from the order, and what ever happened."""
+    """Four statuses derived from the facts, whether the payment differs from the order, and what ever happened."""
 
     status: OrderStatus
     processing_status: ProcessingStatus
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Payment:
-    """One payment with everything told about it, whichever ids it was told under."""
+    """One payment with all its refunds and disputes, whichever ids they were reported under."""
 
     __slots__ = ("at", "claims", "disputes", "key", "refunds", "totals_micro")
 
@@ -62,18 +62,18 @@ class _Payment:
         self.totals_micro = 0
 
     def refunded_micro(self, *, ever: bool = False) -> int:
-        """What was refunded and has not failed; ``ever`` counts what failed later too."""
+        """Return what was refunded and has not failed; ``ever`` also counts what failed later."""
         live = sum(r.amount_micro for r in self.refunds if r.status in LIVE_REFUND or (ever and _was_live(r)))
         dead = 0 if ever else sum(r.amount_micro for r in self.refunds if r.status not in LIVE_REFUND)
         return max(live, self.totals_micro - dead)
 
     def gone_micro(self) -> int:
-        """What went back to the payer or to the bank."""
+        """Return what was returned to the payer or to the bank."""
         return self.refunded_micro() + sum(map(taken_micro, self.disputes))
 
 
 def money_of(request: OrderRequest, facts: OrderFacts) -> Money:
-    """What the ledger ought to hold for the order."""
+    """Return what the ledger should hold for the order."""
     payments = _payments(facts)
     accepted = _accepted(request, facts, payments)
     worth = sum(_worth(payment, accepted.get(payment.key, 0), request.currency) for payment in payments)
@@ -90,9 +90,9 @@ def money_of(request: OrderRequest, facts: OrderFacts) -> Money:
 
 
 def provider_net_micro(request: OrderRequest, facts: OrderFacts) -> int:
-    """What the provider keeps for the order by these facts, uncapped: captured less refunded, taken and given back.
+    """Return the provider's net amount for the order, uncapped: captured less refunded, withdrawn and reinstated.
 
-    A payment that an operator accepted counts as accepted; one that nobody did counts as it is.
+    A payment that an operator accepted counts as accepted; any other counts as received.
     """
     payments = _payments(facts)
     accepted = _accepted(request, facts, payments)
@@ -104,11 +104,11 @@ def provider_net_micro(request: OrderRequest, facts: OrderFacts) -> int:
 
 
 def outcome_of(request: OrderRequest, facts: OrderFacts) -> Outcome:
-    """The statuses that follow from the facts."""
+    """Return the statuses that follow from the facts."""
     payments = _payments(facts)
     money = money_of(request, facts)
     mismatched = [p for p in payments if not _matches(request, p)]
-    # Once an operator has decided about an odd payment, it is no longer odd.
+    # Once an operator has decided about a mismatched payment, it is no longer a mismatch.
     mismatch = bool(mismatched and facts.resolution is None) or money.overpaid
     status = _status(facts, paid=bool(payments), credited=money.credit_micro > 0)
     processing: ProcessingStatus = "pending" if facts.attempt is None else facts.attempt.status
@@ -126,22 +126,22 @@ def outcome_of(request: OrderRequest, facts: OrderFacts) -> Outcome:
 
 
 def reversal_refs_of(facts: OrderFacts) -> tuple[str, ...]:
-    """The provider's ids of refunds that were ever under way and of disputes that ever took money."""
+    """Return the provider's ids of refunds that were ever pending and of disputes that ever withdrew money."""
     refunds = (each for each, refund in facts.refunds.items() if _was_live(refund))
     disputes = (each for each, dispute in facts.disputes.items() if _was_formal(dispute))
     return (*refunds, *disputes)
 
 
 def taken_micro(dispute: DisputeFacts) -> int:
-    """How much of a dispute's money is still gone.
+    """Return how much of a dispute's money is still withdrawn.
 
-    The movements of money decide where they are known, the announcements of them otherwise, the state of the case
-    where neither is: a case can be lost although its money came back, and won for a part of it only.
+    The movements of money decide where they are known, the events about them otherwise, and the dispute's status
+    where neither is: a dispute can be lost although its money was returned, and won for a part of it only.
     """
     went = -sum(m.amount_micro for m in dispute.money.values() if m.amount_micro < 0)
     came = sum(m.amount_micro for m in dispute.money.values() if m.amount_micro > 0)
     if went:
-        # Another currency than the charge's: the dispute's own amount, and shares of it.
+        # In another currency than the charge's: use the dispute's own amount, and shares of it.
         foreign = any(m.currency != dispute.currency for m in dispute.money.values()) and dispute.currency != ""
         gross = dispute.amount_micro if foreign else went
     else:
@@ -156,21 +156,21 @@ def taken_micro(dispute: DisputeFacts) -> int:
 
 
 def primary_payment(request: OrderRequest, facts: OrderFacts) -> str | None:
-    """The payment that stands for the order: of those that fit it, or else of all, the earliest."""
+    """Return the payment that represents the order: the earliest that matches it, or else the earliest of all."""
     payments = _payments(facts)
     fitting = [payment for payment in payments if _matches(request, payment)]
     return min(((p.at, p.key) for p in fitting or payments), default=(0, None))[1]
 
 
 def received_micro(request: OrderRequest, facts: OrderFacts) -> int | None:
-    """What was captured in the order's own currency; None where nothing was."""
+    """Return what was captured in the order's own currency; None if nothing was."""
     payments = _payments(facts)
     own = [c.amount_micro for p in payments for c in p.claims if c.currency == request.currency]
     return max(own, default=None)
 
 
 def _payments(facts: OrderFacts) -> list[_Payment]:
-    """Gather what was told by payment, the earliest first; tellings that name none go to the first that fits."""
+    """Group the facts by payment, the earliest first; facts that name no payment go to the first one."""
 
     def root(key: str) -> str:
         return facts.charges.get(key, key)
@@ -218,7 +218,7 @@ def _received(payment: _Payment) -> int:
 
 
 def _accepted(request: OrderRequest, facts: OrderFacts, payments: Iterable[_Payment]) -> dict[str, int]:
-    """What each payment is taken for: the order's amount where it fits, the operator's for the first odd one."""
+    """Return each payment's accepted amount: the order's if it matches, the operator's for the first mismatch."""
     accepted: dict[str, int] = {}
     resolved = facts.resolution is None
     for payment in payments:
@@ -231,11 +231,11 @@ def _accepted(request: OrderRequest, facts: OrderFacts, payments: Iterable[_Paym
 
 
 def _worth(payment: _Payment, accepted_micro: int, currency: str) -> int:
-    """What a payment taken for ``accepted_micro`` is worth after all that went back."""
+    """Return what a payment accepted as ``accepted_micro`` is worth after everything that was returned."""
     received, gone = _received(payment), payment.gone_micro()
     if any(claim.currency == currency for claim in payment.claims):
         return min(accepted_micro, max(0, received - gone))
-    # Amounts of another currency only tell which share went back.
+    # Amounts in another currency only show which share was returned.
     return accepted_micro - min(accepted_micro, -(-accepted_micro * gone // received) if received else 0)
 
 
@@ -256,14 +256,14 @@ def _status(facts: OrderFacts, *, paid: bool, credited: bool) -> OrderStatus:
 
 
 def _basis_micro(request: OrderRequest, payments: list[_Payment]) -> int:
-    """What counts as the whole when telling a full refund from a partial one."""
+    """Return the whole against which a refund is full or partial."""
     if not payments or any(_matches(request, payment) for payment in payments):
         return request.amount_micro
     return max(map(_received, payments))
 
 
 def _refunded_micro(request: OrderRequest, facts: OrderFacts, payments: list[_Payment], *, ever: bool) -> int:
-    """How much of the order is refunded. A refund of what was paid beyond the order is none of it."""
+    """Return how much of the order is refunded, not counting refunds of what was paid in excess."""
     basis = _basis_micro(request, payments)
     if not payments:
         alone = _Payment("")
@@ -301,10 +301,10 @@ def _risk(facts: OrderFacts) -> RiskStatus:
 
 
 def _was_formal(dispute: DisputeFacts) -> bool:
-    """More than an inquiry: the bank takes its money at once."""
+    """Whether the dispute was more than an inquiry: the bank withdraws its money at once."""
     return bool(FORMAL.intersection(dispute.seen) or dispute.withdrawn or dispute.money)
 
 
 def _is_open(dispute: DisputeFacts) -> bool:
-    """The case is not decided and its money is gone."""
+    """Whether the dispute is undecided and its money withdrawn."""
     return dispute.status not in {"lost", "won", "warning_closed", "prevented"} and taken_micro(dispute) > 0

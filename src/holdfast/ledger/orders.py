@@ -1,8 +1,8 @@
-"""A payment order as a value: what was ordered (never changes), and where it stands (changes by steps).
+"""A payment order as a value: what was ordered (immutable), and its current state (changed by decisions).
 
-``request`` and ``state`` are made to be two JSON columns and come back from JSON equal to what went in. Only the
-functions of :mod:`holdfast.ledger.order_steps` make a new one. The five statuses are always those of the newest
-entry of the history, and the sum of the moves is the order's share of the account's balance.
+``request`` and ``state`` are stored as two JSON columns and decode equal to what was encoded. Only the functions of
+:mod:`holdfast.ledger.order_steps` create new ones. The five statuses are always those of the newest history entry,
+and the sum of the moves is the order's share of the account's balance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INTENT_OBJECT = "payment_intent"
 class FxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The exchange rate of an order: presented amount times ``rate`` is settled amount. Decimal strings.
 
-    ``credits_per_unit`` is what one unit of ``base`` buys, frozen when the order was made.
+    ``credits_per_unit`` is what one unit of ``base`` buys, fixed when the order was created.
     """
 
     base: str
@@ -46,7 +46,7 @@ class FxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_fx(currency: str, captured_at: datetime) -> FxSnapshot:
-    """The rate of an order whose money is settled as it is presented: one to one."""
+    """Return the rate of an order whose money is settled in the currency it is presented in: one to one."""
     return FxSnapshot(base=currency, quote=currency, rate="1", source="identity", captured_at=captured_at)
 
 
@@ -55,7 +55,7 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``operation_id`` is reserved for the credit, so that crediting twice is a repeated key. ``sandbox_event_id`` and
     ``signed_at`` (unix seconds) belong to the descriptor of a sandbox order. ``livemode`` is None where the
-    provider is not asked to agree on it.
+    provider's mode is not compared.
     """
 
     order_id: str
@@ -87,7 +87,7 @@ class Statuses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of an order's history: the statuses after the change, and what made it. ``at`` is our clock."""
+    """One entry of an order's history: the statuses after the change, and its cause. ``at`` is our clock."""
 
     statuses: Statuses
     source: Source
@@ -98,7 +98,7 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LedgerMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation on the account that the order asks for; ``amount_micro`` is above zero for both kinds."""
+    """One operation on the account that the order requires; ``amount_micro`` is above zero for both kinds."""
 
     kind: Literal["credit", "reversal"]
     amount_micro: int
@@ -107,23 +107,23 @@ class LedgerMove(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signed_micro(self) -> int:
-        """What the move adds to the account's balance."""
+        """The move's signed effect on the account's balance."""
         return self.amount_micro if self.kind == "credit" else -self.amount_micro
 
 
 class BalanceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Under which event a balance transaction was first read, and when."""
+    """The event under which a balance transaction was first read, and when."""
 
     event_id: str
     scanned_at: datetime
 
 
 class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an order stands. Outcome times are set once and never cleared.
+    """The current state of an order. Outcome times are set once and never cleared.
 
-    ``moves`` are all ledger operations so far. ``event_ids`` are all events ever taken in, synthetic ones too, in
-    the order they came. ``reconcile_due_at`` is when to look at the provider next; ``reconcile_tries`` counts the
-    looks since something last changed.
+    ``moves`` are all ledger operations so far. ``event_ids`` are all events ever applied, synthetic ones too, in
+    order of arrival. ``reconcile_due_at`` is when to reconcile with the provider next; ``reconcile_tries`` counts
+    the reconciles since the last change.
     """
 
     statuses: Statuses = Statuses()
@@ -151,7 +151,7 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A payment order at one version. ``wake_at`` is when it next wants a look; None when never."""
+    """A payment order at one version. ``wake_at`` is when its next timer is due; None if never."""
 
     version: int
     updated_at: datetime
@@ -166,7 +166,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def account_id(self) -> str:
-        """Whose order it is."""
+        """The id of the account that owns the order."""
         return self.request.account_id
 
     @property
@@ -176,7 +176,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> OrderStatus:
-        """The first of the five: whether the order was paid."""
+        """Whether the order was paid: the first of the five statuses."""
         return self.state.statuses.status
 
     @property
@@ -186,7 +186,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def provider_event_id(self) -> str | None:
-        """The last event that was applied, or the one a sandbox order waits for."""
+        """The last event that was applied, or the one that a sandbox order expects."""
         return self.state.applied_event_id or self.request.sandbox_event_id
 
     @property
@@ -196,18 +196,18 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reversal_operation_ids(self) -> tuple[str, ...]:
-        """The operations behind the credit: reversals, and what came back of them."""
+        """The operations after the credit: reversals, and reinstated amounts."""
         return tuple(each for each in self.ledger_operation_refs if each != self.request.operation_id)
 
     @property
     def balance_transaction_ids(self) -> tuple[str, ...]:
-        """The provider's balance transactions of this order, also those known by id alone."""
+        """The provider's balance transactions of this order, including those known by id alone."""
         facts = self.state.facts
         return tuple(dict.fromkeys((*facts.balance, *facts.charge_balances.values())))
 
 
 class AmountBreakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """What was ordered, what the provider keeps of it, and what is left. Credits given are the gross amount."""
+    """What was ordered, the provider's fee, and what is left. Credits given are the gross amount."""
 
     gross_micro: int
     fee_micro: int
@@ -217,7 +217,7 @@ class AmountBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BalanceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A balance transaction and where we read it."""
+    """A balance transaction, and the event under which it was read."""
 
     transaction: BalanceTransaction
     event_id: str
@@ -225,7 +225,7 @@ class BalanceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReconcileCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an order has been compared with the provider."""
+    """How far an order has been reconciled with the provider."""
 
     provider: str
     brand_id: str
@@ -240,7 +240,7 @@ class ReconcileCursor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown_of(order: Order) -> AmountBreakdown:
-    """The order's amounts; the fee is 0 until a balance transaction has told it."""
+    """Return the order's amounts; the fee is 0 until a balance transaction states it."""
     request = order.request
     fee_micro = 0
     for transaction in order.state.facts.balance.values():
@@ -256,7 +256,7 @@ def breakdown_of(order: Order) -> AmountBreakdown:
 
 
 def fx_of(order: Order) -> FxSnapshot:
-    """The exchange rate as last known: the provider's own once it has settled the charge in another currency."""
+    """Return the latest known exchange rate: the provider's once it has settled the charge in another currency."""
     frozen = order.request.fx
     for transaction_id in sorted(order.state.facts.balance):
         transaction = order.state.facts.balance[transaction_id]
@@ -273,7 +273,7 @@ def fx_of(order: Order) -> FxSnapshot:
 
 
 def balance_refs_of(order: Order) -> tuple[BalanceRef, ...]:
-    """The balance transactions whose lines were read, in the order they were."""
+    """Return the balance transactions that were read, in reading order."""
     known, readings = order.state.facts.balance, order.state.balance_readings
     return tuple(
         BalanceRef(transaction=known[each], event_id=reading.event_id, scanned_at=reading.scanned_at)
@@ -282,7 +282,7 @@ def balance_refs_of(order: Order) -> tuple[BalanceRef, ...]:
 
 
 def cursor_of(order: Order) -> ReconcileCursor:
-    """How far the order has been compared with its provider. A sandbox has no object to compare with."""
+    """Return how far the order has been reconciled. A sandbox order has no provider object."""
     request, state = order.request, order.state
     is_card = request.provider == "cardprovider"
     return ReconcileCursor(
@@ -300,7 +300,7 @@ def cursor_of(order: Order) -> ReconcileCursor:
 
 
 def _presented(transaction: BalanceTransaction, currency: str) -> int:
-    """A fee in the order's own currency; 0 where it was taken in another and no rate is known."""
+    """Return a fee in the order's own currency; 0 if it was taken in another currency and no rate is known."""
     if transaction.currency == currency:
         return transaction.fee_micro
     rate = Decimal(transaction.exchange_rate or "0")

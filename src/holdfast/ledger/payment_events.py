@@ -1,8 +1,8 @@
-"""Reading a card provider's webhook events: what they are called, whose they are, and the facts they carry.
+"""Parse a card provider's webhook events: their type, the order they belong to, and the facts they carry.
 
-The signature has been verified over the same bytes before. An event is ``handled`` where its type is one we act on
-and it names something by which an order can be found; everything else is to be answered with 200 and left alone,
-since a provider's account may serve others beside us.
+The signature over the same bytes has already been verified. An event is ``handled`` if its type is one that changes
+orders and it carries an id by which an order can be found; every other event is answered with 200 and ignored,
+since a provider account may serve other systems too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Handling = Literal["handled", "unhandled_type", "not_ours"]
 
 EVENT_BYTES_MAX = 1024 * 1024
 METADATA_ORDER_KEY = "order_id"
-"""The key of a provider object's metadata that we write our order's id into."""
+"""The key of a provider object's metadata that holds our order's id."""
 
 _ORDER_ID = re.compile(r"ord_[0-9A-Za-z_-]{1,64}", re.ASCII)
 _DECODER = msgspec.json.Decoder(float_hook=str)
@@ -47,7 +47,7 @@ _DECODER = msgspec.json.Decoder(float_hook=str)
 class CardEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A card provider's event. ``created`` and ``PaymentEvent.at`` are unix seconds of its clock.
 
-    ``order_id`` is what the object's metadata says; refunds, disputes and the like carry none, and their order is
+    ``order_id`` is taken from the object's metadata; refunds, disputes and the like carry none, and their order is
     found by ``payment_id`` or ``charge_id``. ``payment`` is None unless the event is handled.
     """
 
@@ -62,7 +62,7 @@ class CardEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What surrounds an event's object."""
+    """The fields of an event that its object's reader needs."""
 
     at: int
     account: str | None
@@ -70,14 +70,14 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Reader = Callable[[Object, _Context], tuple[tuple[Fact, ...], str]]
-"""Gives the facts of an object, and the word for the history."""
+"""Returns the facts of an object, and the reason for the history."""
 
 
 def parse_card_event(body: bytes) -> CardEvent | Refusal:
-    """Read an event from the body of a verified webhook.
+    """Parse the body of a verified webhook.
 
     Refuses: ``invalid_event`` for a body that is not a JSON event with ``id``, ``type``, ``created`` and
-    ``data.object``, or whose object is not what its type promises.
+    ``data.object``, or whose object does not match its type.
     """
     if len(body) > EVENT_BYTES_MAX:
         return _invalid("The event is too large.")
@@ -126,7 +126,7 @@ def _read(event: Object) -> CardEvent:
 
 
 def _names(kind: str, found: Object) -> tuple[str | None, str | None, str | None]:
-    """Our order, the payment and the charge an object belongs to, as far as it says."""
+    """Return the order id, payment id and charge id that an object names."""
     metadata = found.get("metadata")
     named = metadata.get(METADATA_ORDER_KEY) if isinstance(metadata, dict) else None
     order_id = named if isinstance(named, str) and _ORDER_ID.fullmatch(named) else None
@@ -144,17 +144,17 @@ def _intent_paid(found: Object, context: _Context) -> tuple[tuple[Fact, ...], st
 
 def _attempt(status: Literal["requires_action", "processing", "failed", "canceled"]) -> _Reader:
     def read(found: Object, context: _Context) -> tuple[tuple[Fact, ...], str]:
-        why = failure_code(found, status)
-        word = f"payment_{status}" if why is None else f"payment_{status}: {why}"
-        # Nothing but the attempt: an overtaken event then tells nothing at all.
-        return (attempt_fact(found, status, at=context.at),), word
+        failure = failure_code(found, status)
+        reason = f"payment_{status}" if failure is None else f"payment_{status}: {failure}"
+        # Only the attempt: a stale event then adds nothing.
+        return (attempt_fact(found, status, at=context.at),), reason
 
     return read
 
 
-def _charge(word: str) -> _Reader:
+def _charge(reason: str) -> _Reader:
     def read(found: Object, context: _Context) -> tuple[tuple[Fact, ...], str]:
-        return charge_facts(found, at=context.at, account=context.account), word
+        return charge_facts(found, at=context.at, account=context.account), reason
 
     return read
 
@@ -182,9 +182,9 @@ def _warning(found: Object, _context: _Context) -> tuple[tuple[Fact, ...], str]:
 
 def _review(found: Object, context: _Context) -> tuple[tuple[Fact, ...], str]:
     closed = context.type == "review.closed"
-    why = code(found.get("closed_reason")) or code(found.get("reason"))
-    word = "review_closed" if closed else "review_opened"
-    return review_facts(found, closed=closed), word if why is None else f"{word}: {why}"
+    detail = code(found.get("closed_reason")) or code(found.get("reason"))
+    reason = "review_closed" if closed else "review_opened"
+    return review_facts(found, closed=closed), reason if detail is None else f"{reason}: {detail}"
 
 
 _READERS: Mapping[str, _Reader] = {
@@ -213,7 +213,7 @@ _READERS: Mapping[str, _Reader] = {
 }
 
 HANDLED_TYPES = tuple(_READERS)
-"""Every event type that changes an order; what a webhook endpoint subscribes to."""
+"""Every event type that changes an order; a webhook endpoint subscribes to these."""
 
 
 def _invalid(message: str) -> Refusal:

@@ -1,6 +1,6 @@
-"""What a payment provider can tell about an order, each telling as a value: a fact.
+"""What a payment provider can report about an order, each report as a value: a fact.
 
-A fact stays true whatever is told later, so facts may come in any order and any number of times. Amounts are in
+A fact stays true whatever is reported later, so facts may arrive in any order, any number of times. Amounts are in
 micro-units of their currency (one dollar is 1_000_000), whatever the provider's own minor unit is; ``at`` is the
 provider's clock in unix seconds.
 """
@@ -23,7 +23,7 @@ DisputeStatus = Literal[
 ReviewVerdict = Literal["open", "closed", "approved", "refunded_as_fraud"]
 
 PROVIDER_AMOUNT_MINOR_MAX = 10**14
-"""The largest amount believed of a provider, in minor units; more is a malformed event."""
+"""The largest amount accepted from a provider, in minor units; an event with more is malformed."""
 
 _WHOLE_UNIT_CURRENCIES = frozenset({
     "BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "UGX", "VND", "VUV", "XAF", "XOF", "XPF",
@@ -32,14 +32,14 @@ _THREE_DECIMAL_CURRENCIES = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
 
 
 def micro_per_minor(currency: str) -> int:
-    """How many micro-units one minor unit of ``currency`` (upper case) is: 10_000 for a cent."""
+    """Return how many micro-units one minor unit of ``currency`` (upper case) is: 10_000 for a cent."""
     if currency in _WHOLE_UNIT_CURRENCIES:
         return 1_000_000
     return 1_000 if currency in _THREE_DECIMAL_CURRENCIES else 10_000
 
 
 class Paid(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="paid", omit_defaults=True):
-    """Money was captured. ``payment_id`` is the intent, or the charge itself where it belongs to none."""
+    """Money was captured. ``payment_id`` is the intent, or the charge itself if it has no intent."""
 
     payment_id: str
     charge_id: str | None = None
@@ -51,7 +51,7 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="pai
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="attempt", omit_defaults=True):
-    """How the newest attempt to pay stands; never money. ``reason`` is the decline or cancellation code."""
+    """The status of the newest attempt to pay; never money. ``reason`` is the decline or cancellation code."""
 
     status: ProgressStatus
     at: int
@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="
 
 
 class ChargeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="charge", omit_defaults=True):
-    """Which payment a charge belongs to, and the id of its balance transaction once there is one."""
+    """Which payment a charge belongs to, and the id of its balance transaction once it has one."""
 
     charge_id: str
     payment_id: str
@@ -67,7 +67,7 @@ class ChargeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
 
 
 class RefundSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="refund", omit_defaults=True):
-    """One refund and how it stands. A refund that succeeded may still fail later."""
+    """One refund and its status. A refund that succeeded may still fail later."""
 
     refund_id: str
     status: RefundStatus
@@ -79,7 +79,7 @@ class RefundSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
 class RefundedTotal(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="refunded_total", omit_defaults=True
 ):
-    """All that was ever refunded of a charge so far: a running total, not one refund."""
+    """The total refunded of a charge so far: a running total, not one refund."""
 
     charge_id: str
     payment_id: str
@@ -87,7 +87,7 @@ class RefundedTotal(
 
 
 class DisputeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="dispute", omit_defaults=True):
-    """How the case of a dispute stands. ``status`` None: one we have no word for, so only the rest counts."""
+    """The status of a dispute; None for a status unknown to this release, so that only the rest counts."""
 
     dispute_id: str
     status: DisputeStatus | None
@@ -103,7 +103,7 @@ class DisputeSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", t
 class DisputeMoney(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="dispute_money", omit_defaults=True
 ):
-    """One movement of a dispute's money: below zero it was taken from us, above zero it came back. Without fees."""
+    """One movement of a dispute's money: below zero it was withdrawn, above zero it was returned. Without fees."""
 
     dispute_id: str
     transaction_id: str
@@ -127,7 +127,7 @@ class ReviewSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
 class BalanceTransaction(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="balance", omit_defaults=True
 ):
-    """A line of the provider's own books: ``net = amount - fee``, all signed, in the currency of settlement.
+    """A balance transaction of the provider: ``net = amount - fee``, all signed, in the currency of settlement.
 
     ``exchange_rate`` is a decimal string: presented amount times rate is settled amount. ``available_on`` is in
     unix seconds.
@@ -153,10 +153,10 @@ Fact = (
 
 
 class PaymentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a provider told about one order: its id, its name, and the facts it carries.
+    """A provider's event about one order: its id, its type, and the facts it carries.
 
     ``event_id`` is the provider's, or a synthetic one for what a reconcile read; one id is applied once.
-    ``reason`` is the word that goes into the order's history.
+    ``reason`` is what the order's history records.
     """
 
     event_id: str

@@ -1,8 +1,8 @@
-"""Reading a card provider's objects (payment intents, charges, refunds, disputes, …) as facts about an order.
+"""Parse a card provider's objects (payment intents, charges, refunds, disputes, …) into facts about an order.
 
-Providers leave optional nulls out, name other objects by id or by the whole object, and add values over the years.
-So everything optional is read with a default, and a status we have no word for tells nothing by itself. What must
-be there and is not, or has the wrong shape, raises :class:`Malformed`.
+Providers omit optional nulls, refer to other objects by id or embed them, and add values over the years. So
+everything optional has a default, and an unknown status adds no fact by itself. A required field that is missing or
+has the wrong type raises :class:`Malformed`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from holdfast.ledger.payment_facts import (
 )
 
 Object = Mapping[str, object]
-"""A JSON object; numbers with a fraction have been read as strings, so that no float touches money."""
+"""A JSON object; numbers with a fraction are decoded as strings, so that no float touches money."""
 
 LISTED_MAX_COUNT = 500
-"""How many entries of one list inside an object are read."""
+"""How many entries of one list inside an object are parsed."""
 
 _ID = re.compile(r"[!-~]{1,255}", re.ASCII)
 _CURRENCY = re.compile(r"[A-Za-z]{3}", re.ASCII)
@@ -53,11 +53,11 @@ _INTENT_ATTEMPTS: Mapping[str, ProgressStatus] = {
 
 
 class Malformed(Exception):
-    """An object is not what it says it is; the text names the place."""
+    """An object lacks a required field or a field has the wrong type; the text names the field."""
 
 
 def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) -> tuple[Fact, ...]:
-    """What an intent tells: whose charge is the latest and, where it was ``paid``, how much was captured."""
+    """Return the facts of an intent: its latest charge and, if it was ``paid``, how much was captured."""
     payment_id = object_id(intent)
     charge = intent.get("latest_charge")
     charge_id = reference(charge)
@@ -86,12 +86,12 @@ def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) ->
 
 
 def attempt_fact(intent: Object, status: ProgressStatus, *, at: int) -> Attempt:
-    """How an attempt stands, with the provider's code where it failed or was called off."""
+    """Return an attempt's status, with the provider's code if it failed or was canceled."""
     return Attempt(status=status, at=at, reason=failure_code(intent, status))
 
 
 def attempt_status(intent: Object) -> ProgressStatus:
-    """The state of an intent that was not paid, in our words. A refused attempt leaves an error behind."""
+    """Return the status of an intent that was not paid. A declined attempt leaves a ``last_payment_error``."""
     status = intent.get("status")
     if status == "requires_payment_method":
         return "failed" if isinstance(intent.get("last_payment_error"), dict) else "pending"
@@ -99,7 +99,7 @@ def attempt_status(intent: Object) -> ProgressStatus:
 
 
 def failure_code(intent: Object, status: ProgressStatus) -> str | None:
-    """Why an attempt ended, as a code; None where nothing says it."""
+    """Return the code of why an attempt ended; None if the intent has none."""
     error = intent.get("last_payment_error")
     if status == "failed" and isinstance(error, dict):
         return code(error.get("decline_code")) or code(error.get("code")) or code(error.get("type"))
@@ -109,7 +109,7 @@ def failure_code(intent: Object, status: ProgressStatus) -> str | None:
 def charge_facts(
     charge: Object, *, at: int, account: str | None, payment_id: str | None = None
 ) -> tuple[Fact, ...]:
-    """What a charge tells: which payment it belongs to, whether it was captured, and what was refunded of it."""
+    """Return the facts of a charge: its payment, whether it was captured, and what was refunded of it."""
     charge_id = object_id(charge)
     payment_id = reference(charge.get("payment_intent")) or payment_id or charge_id
     currency = currency_of(charge)
@@ -142,7 +142,7 @@ def charge_facts(
 
 
 def refund_facts(refund: Object, *, payment_id: str | None = None) -> tuple[Fact, ...]:
-    """What a refund tells. Without a status it is an old one, which existed only once it had succeeded."""
+    """Return the facts of a refund. Old refunds have no status; they existed only once they had succeeded."""
     refund_id = object_id(refund)
     status = refund.get("status") or "succeeded"
     facts: list[Fact] = []
@@ -163,7 +163,7 @@ def refund_facts(refund: Object, *, payment_id: str | None = None) -> tuple[Fact
 
 
 def dispute_facts(dispute: Object, *, withdrawn: bool = False, reinstated: bool = False) -> tuple[Fact, ...]:
-    """What a dispute tells: how the case stands, and every movement of its money that it lists."""
+    """Return the facts of a dispute: its status, and every movement of money that it lists."""
     dispute_id = object_id(dispute)
     status = dispute.get("status")
     currency = currency_of(dispute)
@@ -196,12 +196,12 @@ def dispute_facts(dispute: Object, *, withdrawn: bool = False, reinstated: bool 
 
 
 def warning_facts(warning: Object) -> tuple[Fact, ...]:
-    """What an early fraud warning tells."""
+    """Return the facts of an early fraud warning."""
     return (FraudWarning(warning_id=object_id(warning)),)
 
 
 def review_facts(review: Object, *, closed: bool) -> tuple[Fact, ...]:
-    """What a review tells; how it was closed stands in ``closed_reason``, or else in ``reason``."""
+    """Return the facts of a review; how it was closed is in ``closed_reason``, or else in ``reason``."""
     why = review.get("closed_reason") or review.get("reason")
     verdict: ReviewVerdict = "closed" if closed else "open"
     if closed and why in ("approved", "refunded_as_fraud"):
@@ -210,7 +210,7 @@ def review_facts(review: Object, *, closed: bool) -> tuple[Fact, ...]:
 
 
 def balance_fact(entry: Object, source_id: str, source_type: str) -> BalanceTransaction:
-    """A line of the provider's books."""
+    """Parse a balance transaction."""
     currency = currency_of(entry)
     amount = amount_of(entry, "amount", currency, signed=True)
     fee = amount_of(entry, "fee", currency, signed=True) if entry.get("fee") is not None else 0
@@ -233,7 +233,7 @@ def balance_fact(entry: Object, source_id: str, source_type: str) -> BalanceTran
 
 
 def object_id(found: Object) -> str:
-    """An object's own id."""
+    """Return an object's own id."""
     given = found.get("id")
     if not isinstance(given, str) or _ID.fullmatch(given) is None:
         raise Malformed("an object has no usable id")
@@ -241,13 +241,13 @@ def object_id(found: Object) -> str:
 
 
 def reference(value: object) -> str | None:
-    """The id another object is named by, whether as a string or as the object itself."""
+    """Return the id of another object, which is named by a string or embedded."""
     given = value.get("id") if isinstance(value, dict) else value
     return given if isinstance(given, str) and _ID.fullmatch(given) else None
 
 
 def amount_of(found: Object, key: str, currency: str, *, signed: bool = False) -> int:
-    """An amount in minor units of ``currency``, as micro-units."""
+    """Return an amount in minor units of ``currency`` as micro-units."""
     value = found.get(key)
     least = -PROVIDER_AMOUNT_MINOR_MAX if signed else 0
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= PROVIDER_AMOUNT_MINOR_MAX:
@@ -256,7 +256,7 @@ def amount_of(found: Object, key: str, currency: str, *, signed: bool = False) -
 
 
 def currency_of(found: Object) -> str:
-    """An object's currency in upper case."""
+    """Return an object's currency in upper case."""
     value = found.get("currency")
     if not isinstance(value, str) or _CURRENCY.fullmatch(value) is None:
         raise Malformed("currency is not a currency code")
@@ -264,7 +264,7 @@ def currency_of(found: Object) -> str:
 
 
 def moment(found: Object, key: str) -> int:
-    """A time in unix seconds."""
+    """Return a time in unix seconds."""
     value = found.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOMENT_MAX:
         raise Malformed(f"{key} is not a time")
@@ -272,17 +272,17 @@ def moment(found: Object, key: str) -> int:
 
 
 def code(value: object) -> str | None:
-    """A machine-readable word of the provider's; None for anything else, so that no free text gets in."""
+    """Return one of the provider's machine-readable codes; None for anything else, so that no free text gets in."""
     return value if isinstance(value, str) and _CODE.fullmatch(value) else None
 
 
 def flag(found: Object, key: str) -> bool | None:
-    """A yes or no that may be missing."""
+    """Return a boolean, or None if it is missing."""
     value = found.get(key)
     return value if isinstance(value, bool) else None
 
 
 def listed(value: object) -> list[Object]:
-    """The objects of a list, which comes bare or inside a list object; ids alone tell nothing and are left out."""
+    """Return the objects of a list, bare or inside a list object; bare ids are skipped."""
     found = value.get("data") if isinstance(value, dict) else value
     return [each for each in found[:LISTED_MAX_COUNT] if isinstance(each, dict)] if isinstance(found, list) else []

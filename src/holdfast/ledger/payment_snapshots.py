@@ -1,7 +1,7 @@
-"""What a look at the provider found of one order, told as events of our own making.
+"""Snapshots of one order's objects at the provider, represented as synthetic events.
 
-Each fact becomes one synthetic event whose id follows from what it tells: looking twice makes the same ids, so the
-second look is a duplicate, and a webhook that comes later finds its facts known and nothing left to post.
+Each fact becomes one synthetic event whose id is derived from its content: reading twice yields the same ids, so
+the second event is a duplicate, and a later webhook finds its facts known and nothing left to post.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SYNTHETIC_PREFIX = "syn_"
 
 
 class ProviderSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at the provider. ``settled``: its intent is over, so nothing more will be paid by it.
+    """One read of the provider. ``settled``: the intent has ended, so nothing more will be paid by it.
 
-    ``unavailable`` says why the look could not be had; then there are no events.
+    ``unavailable`` is the reason why the read failed; then there are no events.
     """
 
     events: tuple[PaymentEvent, ...] = ()
@@ -59,10 +59,10 @@ def snapshot_of(
     refunds: Iterable[Object] = (),
     disputes: Iterable[Object] = (),
 ) -> ProviderSnapshot:
-    """Read an intent as retrieved at ``as_of`` (unix seconds), best with its latest charge expanded, that charge's
-    refunds and balance transaction too, and the refunds and disputes that were listed for it.
+    """Parse an intent retrieved at ``as_of`` (unix seconds), preferably with its latest charge, that charge's
+    refunds and its balance transaction expanded, and the refunds and disputes listed for it.
 
-    Raises :class:`~holdfast.ledger.payment_objects.Malformed` where an object is not what it should be.
+    Raises :class:`~holdfast.ledger.payment_objects.Malformed` for an object without its required fields.
     """
     payment_id = object_id(intent)
     status = intent.get("status")
@@ -74,7 +74,7 @@ def snapshot_of(
         facts += refund_facts(refund, payment_id=payment_id)
     for dispute in disputes:
         facts += dispute_facts(dispute)
-    # What money was captured comes first, so that what went back of it is told of a paid order.
+    # Captures come first, so that reversals are applied to a paid order.
     facts.sort(key=lambda fact: not isinstance(fact, Paid))
     attempt_of = reference(intent.get("latest_charge")) or payment_id
     events: dict[str, PaymentEvent] = {}
@@ -85,9 +85,9 @@ def snapshot_of(
 
 
 def synthetic_event_id(provider: str, object_id: str, kind: str, status: str, amount_micro: int) -> str:
-    """The id of a fact that was read, not told: the same for the same fact, whenever it is read."""
-    told = "|".join((provider, object_id, kind, status, str(amount_micro)))
-    return SYNTHETIC_PREFIX + hashlib.sha256(told.encode()).hexdigest()[:26]
+    """Return the id of a fact that was read from the provider: the same for the same fact, whenever it is read."""
+    identity = "|".join((provider, object_id, kind, status, str(amount_micro)))
+    return SYNTHETIC_PREFIX + hashlib.sha256(identity.encode()).hexdigest()[:26]
 
 
 def _event(fact: Fact, *, provider: str, at: int, attempt_of: str) -> PaymentEvent:
@@ -104,12 +104,12 @@ def _event(fact: Fact, *, provider: str, at: int, attempt_of: str) -> PaymentEve
 
 
 def _identity(fact: Fact, attempt_of: str) -> tuple[str, str, int, str]:
-    """What tells one fact from another: the object, its status and amount; and the word for the history."""
+    """Return what identifies a fact (the object, its status and amount) and the reason for the history."""
     match fact:
         case Paid():
             return fact.payment_id, f"succeeded:{fact.currency}", fact.amount_micro, CREDIT_REASON
         case Attempt():
-            # Named by its charge: a second attempt may be in a state that the first one was in.
+            # Identified by its charge: a second attempt may have a status that the first one had.
             return attempt_of, fact.status, 0, f"payment_{fact.status}"
         case ChargeSeen():
             return fact.charge_id, fact.balance_transaction_id or "", 0, "charge_updated"
@@ -120,8 +120,8 @@ def _identity(fact: Fact, attempt_of: str) -> tuple[str, str, int, str]:
         case DisputeSeen():
             return fact.dispute_id, fact.status or "", fact.amount_micro, f"dispute_{fact.status or 'changed'}"
         case DisputeMoney():
-            moved = "funds_withdrawn" if fact.amount_micro < 0 else "funds_reinstated"
-            return fact.transaction_id, fact.dispute_id, fact.amount_micro, f"dispute_{moved}"
+            movement = "funds_withdrawn" if fact.amount_micro < 0 else "funds_reinstated"
+            return fact.transaction_id, fact.dispute_id, fact.amount_micro, f"dispute_{movement}"
         case FraudWarning():
             return fact.warning_id, "", 0, "fraud_warning"
         case ReviewSeen():

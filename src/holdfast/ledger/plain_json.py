@@ -1,4 +1,4 @@
-"""JSON values from outside: copied within limits, numbers evened out, and written in one canonical form."""
+"""JSON values from callers: copied within limits, numbers normalized, and encoded in one canonical form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import msgspec
 
 DEPTH_LEVELS_MAX = 16
-"""How many objects and lists may stand inside one another."""
+"""How many objects and lists may be nested."""
 
 VALUES_MAX = 2_000
 """How many values of any kind one document may hold."""
@@ -16,11 +16,11 @@ TEXT_BYTES_MAX = 2 * 1024 * 1024
 """UTF-8 bytes of all strings and keys of one document together."""
 
 NUMBER_MAX = 2**53 - 1
-"""The largest size of a number: up to here every JSON reader keeps integers exact."""
+"""The largest absolute value of a number: up to here every JSON parser represents integers exactly."""
 
 
 class NotPlain(Exception):
-    """A value is not JSON, or passes a limit. ``path`` leads to it; ``reason`` says which rule spoke."""
+    """A value is not JSON, or exceeds a limit. ``path`` leads to it; ``reason`` names the rule."""
 
     def __init__(self, path: tuple[str, ...], reason: str) -> None:
         super().__init__(reason)
@@ -29,22 +29,22 @@ class NotPlain(Exception):
 
 
 def plain_copy(value: object) -> object:
-    """Copy a decoded JSON value; the original stays untouched and shares nothing mutable with the copy.
+    """Copy a decoded JSON value; the copy shares nothing mutable with the original.
 
-    Whole floats become integers (``4.0`` is ``4``), so that equal numbers are written alike. Raises
-    :class:`NotPlain` for anything that is not JSON, for NaN and infinities, for text that a database cannot
-    keep (NUL, lone surrogates), and past any limit of this module.
+    Whole floats become integers (``4.0`` is ``4``), so that equal numbers are encoded alike. Raises
+    :class:`NotPlain` for anything that is not JSON, for NaN and infinities, for text that PostgreSQL cannot store
+    (NUL, lone surrogates), and beyond any limit of this module.
     """
     return _Copier().copy(value, DEPTH_LEVELS_MAX)
 
 
 def canonical_json(value: object) -> bytes:
-    """Write a plain value with sorted keys and no blanks: equal values give equal bytes."""
+    """Encode a plain value with sorted keys and no blanks: equal values give equal bytes."""
     return msgspec.json.encode(value, order="sorted")
 
 
 class _Copier:
-    """One walk over one document, with what is left of its limits."""
+    """One pass over one document, with what remains of its limits."""
 
     __slots__ = ("bytes_left", "values_left")
 
@@ -64,7 +64,7 @@ class _Copier:
                 return value
             case int() if type(value) is int:
                 if not -NUMBER_MAX <= value <= NUMBER_MAX:
-                    raise NotPlain((), "is a number too large to be kept exactly")
+                    raise NotPlain((), "is a number too large to be represented exactly")
                 return value
             case float() if type(value) is float:
                 if not math.isfinite(value) or abs(value) > NUMBER_MAX:

@@ -1,4 +1,4 @@
-"""Quotes: what one input to one model will cost, and the terms a task made from it would run under."""
+"""Quotes: the price of one input to one model, and the terms of a task created from it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "SealedQuote",
     "canonical_json",
     "input_hash_of",
+    "model_not_found",
     "quote_input",
     "quote_matches",
     "seal_quote",
@@ -30,7 +31,7 @@ MODEL_ID_CHARS_SHOWN_MAX = 80
 
 
 class PricedInput(NamedTuple):
-    """An input with its defaults filled in, the same as canonical JSON, and the terms it is priced at."""
+    """An input with its defaults filled in, its canonical JSON, and the terms it is priced at."""
 
     input: dict[str, object]
     input_json: bytes
@@ -38,16 +39,15 @@ class PricedInput(NamedTuple):
 
 
 def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the interface's word
-    """Price ``input`` for a model. The input itself is not changed.
+    """Price ``input`` for a model, without changing it.
 
     Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); 3. ``invalid_input`` (not an object,
-    past a limit, or against the model's schema once defaults are filled in; the message lists every violation
-    and repeats no value); 4. ``quote_unavailable`` (no tier has a price for this input).
+    beyond a limit, or invalid under the model's schema once defaults are filled in; the message lists every
+    violation and repeats no value); 4. ``quote_unavailable`` (no tier has a price for this input).
     """
     model = catalog.models.get(model_id)
     if model is None:
-        named = f" '{model_id}'" if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX and model_id.isprintable() else ""
-        return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
+        return model_not_found(model_id)
     if model.status == "disabled":
         return Refusal(
             code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
@@ -100,13 +100,19 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
     return PricedInput(given, input_json, terms)
 
 
+def model_not_found(model_id: str) -> Refusal:
+    """Return the refusal ``model_not_found``; it names an id of printable characters and limited length."""
+    named = f" '{model_id}'" if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX and model_id.isprintable() else ""
+    return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
+
+
 def input_hash_of(input_json: bytes) -> str:
-    """The hash that binds terms to an input: SHA-256, in hex, of its canonical JSON."""
+    """Return the hash that binds terms to an input: SHA-256, in hex, of its canonical JSON."""
     return hashlib.sha256(input_json).hexdigest()
 
 
 def _invalid(violations: list[Violation]) -> Refusal:
-    """One refusal for all violations; its ``param`` is the place of the first."""
+    """Return one refusal for all violations; its ``param`` is the place of the first."""
     lines = [f"{_param(each.path)} {each.expected}" for each in violations]
     if len(violations) == VIOLATIONS_MAX:
         lines.append("and there may be more")
@@ -117,7 +123,7 @@ def _invalid(violations: list[Violation]) -> Refusal:
 
 
 def _param(path: tuple[str, ...]) -> str:
-    """A place in the input as ``input.size``; keys are the caller's, so what cannot be shown is replaced."""
+    """Format a place in the input as ``input.size``; unprintable characters of the caller's keys are replaced."""
     joined = ".".join(("input", *path))
     shown = "".join(sign if sign.isprintable() else "?" for sign in joined[:PARAM_CHARS_MAX])
     return shown if len(joined) <= PARAM_CHARS_MAX else shown[:-1] + "…"

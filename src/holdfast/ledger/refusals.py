@@ -1,4 +1,4 @@
-"""Refusals: the answers that say no. They are values, never exceptions, and name the rule that spoke."""
+"""Refusals: results of a rejected command. They are values, never exceptions, and name the rule."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
-    """A command was understood and turned down; nothing changed.
+    """A command was understood and rejected; nothing changed.
 
     ``code`` is one of the codes of the error table (``holdfast.http.errors`` gives each its status).
-    ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``retry_after_s`` for
-    refusals that pass with time; ``param`` names the offending field; ``provider_code`` is the outside provider's
-    own code where it was the one to refuse.
+    ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``retry_after_s`` for refusals
+    that pass with time; ``param`` names the offending field; ``provider_code`` is an external provider's own code
+    if it was the one to refuse.
     """
 
     code: str
@@ -22,4 +22,4 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     retry_after_s: int | None = None
     provider_code: str | None = None
     final: bool = False
-    """True where repeating the same call can never succeed (``x-should-retry: false``)."""
+    """True if repeating the same call can never succeed (``x-should-retry: false``)."""

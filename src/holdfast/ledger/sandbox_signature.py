@@ -1,11 +1,11 @@
 """The signature of a sandbox payment callback: the values are signed, not the bytes.
 
-The descriptor of a sandbox order holds a payload and its signature, ``t=<unix>,v1=<hex>``; whoever "pays" sends
-both back. On the way the payload may be parsed and written anew, so the HMAC-SHA256 runs over a JSON array of the
-values in a fixed order, in which no value can pose as two. The amount stands in it in one form: "10" and "10.00"
-are the same amount. The event id is always the one kept with the order, whether the callback repeats it or not.
+The descriptor of a sandbox order holds a payload and its signature, ``t=<unix>,v1=<hex>``; the payer sends both
+back. The payload may be parsed and encoded again on the way, so the HMAC-SHA256 covers a JSON array of the values
+in a fixed order, in which no value can pass for two. The amount has one form in it: "10" and "10.00" are the same
+amount. The event id is always the one stored with the order, whether the callback repeats it or not.
 
-There is no window of time: the descriptor is good until the order expires.
+There is no time window: the descriptor is valid until the order expires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REQUIRED = ("order_id", "account_id", "amount", "currency", "status")
 
 
 class SandboxValues(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a callback as sent; ``provider_event_id`` is None where the callback left it out."""
+    """The values of a callback as sent; ``provider_event_id`` is None if the callback omits it."""
 
     order_id: str
     account_id: str
@@ -43,12 +43,12 @@ class SandboxValues(msgspec.Struct, frozen=True, kw_only=True):
     provider_event_id: str | None = None
 
     def signed_parts(self) -> tuple[str, str, int | None, str]:
-        """What names the order and its money: order, account, amount in micro-credits, currency."""
+        """Return what identifies the order and its money: order, account, amount in micro-credits, currency."""
         return (self.order_id, self.account_id, _amount_micro(self.amount), self.currency)
 
 
 def read_values(body: Mapping[str, object]) -> SandboxValues | Refusal:
-    """The values of a callback's JSON object; unknown keys are left aside, being neither signed nor used.
+    """Parse a callback's JSON object; unknown keys are ignored, being neither signed nor used.
 
     Refuses: ``missing_parameter`` and ``invalid_parameter``, naming the field. A value is a string of 1 to 128
     printable ASCII characters without blanks.
@@ -71,13 +71,13 @@ def read_values(body: Mapping[str, object]) -> SandboxValues | Refusal:
 
 
 def sign(secret: str | bytes, values: SandboxValues, *, event_id: str, at: int) -> str:
-    """Write the signature of ``values`` for an order whose event is ``event_id``, made at ``at`` (unix seconds).
+    """Return the signature of ``values`` for an order whose event is ``event_id``, created at ``at`` (unix time).
 
     Raises ``ValueError`` for an empty secret, or values that no callback could repeat.
     """
     key = _key(secret)
     if not key:
-        raise ValueError("an empty secret signs nothing")
+        raise ValueError("the signing secret is empty")
     if _amount_micro(values.amount) is None or _TIME.fullmatch(str(at)) is None:
         raise ValueError("the values are not those of a payment")
     return f"t={at},v1={_digest(key, str(at), values, event_id)}"
@@ -86,11 +86,11 @@ def sign(secret: str | bytes, values: SandboxValues, *, event_id: str, at: int) 
 def verify(
     header: str | None, values: SandboxValues, secrets: Sequence[str | bytes], *, event_id: str | None
 ) -> Refusal | None:
-    """Judge a callback's header; None means that it holds.
+    """Verify a callback's signature header; None means that it is valid.
 
-    ``event_id`` is the order's own, or None where there is no such order: then the same work is done and the same
-    answer given as for a wrong signature, so that nobody can find out which orders exist. Empty secrets never
-    verify. Nothing is raised, however odd the header.
+    ``event_id`` is the order's own, or None if the order does not exist: then the same work is done and the same
+    refusal returned as for a wrong signature, so that a caller cannot find out which orders exist. Empty secrets
+    never verify. A malformed header raises nothing.
 
     Refuses: 1. ``missing_signature``; 2. ``invalid_signature``.
     """
@@ -109,7 +109,7 @@ def verify(
 
 
 def _parts(header: str) -> tuple[str, list[str]]:
-    """The time and the digests of a header; none where it is not one of ours."""
+    """Parse a header into its time and digests; no digests if it is malformed."""
     nothing: tuple[str, list[str]] = ("0", [])
     if len(header) > HEADER_CHARS_MAX or not header.isascii():
         return nothing
@@ -128,7 +128,7 @@ def _digest(key: bytes, moment: str, values: SandboxValues, event_id: str) -> st
         moment,
         values.order_id,
         values.account_id,
-        # What is no amount stays as it is: nothing was ever signed with it.
+        # A value that is not an amount is signed as it is: no signature was ever created for it.
         values.amount if amount_micro is None else format_amount(amount_micro),
         values.currency,
         values.status,

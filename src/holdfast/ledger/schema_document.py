@@ -1,7 +1,7 @@
-"""A JSON Schema as a document: its references checked, its parts looked up, its bounds read.
+"""A JSON Schema as a document: its references checked, its parts resolved, its bounds read.
 
-References lead to other places in the same document and never round in a circle, so nothing is ever fetched and
-every walk through a schema ends.
+References point to other places in the same document and never form a cycle, so nothing is ever fetched and every
+traversal of a schema ends.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _at(reference: str, root: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def check_document(document: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` unless every reference is local and ends."""
+    """Raise ``ValueError`` unless every reference is local and acyclic."""
     _check_below(document, document, ())
 
 
 def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ...]) -> None:
-    """Check one part and all below it. ``passed`` are the references followed to get here."""
+    """Check one part and everything nested in it. ``passed`` are the references followed so far."""
     if isinstance(node, list):
         for item in node:
             _check_below(item, root, passed)
@@ -57,7 +57,7 @@ def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ..
         if key in {"properties", "patternProperties", "dependentSchemas"} and isinstance(below, dict):
             for schema in below.values():
                 _check_below(schema, root, passed)
-        # Definitions are followed from where they are used; the others hold values, not schemas.
+        # Definitions are checked where they are referenced; the other keys hold values, not schemas.
         elif key not in {"$defs", "definitions", "default", "enum", "const", "examples"}:
             _check_below(below, root, passed)
 
@@ -65,7 +65,7 @@ def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ..
 def number_range(
     schema: Mapping[str, object], root: Mapping[str, object]
 ) -> tuple[Fraction | None, Fraction | None] | None:
-    """The least and the greatest number a part admits (None: open), or None where it admits no number at all."""
+    """Return the lowest and the highest number a part allows (None: unbounded), or None if it allows no number."""
     schema = resolve(schema, root)
     branches = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(branches, list):

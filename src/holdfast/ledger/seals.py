@@ -1,8 +1,8 @@
-"""Sealed quotes: the whole quote travels inside its id, signed, so that quoting writes nothing anywhere.
+"""Sealed quotes: the whole quote is contained in its signed id, so that quoting stores nothing.
 
-The id reads ``quo_<32 hex>.<payload>.<mark>``: a nonce, the quote as MessagePack, and an HMAC-SHA256 over the
-two as they are written, the latter two in base64url without padding. The mark covers the text, not what it
-decodes to, so there is exactly one id for one quote and any changed character voids it.
+The id is ``quo_<32 hex>.<payload>.<signature>``: a nonce, the quote as MessagePack, and an HMAC-SHA256 over those
+two as encoded, the last two parts in base64url without padding. The signature covers the text, not the decoded
+quote, so there is exactly one id for one quote and any changed character invalidates it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Terms
 
 QUOTE_ID_CHARS_MAX = 8192
-"""The longest text that is looked at as a quote id."""
+"""The longest text that is parsed as a quote id."""
 
 _PURPOSE = b"holdfast quote 1\0"
-"""Keeps marks of quotes apart from whatever else the same key may sign."""
+"""Separates signatures of quotes from anything else signed with the same key."""
 
 
 class SealedQuote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A quote as promised. ``quote_id`` is the nonce; with ``account_id`` None anyone may use it."""
+    """A quote as promised. ``quote_id`` is the nonce; if ``account_id`` is None any account may use it."""
 
     quote_id: str
     terms: Terms
@@ -39,39 +39,39 @@ _decoder = msgspec.msgpack.Decoder(SealedQuote)
 
 
 def seal_quote(quote: SealedQuote, key: bytes) -> str:
-    """Write a quote as its public id."""
+    """Encode a quote as its public id."""
     assert quote.expires_at.tzinfo is not None
     signed = f"{quote.quote_id}.{_base64(_encoder.encode(quote))}"
-    return f"{signed}.{_mark(signed, key)}"
+    return f"{signed}.{_signature(signed, key)}"
 
 
 def unseal_quote(quote_id: str, key: bytes, now: datetime) -> SealedQuote | Refusal:
-    """Read a public quote id back.
+    """Decode a public quote id.
 
-    Refuses: 1. ``quote_mismatch`` (not an id that this key sealed); 2. ``quote_expired``.
+    Refuses: 1. ``quote_mismatch`` (not an id that this key signed); 2. ``quote_expired``.
     """
     if len(quote_id) > QUOTE_ID_CHARS_MAX or not quote_id.isascii():
-        return _mismatch("This is not a quote id of this service.")
-    signed, _, mark = quote_id.rpartition(".")
-    if not hmac.compare_digest(mark, _mark(signed, key)):
-        return _mismatch("This is not a quote id of this service.")
+        return _mismatch("The quote id was not issued by this service.")
+    signed, _, signature = quote_id.rpartition(".")
+    if not hmac.compare_digest(signature, _signature(signed, key)):
+        return _mismatch("The quote id was not issued by this service.")
     nonce, _, payload = signed.partition(".")
     try:
         quote = _decoder.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     except (msgspec.DecodeError, binascii.Error):
-        # Sealed by a release whose quotes looked different.
-        return _mismatch("This quote can no longer be read; ask for a new one.")
+        # Sealed by a release with another quote format.
+        return _mismatch("The quote was issued by an earlier release; request a new one.")
     if quote.quote_id != nonce:
-        return _mismatch("This is not a quote id of this service.")
+        return _mismatch("The quote id was not issued by this service.")
     if now >= quote.expires_at:
         return Refusal(
-            code="quote_expired", message="The quote has expired; ask for a new one.", param="quote_id", final=True
+            code="quote_expired", message="The quote has expired; request a new one.", param="quote_id", final=True
         )
     return quote
 
 
 def quote_matches(sealed: SealedQuote, *, model: str, input_hash: str, account_id: str) -> Refusal | None:
-    """Whether a quote was made for this model, this input and this account, or for any account.
+    """Check that a quote was issued for this model, this input and this account, or for any account.
 
     Refuses: ``quote_mismatch``.
     """
@@ -88,7 +88,7 @@ def _mismatch(message: str) -> Refusal:
     return Refusal(code="quote_mismatch", message=message, param="quote_id")
 
 
-def _mark(signed: str, key: bytes) -> str:
+def _signature(signed: str, key: bytes) -> str:
     return _base64(hmac.digest(key, _PURPOSE + signed.encode(), "sha256"))
 
 

@@ -35,7 +35,7 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
     """
     key = _key(secret)
     if not key:
-        raise ValueError("an empty secret signs nothing")
+        raise ValueError("the signing secret is empty")
     moment = str(at)
     if not _TIME.match(moment):
         raise ValueError("the time of a signature is a non-negative number of seconds")

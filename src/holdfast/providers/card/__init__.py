@@ -1,1 +1,1 @@
-"""Card payments: what the house asks of a card provider, the adapter for the real one, and a stand-in for it."""
+"""Card payments: the interface of a card provider, the adapter for the real one, and an emulator of it."""

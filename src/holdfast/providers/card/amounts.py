@@ -1,4 +1,4 @@
-"""From micro-credits to the minor units in which card providers count.
+"""Conversion of micro-credits to the minor units used by card providers.
 
 Most currencies have two decimals, some none, a few three. One credit is one unit of the order's currency, so a
 micro-credit is a millionth of a unit in every currency.
@@ -18,7 +18,7 @@ DECIMALS_DEFAULT: Final = 2
 
 
 def minor_decimals(currency: str) -> int:
-    """How many decimals the minor unit of ``currency`` has; the code may be written in either case."""
+    """Return how many decimals the minor unit of ``currency`` (in either case) has."""
     code = currency.upper()
     if code in _ZERO_DECIMALS:
         return 0
@@ -26,7 +26,7 @@ def minor_decimals(currency: str) -> int:
 
 
 def minor_from_micro(amount_micro: int, currency: str) -> int:
-    """Micro-credits as minor units. Raises ``ValueError`` where the currency has no coin that small."""
+    """Convert micro-credits to minor units. Raises ``ValueError`` unless the amount is a whole number of them."""
     minor, rest = divmod(amount_micro, _micro_per_minor(currency))
     if rest:
         raise ValueError(f"{amount_micro} micro-credits are not whole minor units of {currency.upper()}")

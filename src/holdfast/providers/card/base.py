@@ -1,11 +1,11 @@
-"""What the house asks of a card provider, whoever it is.
+"""The interface of a card provider.
 
-Amounts are integers in the currency's minor unit, as the provider counts (:mod:`holdfast.providers.card.amounts`
-converts); currency codes are upper case; times are aware UTC datetimes. Nothing here is believed about money: a
-snapshot is what the provider says now, and the payment order's rules decide what follows from it.
+Amounts are integers in the currency's minor unit (:mod:`holdfast.providers.card.amounts` converts); currency codes
+are upper case; times are aware UTC datetimes. A snapshot is what the provider reports now; the payment order's
+rules decide what follows from it.
 
-What goes wrong is raised as a :class:`CardFault`. After :class:`CardUnavailable` or :class:`CardTimeout` it is
-unknown whether the call had an effect; creating an intent again for the same order finds the first one.
+Failures are raised as a :class:`CardFault`. After :class:`CardUnavailable` or :class:`CardTimeout` it is unknown
+whether the call had an effect; creating an intent again for the same order finds the first one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Protocol
 
 
 class CardFault(Exception):
-    """The card provider could not do what it was asked. Its messages never carry the provider's own words."""
+    """A call to the card provider failed. The message never contains the provider's own text."""
 
 
 class CardUnavailable(CardFault):
-    """The provider is unreachable, broken, or its answer cannot be read. ``reason`` is for logs."""
+    """The provider is unreachable or broken, or its response cannot be parsed. ``reason`` is for logs."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,11 +29,11 @@ class CardUnavailable(CardFault):
 
 
 class CardTimeout(CardFault):
-    """The provider did not answer in time."""
+    """The provider did not respond in time."""
 
 
 class CardRejected(CardFault):
-    """The provider will not do this (its 4xx). ``provider_code`` is its code, or its type of error without one."""
+    """The provider refused the call (a 4xx). ``provider_code`` is its error code, or else the error's type."""
 
     def __init__(self, provider_code: str) -> None:
         super().__init__(provider_code)
@@ -41,7 +41,7 @@ class CardRejected(CardFault):
 
 
 class CardRateLimited(CardFault):
-    """The provider asks for patience. ``retry_after_s`` is its wish, or our guess where it names none."""
+    """The provider limits the rate of calls. ``retry_after_s`` is its value, or a default if it names none."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(f"again in {retry_after_s} s")
@@ -50,7 +50,7 @@ class CardRateLimited(CardFault):
 
 @dataclass(frozen=True, slots=True)
 class IntentCreated:
-    """An intent stands ready to be paid. ``client_secret`` is for the customer alone: pass it on, never keep it."""
+    """An intent ready to be paid. ``client_secret`` is for the customer alone: pass it on, never store it."""
 
     provider_payment_id: str
     client_secret: str = field(repr=False)
@@ -87,10 +87,10 @@ class CardDispute:
 
 @dataclass(frozen=True, slots=True)
 class CardBalanceTransaction:
-    """One movement on our balance at the provider: ``net_minor`` is ``amount_minor`` (signed) less ``fee_minor``.
+    """One movement of our balance at the provider: ``net_minor`` is ``amount_minor`` (signed) less ``fee_minor``.
 
-    ``source_type`` (charge, refund, dispute) says through which object it was found. Judge a movement by
-    ``reporting_category``: ``type`` calls disputes and their reversal alike an adjustment.
+    ``source_type`` (charge, refund, dispute) is the object that it was read from. Classify a movement by
+    ``reporting_category``: ``type`` is an adjustment for both a dispute and its reversal.
     """
 
     id: str
@@ -109,12 +109,12 @@ class CardBalanceTransaction:
 
 @dataclass(frozen=True, slots=True)
 class CardSnapshot:
-    """An intent with everything that hangs on it, as the provider tells it at this moment.
+    """An intent with its charge, refunds, disputes and balance transactions, as the provider reports them now.
 
     ``status``: requires_payment_method, requires_confirmation, requires_action, processing, requires_capture,
-    canceled, succeeded. ``charge_*`` speak of the latest charge. Money that was paid is ``amount_received_minor``,
-    None where the provider does not say it; then a payment that succeeded is of ``amount_minor``.
-    ``balance_transactions`` may come later than the money; ``failure_code`` is why the last attempt failed.
+    canceled, succeeded. ``charge_*`` describe the latest charge. The money paid is ``amount_received_minor``, None
+    if the provider does not report it; a payment that succeeded is then of ``amount_minor``.
+    ``balance_transactions`` may appear later than the money; ``failure_code`` is why the last attempt failed.
     """
 
     provider_payment_id: str
@@ -138,14 +138,14 @@ class CardSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Canceled:
-    """The intent can no longer be paid; ``snapshot`` shows it canceled, also where it was so before."""
+    """The intent can no longer be paid; ``snapshot`` shows it canceled, even if it was canceled before."""
 
     snapshot: CardSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyMoved:
-    """The intent is past cancelling, as ``snapshot`` tells: paid, or with its payment under way."""
+    """The intent cannot be canceled, as ``snapshot`` shows: it is paid, or its payment is being processed."""
 
     snapshot: CardSnapshot
 
@@ -154,21 +154,21 @@ CancelResult = Canceled | AlreadyMoved
 
 
 class CardProvider(Protocol):
-    """A place where card payments are taken."""
+    """A provider of card payments."""
 
     async def create_intent(
         self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
     ) -> IntentCreated:
-        """Make the intent of an order, or find the one made before. Raises :class:`CardFault`.
+        """Create the intent of an order, or return the one created before. Raises :class:`CardFault`.
 
-        ``env`` marks whose order it is where several of our installations share one account at the provider.
+        ``env`` identifies the installation where several share one account at the provider.
         """
 
     async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
         """Read an intent with charge, refunds, disputes and balance transactions. Raises :class:`CardFault`."""
 
     async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
-        """Make sure an intent can no longer be paid, or learn that it was. Raises :class:`CardFault`."""
+        """Cancel an intent so that it can no longer be paid, or return its state. Raises :class:`CardFault`."""
 
     async def close(self) -> None:
-        """Give back connections. Nothing may be asked afterwards."""
+        """Close connections. No call may follow."""

@@ -1,7 +1,7 @@
-"""Reading the provider's objects as plain dictionaries, tolerant of what is missing.
+"""Parse the provider's objects from plain dictionaries, tolerating missing fields.
 
-The provider leaves optional fields out, gives related objects now by id, now whole, and adds fields and values at
-will. Only what nothing can be decided without is asked for firmly: without it :class:`Unreadable` is raised.
+The provider omits optional fields, gives related objects either by id or embedded, and adds fields and values at
+any time. Only what no decision can do without is required: without it :class:`Unreadable` is raised.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from holdfast.providers.card.base import CardBalanceTransaction, CardDispute, Ca
 
 Fields = Mapping[str, Any]
 
-WORD_MAX_CHARS = 200
+TEXT_MAX_CHARS = 200
 
 
 class Unreadable(Exception):
-    """An object of the provider lacks what must be known; the text names the field, never its value."""
+    """A required field of a provider's object is missing or invalid; the text names the field, never its value."""
 
 
 def snapshot(intent: Fields, refunds: list[Fields], disputes: list[Fields]) -> CardSnapshot:
-    """Put an intent (its latest charge whole where there is one), its refunds and its disputes into one picture."""
+    """Combine an intent (with its latest charge expanded), its refunds and its disputes in one snapshot."""
     charge = related(intent.get("latest_charge"))
     movements = {movement.id: movement for movement in _movements(charge, refunds, disputes)}
     failure = related(intent.get("last_payment_error"))
@@ -40,28 +40,28 @@ def snapshot(intent: Fields, refunds: list[Fields], disputes: list[Fields]) -> C
         refunds=tuple(_refund(each) for each in refunds),
         disputes=tuple(_dispute(each) for each in disputes),
         balance_transactions=tuple(sorted(movements.values(), key=lambda each: (each.created, each.id))),
-        failure_code=word(failure.get("decline_code")) or word(failure.get("code")),
-        cancellation_reason=word(intent.get("cancellation_reason")),
+        failure_code=short_text(failure.get("decline_code")) or short_text(failure.get("code")),
+        cancellation_reason=short_text(intent.get("cancellation_reason")),
         created=moment(intent, "created"),
         metadata={key: value for key, value in related(intent.get("metadata")).items() if isinstance(value, str)},
     )
 
 
 def text(fields: Fields, name: str) -> str:
-    """A non-empty string that must be there."""
-    value = word(fields.get(name))
+    """Return a required non-empty string."""
+    value = short_text(fields.get(name))
     if value is None:
         raise Unreadable(name)
     return value
 
 
-def word(value: object) -> str | None:
-    """A short non-empty string, or None."""
-    return value[:WORD_MAX_CHARS] if isinstance(value, str) and value else None
+def short_text(value: object) -> str | None:
+    """Return a short non-empty string, or None."""
+    return value[:TEXT_MAX_CHARS] if isinstance(value, str) and value else None
 
 
 def whole(fields: Fields, name: str, default: int | None = None) -> int:
-    """An integer; a missing or null one is the default, where there is one."""
+    """Return an integer; a missing or null one is the default, if there is one."""
     value = fields.get(name)
     if value is None and default is not None:
         return default
@@ -76,7 +76,7 @@ def optional_whole(fields: Fields, name: str) -> int | None:
 
 
 def moment(fields: Fields, name: str) -> datetime:
-    """A unix time that must be there."""
+    """Return a required unix time."""
     try:
         return datetime.fromtimestamp(whole(fields, name), UTC)
     except (OverflowError, OSError, ValueError):
@@ -84,17 +84,17 @@ def moment(fields: Fields, name: str) -> datetime:
 
 
 def related(value: object) -> Fields:
-    """A related object where it came whole, else nothing."""
+    """Return an embedded related object, or an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def reference(value: object) -> str | None:
-    """The id of a related object, whether it came as an id or whole."""
-    return word(related(value).get("id")) if isinstance(value, Mapping) else word(value)
+    """Return the id of a related object, given by id or embedded."""
+    return short_text(related(value).get("id")) if isinstance(value, Mapping) else short_text(value)
 
 
 def items(value: object) -> list[Fields]:
-    """The objects of a list that came whole, as a list object or as a bare array."""
+    """Return the embedded objects of a list object or array."""
     found = related(value).get("data") if isinstance(value, Mapping) else value
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
@@ -106,8 +106,8 @@ def _refund(fields: Fields) -> CardRefund:
         currency=text(fields, "currency").upper(),
         status=text(fields, "status"),
         charge_id=reference(fields.get("charge")),
-        reason=word(fields.get("reason")),
-        failure_reason=word(fields.get("failure_reason")),
+        reason=short_text(fields.get("reason")),
+        failure_reason=short_text(fields.get("failure_reason")),
         created=moment(fields, "created"),
     )
 
@@ -118,7 +118,7 @@ def _dispute(fields: Fields) -> CardDispute:
         amount_minor=whole(fields, "amount"),
         currency=text(fields, "currency").upper(),
         status=text(fields, "status"),
-        reason=word(fields.get("reason")),
+        reason=short_text(fields.get("reason")),
         charge_id=reference(fields.get("charge")),
         balance_transaction_ids=tuple(text(each, "id") for each in items(fields.get("balance_transactions"))),
         created=moment(fields, "created"),
@@ -126,7 +126,7 @@ def _dispute(fields: Fields) -> CardDispute:
 
 
 def _movements(charge: Fields, refunds: list[Fields], disputes: list[Fields]) -> Iterator[CardBalanceTransaction]:
-    """Every balance transaction that came whole, with the object it was found through."""
+    """Yield every embedded balance transaction, with the object that it was read from."""
     if charge:
         yield from _of(charge, "charge", charge.get("balance_transaction"))
     for refund in refunds:
@@ -150,8 +150,8 @@ def _movement(fields: Fields, owner_id: str, kind: str) -> CardBalanceTransactio
         id=text(fields, "id"),
         source_id=reference(fields.get("source")) or owner_id,
         source_type=kind,
-        type=word(fields.get("type")) or "",
-        reporting_category=word(fields.get("reporting_category")) or "",
+        type=short_text(fields.get("type")) or "",
+        reporting_category=short_text(fields.get("reporting_category")) or "",
         amount_minor=amount,
         fee_minor=fee,
         net_minor=whole(fields, "net", amount - fee),

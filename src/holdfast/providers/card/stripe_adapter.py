@@ -1,10 +1,10 @@
-"""The card provider behind the official ``stripe`` client, asynchronous on trio.
+"""The card provider, called through the official ``stripe`` client, asynchronously on trio.
 
-Each intent is created under our own idempotency key, the order's id, so that a try after a crash or a lost answer
-finds the intent of the first try. The provider forgets such keys after a day, as long as a card order lives.
+Each intent is created under our own idempotency key, the order's id, so that a retry after a crash or a lost
+response finds the intent of the first attempt. The provider retains such keys for a day, as long as an order lives.
 
-Client secrets pass through and stay nowhere: the client's own logging, which would write whole answers, is switched
-off, and no fault carries the provider's words or bodies along.
+Client secrets are passed on and never stored: the client's own logging, which would write whole responses, is
+disabled, and no fault carries the provider's messages or bodies.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ T = TypeVar("T")
 
 
 class StripeProvider:
-    """The account at the provider that ``api_key`` opens. Make one inside the run that uses it, and close it.
+    """The provider account of ``api_key``. Create one inside the trio run that uses it, and close it.
 
     ``api_base`` None is the real provider. ``timeout_s`` bounds one exchange, ``total_timeout_s`` a whole call with
-    its ``retries_count`` further tries. ``automatic_payment_methods`` off leaves the choice of payment methods to
-    the account's defaults, as servers with a narrow create call need it.
+    its ``retries_count`` retries. ``automatic_payment_methods`` off leaves the choice of payment methods to the
+    account's defaults, for servers that do not know the parameter.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StripeProvider:
     ) -> None:
         if not api_key.strip():
             raise ValueError("the card provider needs an API key")
-        _hush()
+        _disable_logging()
         self._total_timeout_s = total_timeout_s
         self._automatic_payment_methods = automatic_payment_methods
         self._http = TrioHttp(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
@@ -84,7 +84,7 @@ class StripeProvider:
     async def create_intent(
         self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
     ) -> IntentCreated:
-        """Make the intent of an order, or find the one made before. Raises :class:`CardFault`."""
+        """Create the intent of an order, or return the one created before. Raises :class:`CardFault`."""
         params: Any = {
             "amount": amount_minor,
             "currency": currency.lower(),
@@ -97,7 +97,7 @@ class StripeProvider:
 
         async def create() -> IntentCreated:
             intent = (await self._v1.payment_intents.create_async(params, options)).to_dict()
-            # Not read as a word: a secret cut short would be none.
+            # Not read with ``short_text``: a truncated secret would be useless.
             client_secret = intent.get("client_secret")
             if not isinstance(client_secret, str) or not client_secret:
                 raise Unreadable("client_secret")
@@ -106,13 +106,13 @@ class StripeProvider:
         return await self._call(create)
 
     async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
-        """Read an intent with all that hangs on it. Raises :class:`CardFault`."""
+        """Read an intent with charge, refunds, disputes and balance transactions. Raises :class:`CardFault`."""
         return await self._call(lambda: self._retrieve(provider_payment_id))
 
     async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
-        """Cancel, or tell what became of the intent instead. Raises :class:`CardFault`.
+        """Cancel an intent, or return its state if it cannot be canceled. Raises :class:`CardFault`.
 
-        Only the provider's refusal for the intent's state is taken as an answer, and then the intent is read anew.
+        Only a refusal because of the intent's state counts as an answer; the intent is then read again.
         """
 
         async def cancel() -> None:
@@ -127,7 +127,7 @@ class StripeProvider:
         return Canceled(seen) if seen.status == "canceled" else AlreadyMoved(seen)
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         await self._http.close_async()
 
     async def _retrieve(self, intent_id: str) -> CardSnapshot:
@@ -136,30 +136,30 @@ class StripeProvider:
         charge = related(intent.get("latest_charge"))
         if not charge:
             return snapshot(intent, [], [])
-        told = related(charge.get("refunds"))
-        if told and not told.get("has_more"):
-            refunds = items(told)
+        embedded = related(charge.get("refunds"))
+        if embedded and not embedded.get("has_more"):
+            refunds = items(embedded)
         else:
             refunds = await _all(self._v1.refunds.list_async, {"payment_intent": intent_id, "expand": _REFUNDS})
         disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
         return snapshot(intent, refunds, disputes)
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call within its time and turn what goes wrong into the house's faults."""
-        trouble: CardFault = CardTimeout("the whole call took too long")
+        """Make a call within the total timeout and map its errors to :class:`CardFault`."""
+        error: CardFault = CardTimeout("the whole call took too long")
         with trio.move_on_after(self._total_timeout_s):
             try:
                 return await call()
             except stripe.StripeError as fault:
-                trouble = _fault(fault)
+                error = _fault(fault)
             except Unreadable as fault:
-                trouble = CardUnavailable(f"unreadable answer: {fault}")
-        # Raised out here so that the provider's error, which holds whole answers, does not travel along as context.
-        raise trouble
+                error = CardUnavailable(f"unreadable response: {fault}")
+        # Raised outside ``except`` so that the provider's error, which holds whole responses, is not its context.
+        raise error
 
 
 async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, object]) -> list[Fields]:
-    """Every object of a list. A list without end is refused: half a picture would be taken for the whole."""
+    """Return every object of a list. A list that is too long is an error: a part would be taken for the whole."""
     found: list[Fields] = []
     cursor: dict[str, str] = {}
     for _ in range(PAGES_MAX_COUNT):
@@ -168,23 +168,23 @@ async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, 
         if not page.get("has_more") or not items(page):
             return found
         cursor = {"starting_after": text(items(page)[-1], "id")}
-    raise CardUnavailable("a list of the provider does not end")
+    raise CardUnavailable("a list of the provider has too many pages")
 
 
 def _fault(fault: stripe.StripeError) -> CardFault:
     if isinstance(fault, TimedOut):
-        return CardTimeout("no answer in time")
+        return CardTimeout("no response in time")
     if isinstance(fault, stripe.APIConnectionError):
         return CardUnavailable(fault.user_message or type(fault).__name__)
     if isinstance(fault, stripe.RateLimitError):
         return CardRateLimited(_retry_after_s(fault.headers))
     status = fault.http_status or 0
     if status == 409 or not 400 <= status < 500:
-        # 409: the same key is still at work there. It may be asked again, like everything that broke in between.
+        # 409: a request with the same key is still running there. It may be retried, like every server error.
         return CardUnavailable(f"status {status}")
-    told = related(related(fault.json_body).get("error"))
+    error = related(related(fault.json_body).get("error"))
     code = next(
-        (each for each in (told.get("code"), told.get("type")) if isinstance(each, str) and each), "unknown"
+        (each for each in (error.get("code"), error.get("type")) if isinstance(each, str) and each), "unknown"
     )
     return CardRejected(code if len(code) <= 100 and code.isascii() and code.isprintable() else "unknown")
 
@@ -195,10 +195,10 @@ def _retry_after_s(headers: Mapping[str, str] | None) -> int:
     return RETRY_AFTER_DEFAULT_S if pause_s is None else round(max(1.0, min(pause_s, RETRY_AFTER_MAX_S)))
 
 
-def _hush() -> None:
-    """Keep the official client from telling its makers of our timings, and our logs of its answers."""
+def _disable_logging() -> None:
+    """Disable the official client's telemetry, and its logging of responses."""
     stripe.enable_telemetry = False
     stripe.log = None
-    # Read from the environment at import; without this one variable would print client secrets.
+    # Read from the environment at import; otherwise one variable would make it print client secrets.
     stripe_util.STRIPE_LOG = None
     logging.getLogger("stripe").setLevel(logging.WARNING)

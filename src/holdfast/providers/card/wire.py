@@ -1,8 +1,8 @@
-"""The official client's way onto the network: ours, so that the house's rules of outgoing HTTP hold for it too.
+"""The HTTP transport of the official client, so that the rules for outbound HTTP hold for it too.
 
-No proxy or certificate from the environment, no redirects, no answer without an end, and a time limit on each whole
-exchange rather than on each read. What no provider would send (a page of a proxy, half an object) becomes a plain
-connection error here, since the official client would stumble over it.
+No proxy or certificate from the environment, no redirects, a limit on the size of a response, and a timeout for
+each whole exchange rather than for each read. A response that no provider would send (a proxy's page, a truncated
+object) becomes a plain connection error here, since the official client would fail on it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
 KEEP_ALIVE_S = 15
 
-_WORDLESS = b'{"error": {"type": "api_error"}}'
+_ERROR_WITHOUT_MESSAGE = b'{"error": {"type": "api_error"}}'
 
 
-class Broken(stripe.APIConnectionError):
-    """No answer of the provider came; ``again`` says whether another try may help."""
+class NoResponse(stripe.APIConnectionError):
+    """No response of the provider arrived; ``retry`` is whether a retry may help."""
 
-    def __init__(self, reason: str, *, again: bool) -> None:
-        super().__init__(reason, should_retry=again)  # type: ignore[no-untyped-call]
+    def __init__(self, reason: str, *, retry: bool) -> None:
+        super().__init__(reason, should_retry=retry)  # type: ignore[no-untyped-call]
 
 
-class TimedOut(Broken):
+class TimedOut(NoResponse):
     """One exchange took longer than allowed."""
 
 
 class TrioHttp(stripe.HTTPClient):
-    """One pool of connections, ``timeout_s`` for each exchange; asynchronous calls only."""
+    """One connection pool, ``timeout_s`` for each exchange; asynchronous calls only."""
 
     name: ClassVar[str] = "httpx"
 
@@ -56,40 +56,40 @@ class TrioHttp(stripe.HTTPClient):
     async def request_async(
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
-        """One exchange. Raises :class:`Broken` for all that is no answer of the provider."""
+        """Make one exchange. Raises :class:`NoResponse` for anything that is not a response of the provider."""
         content = post_data.encode() if isinstance(post_data, str) else post_data
         try:
             with trio.fail_after(self._timeout_s):
                 async with exchange(self._http, method, url, content=content, headers=headers) as answer:
                     body = await drain(answer.aiter_bytes(), ANSWER_MAX_BYTES)
         except (trio.TooSlowError, httpx.TimeoutException) as fault:
-            trouble: Broken = TimedOut(type(fault).__name__, again=True)
+            error: NoResponse = TimedOut(type(fault).__name__, retry=True)
         except (httpx.HTTPError, BodyTooLarge) as fault:
-            trouble = Broken(type(fault).__name__, again=True)
+            error = NoResponse(type(fault).__name__, retry=True)
         else:
             if _sensible(answer.status_code, body):
                 return body, answer.status_code, answer.headers
             if answer.status_code == 429 or answer.status_code >= 500:
-                # Told by their status alone, whoever on the way said it and in whatever words.
-                return _WORDLESS, answer.status_code, answer.headers
-            trouble = Broken(f"unreadable answer {answer.status_code}", again=False)
-        # Raised out here so that the request, which holds the key, does not travel along as the cause.
-        raise trouble
+                # Only the status is used: the body may be a proxy's and in any format.
+                return _ERROR_WITHOUT_MESSAGE, answer.status_code, answer.headers
+            error = NoResponse(f"unreadable response {answer.status_code}", retry=False)
+        # Raised outside ``except`` so that the request, which holds the key, is not its cause.
+        raise error
 
     async def sleep_async(self, secs: float) -> None:
-        """Wait between tries."""
+        """Wait between retries."""
         await trio.sleep(secs)
 
     async def close_async(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         await self._http.aclose()
 
     def close(self) -> None:
-        """Nothing is open that could be closed without waiting."""
+        """Do nothing: there is nothing to close without awaiting."""
 
 
 def _sensible(status: int, body: bytes) -> bool:
-    """True for an answer that the official client can read."""
+    """Whether the official client can parse the response."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,1 +1,1 @@
-"""A stand-in for the card provider, for development and tests: the same wire, its own little world behind it."""
+"""An emulator of the card provider, for development and tests: the same API with its own state."""

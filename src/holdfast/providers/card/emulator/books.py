@@ -1,7 +1,7 @@
-"""Everything the emulator remembers, and the few things every change of it needs: ids, times, events.
+"""The emulator's state, and what every change of it needs: ids, times, events.
 
-A change is made in one go, without waiting in between, and leaves its events in ``fresh``; who changed something
-takes them from there, has the books kept, and only then answers and sends.
+A change runs without awaiting and leaves its events in ``new_events``; the caller takes them from there, has the
+state written to disk, and only then responds and sends them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from holdfast.providers.card.emulator.objects import (
 API_VERSION: Final = "2026-10-28.endive"
 INTENTS_MAX_COUNT: Final = 2000
 EVENTS_MAX_COUNT: Final = 2000
-ANSWERS_MAX_COUNT: Final = 2000
-ANSWER_KEPT_S: Final = 24 * 3600
+RESPONSES_MAX_COUNT: Final = 2000
+RESPONSE_RETENTION_S: Final = 24 * 3600
 AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -36,8 +36,8 @@ DelayS = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 OutageMode = Literal["refuse", "lose_answer", "slow", "rate_limit", "error", "error_kept"]
 
 
-class KeptAnswer(msgspec.Struct, kw_only=True):
-    """What was answered under an idempotency key, to be answered again."""
+class StoredResponse(msgspec.Struct, kw_only=True):
+    """The response stored under an idempotency key."""
 
     fingerprint: str
     status: int
@@ -46,11 +46,11 @@ class KeptAnswer(msgspec.Struct, kw_only=True):
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """A fault to show. ``call`` is one call's name such as ``payment_intents.create``, or ``*``.
+    """A fault to inject. ``call`` is the name of a call such as ``payment_intents.create``, or ``*``.
 
-    ``refuse`` breaks the connection before anything is done, ``lose_answer`` after it; ``slow`` holds the answer
-    back; ``error`` is a passing 500, ``error_kept`` one that the idempotency key remembers. ``times`` None lasts
-    until lifted.
+    ``refuse`` aborts the connection before the request is handled, ``lose_answer`` after it; ``slow`` delays the
+    response; ``error`` is a transient 500, ``error_kept`` one that is stored under the idempotency key. ``times``
+    None lasts until removed.
     """
 
     call: str = "*"
@@ -61,7 +61,7 @@ class Outage(msgspec.Struct, kw_only=True):
 
 
 class WebhookFaults(msgspec.Struct, kw_only=True):
-    """How webhooks go astray. ``types`` empty means all; ``hold`` keeps them until released."""
+    """Faults in the delivery of webhooks. ``types`` empty means all; ``hold`` retains them until released."""
 
     drop: bool = False
     hold: bool = False
@@ -73,14 +73,14 @@ class WebhookFaults(msgspec.Struct, kw_only=True):
 
 
 class Outbound(msgspec.Struct, kw_only=True):
-    """How far an event's delivery is."""
+    """The delivery status of an event."""
 
     state: Literal["waiting", "held", "heard", "dropped", "given_up"] = "waiting"
     tries: int = 0
 
 
 class State(msgspec.Struct, kw_only=True):
-    """All of it, as it is kept on disk. Everything is in order of creation."""
+    """The whole state as stored on disk. Everything is in order of creation."""
 
     intents: dict[str, PaymentIntent] = {}
     charges: dict[str, Charge] = {}
@@ -89,7 +89,7 @@ class State(msgspec.Struct, kw_only=True):
     transactions: dict[str, BalanceTransaction] = {}
     events: dict[str, Event] = {}
     outbound: dict[str, Outbound] = {}
-    answers: dict[str, KeptAnswer] = {}
+    answers: dict[str, StoredResponse] = {}
     outages: list[Outage] = []
     webhooks: WebhookFaults = msgspec.field(default_factory=WebhookFaults)
 
@@ -97,50 +97,50 @@ class State(msgspec.Struct, kw_only=True):
 T = TypeVar("T")
 
 
-class Books:
-    """The state with the helpers that changes share. Raises :class:`WireError` for objects that are not there."""
+class Store:
+    """The state and the operations that changes share. Raises :class:`ApiError` for objects that do not exist."""
 
     def __init__(self, state: State | None = None, *, now: Now = utc_now) -> None:
         self.state = state or State()
-        self.fresh: list[Event] = []
+        self.new_events: list[Event] = []
         self._now = now
 
     def now_s(self) -> int:
-        """Unix seconds."""
+        """Return the time in unix seconds."""
         return int(self._now().timestamp())
 
     def new_id(self, prefix: str) -> str:
-        """An id as the provider makes them."""
+        """Return a new id in the provider's format."""
         return f"{prefix}_{''.join(secrets.choice(_ALPHABET) for _ in range(24))}"
 
     def intent(self, intent_id: str) -> PaymentIntent:
-        """The payment intent of that id."""
+        """Return the payment intent with that id."""
         return _of(self.state.intents, intent_id, "payment_intent")
 
     def charge(self, charge_id: str) -> Charge:
-        """The charge of that id."""
+        """Return the charge with that id."""
         return _of(self.state.charges, charge_id, "charge")
 
     def refund(self, refund_id: str) -> Refund:
-        """The refund of that id."""
+        """Return the refund with that id."""
         return _of(self.state.refunds, refund_id, "refund")
 
     def dispute(self, dispute_id: str) -> Dispute:
-        """The dispute of that id."""
+        """Return the dispute with that id."""
         return _of(self.state.disputes, dispute_id, "dispute")
 
     def transaction(self, transaction_id: str) -> BalanceTransaction:
-        """The balance transaction of that id."""
+        """Return the balance transaction with that id."""
         return _of(self.state.transactions, transaction_id, "balance_transaction")
 
     def event(self, event_id: str) -> Event:
-        """The event of that id."""
+        """Return the event with that id."""
         return _of(self.state.events, event_id, "event")
 
     def move(
         self, kind: str, category: str, source: str, *, amount: int, currency: str, fee: int = 0
     ) -> BalanceTransaction:
-        """Book a movement of the account's balance; ``amount`` is signed."""
+        """Record a movement of the account's balance; ``amount`` is signed."""
         now_s = self.now_s()
         details: list[dict[str, object]] = (
             [{"amount": fee, "currency": currency, "type": "stripe_fee"}] if fee else []
@@ -162,7 +162,7 @@ class Books:
         return movement
 
     def emit(self, kind: str, shown: object) -> Event:
-        """Note that something happened to an object, which the event shows as it is now."""
+        """Record an event with the object as it is now."""
         event = Event(
             id=self.new_id("evt"),
             api_version=API_VERSION,
@@ -172,48 +172,48 @@ class Books:
         )
         self.state.events[event.id] = event
         self.state.outbound[event.id] = Outbound()
-        self.fresh.append(event)
+        self.new_events.append(event)
         return event
 
-    def take_fresh(self) -> list[Event]:
-        """The events nobody took yet, in the order they happened."""
-        taken, self.fresh = self.fresh, []
+    def take_new_events(self) -> list[Event]:
+        """Return the events not taken yet, in the order they happened."""
+        taken, self.new_events = self.new_events, []
         return taken
 
     def prune(self) -> None:
-        """Forget the oldest above the limits, and idempotency keys older than a day."""
+        """Delete the oldest objects above the limits, and idempotency keys older than a day."""
         state = self.state
         for intent_id in _surplus(state.intents, INTENTS_MAX_COUNT):
             del state.intents[intent_id]
             gone: set[str] = set()
             ours: tuple[dict[str, Any], ...] = (state.charges, state.refunds, state.disputes)
-            for kept in ours:
-                lost = [key for key, each in kept.items() if each.payment_intent == intent_id]
+            for collection in ours:
+                lost = [key for key, each in collection.items() if each.payment_intent == intent_id]
                 gone.update(lost)
-                _drop(kept, lost)
+                _drop(collection, lost)
             _drop(state.transactions, [key for key, each in state.transactions.items() if each.source in gone])
         surplus = len(state.events) - EVENTS_MAX_COUNT
         if surplus > 0:
-            # What is still to be delivered is never forgotten, however much it is.
+            # Undelivered events are never deleted, however many there are.
             done = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")][:surplus]
             _drop(state.events, done)
             _drop(state.outbound, done)
-        oldest = self.now_s() - ANSWER_KEPT_S
+        oldest = self.now_s() - RESPONSE_RETENTION_S
         _drop(state.answers, [key for key, answer in state.answers.items() if answer.created < oldest])
-        _drop(state.answers, _surplus(state.answers, ANSWERS_MAX_COUNT))
+        _drop(state.answers, _surplus(state.answers, RESPONSES_MAX_COUNT))
 
 
-def _of(kept: dict[str, T], given: str, kind: str) -> T:
-    found = kept.get(given)
+def _of(collection: dict[str, T], given: str, kind: str) -> T:
+    found = collection.get(given)
     if found is None:
         raise missing(kind, given)
     return found
 
 
-def _surplus(kept: dict[str, Any], limit: int) -> list[str]:
-    return list(kept)[: max(0, len(kept) - limit)]
+def _surplus(collection: dict[str, Any], limit: int) -> list[str]:
+    return list(collection)[: max(0, len(collection) - limit)]
 
 
-def _drop(kept: dict[str, Any], keys: list[str]) -> None:
+def _drop(collection: dict[str, Any], keys: list[str]) -> None:
     for key in keys:
-        del kept[key]
+        del collection[key]

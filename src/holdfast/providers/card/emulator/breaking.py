@@ -1,4 +1,4 @@
-"""Breaking a connection on purpose: the answer begins and its end never comes."""
+"""Abort a connection on purpose: the response starts and is never completed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ BREAK_HEADER: Final = "x-break-connection"
 _LENGTH = b"1000"
 
 
-def broken() -> Response:
-    """A response that :class:`Breaker` cuts off."""
+def aborted_response() -> Response:
+    """Return a response that :class:`AbortMiddleware` aborts."""
     return Response("", headers={BREAK_HEADER: "1"})
 
 
-class Breaker:
-    """Wraps an application and cuts off the answers marked by :func:`broken`.
+class AbortMiddleware:
+    """ASGI middleware that aborts the responses marked by :func:`aborted_response`.
 
-    The server closes a connection whose answer ended short of its announced length, which is what a client sees of
-    a provider that dies while answering.
+    The server closes a connection whose response ended short of its announced length, which is what a client sees
+    of a provider that dies while responding.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Serve one connection's scope."""
+        """Serve one ASGI scope."""
         cut = False
 
         async def send_or_cut(message: Any) -> None:

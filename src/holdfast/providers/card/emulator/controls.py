@@ -1,8 +1,8 @@
-"""What only a stand-in has: buttons. Things done to payments from outside, webhooks and calls made to fail.
+"""The emulator's control API: actions on payments, faults of webhooks and outages of calls.
 
-All of it is JSON under ``/control``; the page at ``/`` presses the same buttons. Nobody is asked for a key, since
-the emulator listens on loopback in development only; a JSON body is insisted on so that no foreign web page can
-press a button through somebody's browser.
+Everything is JSON under ``/control``; the page at ``/`` uses the same endpoints. No key is required, since the
+emulator listens on loopback in development only; the JSON content type is required so that no other web page can
+call them through a developer's browser.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from holdfast.providers.card.emulator import intents, reversals
-from holdfast.providers.card.emulator.books import Books, Outage, State, WebhookFaults
-from holdfast.providers.card.emulator.desk import Desk
-from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.books import Outage, State, Store, WebhookFaults
+from holdfast.providers.card.emulator.desk import Changes
+from holdfast.providers.card.emulator.errors import ApiError
 from holdfast.providers.card.emulator.page import page_response
 from holdfast.providers.card.emulator.postroom import ReleaseOrder
 
-SHOWN_INTENTS_COUNT: Final = 50
-SHOWN_EVENTS_COUNT: Final = 100
+PAGE_INTENTS_COUNT: Final = 50
+PAGE_EVENTS_COUNT: Final = 100
 
 
-class Press(msgspec.Struct, frozen=True):
-    """What may be said with a button; each takes what concerns it. Amounts in minor units, None for all of it."""
+class ActionOptions(msgspec.Struct, frozen=True):
+    """The parameters of an action; each uses those it needs. Amounts in minor units, None for all of it."""
 
     amount: int | None = None
     amount_received: int | None = None
@@ -38,62 +38,66 @@ class Press(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """How to let held webhooks go."""
+    """How to release held webhooks."""
 
     order: ReleaseOrder = "as_is"
     seed: int = 0
 
 
-class OwnEvent(msgspec.Struct, frozen=True):
-    """An event of the tester's own making."""
+class CustomEvent(msgspec.Struct, frozen=True):
+    """An event composed by a tester."""
 
     type: str
     object: dict[str, Any]
 
 
-Button = Callable[[Books, str, Press], object]
+Action = Callable[[Store, str, ActionOptions], object]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def _decline(books: Books, thing_id: str, press: Press) -> None:
-    intents.decline(books, books.intent(thing_id), press.decline_code)
+def _decline(store: Store, thing_id: str, options: ActionOptions) -> None:
+    intents.decline(store, store.intent(thing_id), options.decline_code)
 
 
-BUTTONS: Final[Mapping[tuple[str, str], Button]] = {
-    ("payment_intents", "pay"): lambda books, key, press: intents.pay(
-        books, books.intent(key), amount_received=press.amount_received, currency=press.currency
+ACTIONS: Final[Mapping[tuple[str, str], Action]] = {
+    ("payment_intents", "pay"): lambda store, key, options: intents.pay(
+        store, store.intent(key), amount_received=options.amount_received, currency=options.currency
     ),
     ("payment_intents", "decline"): _decline,
-    ("payment_intents", "require_action"): lambda books, key, _: intents.require_action(books, books.intent(key)),
-    ("payment_intents", "process"): lambda books, key, _: intents.process(books, books.intent(key)),
-    ("payment_intents", "cancel"): lambda books, key, press: intents.cancel(books, books.intent(key), press.reason),
-    ("charges", "settle"): lambda books, key, _: intents.settle(books, books.charge(key).id),
-    ("charges", "refund"): lambda books, key, press: reversals.refund(
-        books, books.charge(key), amount=press.amount, reason=press.reason, pending=press.pending
+    ("payment_intents", "require_action"): lambda store, key, _: intents.require_action(store, store.intent(key)),
+    ("payment_intents", "process"): lambda store, key, _: intents.process(store, store.intent(key)),
+    ("payment_intents", "cancel"): lambda store, key, options: intents.cancel(
+        store, store.intent(key), options.reason
     ),
-    ("charges", "dispute"): lambda books, key, press: reversals.open_dispute(
-        books,
-        books.charge(key),
-        amount=press.amount,
-        reason=press.reason or "fraudulent",
-        inquiry=press.inquiry,
+    ("charges", "settle"): lambda store, key, _: intents.settle(store, store.charge(key).id),
+    ("charges", "refund"): lambda store, key, options: reversals.refund(
+        store, store.charge(key), amount=options.amount, reason=options.reason, pending=options.pending
     ),
-    ("charges", "warn"): lambda books, key, _: reversals.warn_of_fraud(books, books.charge(key)),
-    ("refunds", "succeed"): lambda books, key, _: reversals.finish_refund(books, books.refund(key)),
-    ("refunds", "fail"): lambda books, key, press: reversals.fail_refund(
-        books, books.refund(key), press.reason or "lost_or_stolen_card"
+    ("charges", "dispute"): lambda store, key, options: reversals.open_dispute(
+        store,
+        store.charge(key),
+        amount=options.amount,
+        reason=options.reason or "fraudulent",
+        inquiry=options.inquiry,
     ),
-    ("disputes", "respond"): lambda books, key, _: reversals.respond(books, books.dispute(key)),
-    ("disputes", "escalate"): lambda books, key, _: reversals.escalate(books, books.dispute(key)),
-    ("disputes", "win"): lambda books, key, press: reversals.win(books, books.dispute(key), amount=press.amount),
-    ("disputes", "lose"): lambda books, key, _: reversals.lose(books, books.dispute(key)),
-    ("disputes", "close"): lambda books, key, _: reversals.close_inquiry(books, books.dispute(key)),
+    ("charges", "warn"): lambda store, key, _: reversals.issue_fraud_warning(store, store.charge(key)),
+    ("refunds", "succeed"): lambda store, key, _: reversals.finish_refund(store, store.refund(key)),
+    ("refunds", "fail"): lambda store, key, options: reversals.fail_refund(
+        store, store.refund(key), options.reason or "lost_or_stolen_card"
+    ),
+    ("disputes", "respond"): lambda store, key, _: reversals.respond(store, store.dispute(key)),
+    ("disputes", "escalate"): lambda store, key, _: reversals.escalate(store, store.dispute(key)),
+    ("disputes", "win"): lambda store, key, options: reversals.win(
+        store, store.dispute(key), amount=options.amount
+    ),
+    ("disputes", "lose"): lambda store, key, _: reversals.lose(store, store.dispute(key)),
+    ("disputes", "close"): lambda store, key, _: reversals.close_inquiry(store, store.dispute(key)),
 }
 
 
-def add_controls(app: QuartTrio, desk: Desk) -> None:
-    """Put the buttons and their page on the application."""
-    books = desk.books
+def add_controls(app: QuartTrio, changes: Changes) -> None:
+    """Add the control endpoints and their page to the application."""
+    store = changes.store
 
     @app.get("/")
     async def page() -> Response:
@@ -101,55 +105,55 @@ def add_controls(app: QuartTrio, desk: Desk) -> None:
 
     @app.get("/control/state")
     async def state() -> Response:
-        return _json(show(books.state))
+        return _json(show(store.state))
 
     @app.post("/control/<kind>/<thing_id>/<action>")
-    async def press(kind: str, thing_id: str, action: str) -> Response:
-        button = BUTTONS.get((kind, action))
-        if button is None:
-            raise WireError(404, f"There is no button {kind}/{action}.")
-        said = await _body(Press)
-        made = await desk.change(lambda: button(books, thing_id, said))
-        return _json({"ok": True, "id": getattr(made, "id", None) or thing_id})
+    async def act(kind: str, thing_id: str, action: str) -> Response:
+        run = ACTIONS.get((kind, action))
+        if run is None:
+            raise ApiError(404, f"The action '{kind}/{action}' does not exist.")
+        options = await _body(ActionOptions)
+        result = await changes.apply(lambda: run(store, thing_id, options))
+        return _json({"ok": True, "id": getattr(result, "id", None) or thing_id})
 
     @app.put("/control/webhooks")
     async def set_webhooks() -> Response:
-        books.state.webhooks = await _body(WebhookFaults)
-        await desk.change(lambda: None)
-        return _json(books.state.webhooks)
+        store.state.webhooks = await _body(WebhookFaults)
+        await changes.apply(lambda: None)
+        return _json(store.state.webhooks)
 
     @app.post("/control/webhooks/release")
     async def release() -> Response:
-        said = await _body(Release)
-        return _json({"released": desk.postroom.release(said.order, said.seed)})
+        options = await _body(Release)
+        return _json({"released": changes.postroom.release(options.order, options.seed)})
 
     @app.post("/control/events/<event_id>/resend")
     async def resend(event_id: str) -> Response:
-        await _body(Press)
-        desk.postroom.resend(books.event(event_id))
+        await _body(ActionOptions)
+        changes.postroom.resend(store.event(event_id))
         return _json({"ok": True, "id": event_id})
 
     @app.post("/control/events")
     async def send_own() -> Response:
-        said = await _body(OwnEvent)
-        event = await desk.change(lambda: books.emit(said.type, said.object))
+        options = await _body(CustomEvent)
+        event = await changes.apply(lambda: store.emit(options.type, options.object))
         return _json({"ok": True, "id": event.id})
 
     @app.post("/control/outages")
     async def add_outage() -> Response:
         outage = await _body(Outage)
-        await desk.change(lambda: books.state.outages.append(outage))
-        return _json(books.state.outages)
+        await changes.apply(lambda: store.state.outages.append(outage))
+        return _json(store.state.outages)
 
     @app.delete("/control/outages")
     async def lift_outages() -> Response:
-        await desk.change(books.state.outages.clear)
+        await changes.apply(store.state.outages.clear)
         return _json([])
 
 
 def show(state: State) -> Mapping[str, object]:
-    """What the page shows: the newest payments with what hangs on them, the newest events, and all switches."""
-    shown = list(state.intents.values())[: -SHOWN_INTENTS_COUNT - 1 : -1]
+    """Return what the page shows: the newest payments with their objects, the newest events, and all faults."""
+    shown = list(state.intents.values())[: -PAGE_INTENTS_COUNT - 1 : -1]
     return {
         "payments": [
             {
@@ -162,7 +166,7 @@ def show(state: State) -> Mapping[str, object]:
         ],
         "events": [
             {"id": event.id, "type": event.type, "created": event.created, "delivery": state.outbound.get(event.id)}
-            for event in list(state.events.values())[: -SHOWN_EVENTS_COUNT - 1 : -1]
+            for event in list(state.events.values())[: -PAGE_EVENTS_COUNT - 1 : -1]
         ],
         "webhooks": state.webhooks,
         "outages": state.outages,
@@ -171,19 +175,19 @@ def show(state: State) -> Mapping[str, object]:
     }
 
 
-def _of(kept: Mapping[str, Any], intent_id: str) -> list[Any]:
-    return [each for each in kept.values() if each.payment_intent == intent_id]
+def _of(collection: Mapping[str, Any], intent_id: str) -> list[Any]:
+    return [each for each in collection.values() if each.payment_intent == intent_id]
 
 
 async def _body(shape: type[S]) -> S:
-    """The JSON body as ``shape``; an empty one is all defaults."""
+    """Parse the JSON body as ``shape``; an empty one is all defaults."""
     if request.mimetype != "application/json":
-        raise WireError(415, "Controls take JSON.")
+        raise ApiError(415, "The content type must be application/json.")
     raw = await request.get_data()
     try:
         return msgspec.json.decode(raw or b"{}", type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-        raise WireError(400, f"Not understood: {fault}") from None
+        raise ApiError(400, f"The body is not valid: {fault}") from None
 
 
 def _json(content: object) -> Response:

@@ -1,7 +1,6 @@
-"""Where changes are made: done in one go, kept on disk, and only then answered and sent as events.
+"""Apply changes to the emulator's state: run without awaiting, stored on disk, then answered and sent as events.
 
-What was begun is finished even if the one who asked has hung up: the account at a provider does not live in the
-connection either.
+A change that was started is completed even if the client disconnects, as at a real provider.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import structlog
 import trio
 
 from holdfast.providers.card.emulator import intents, reversals
-from holdfast.providers.card.emulator.books import Books, KeptAnswer, Outage
-from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.books import Outage, Store, StoredResponse
+from holdfast.providers.card.emulator.errors import ApiError
 from holdfast.providers.card.emulator.postroom import Postroom
-from holdfast.providers.card.emulator.shelf import Shelf
+from holdfast.providers.card.emulator.shelf import StateFile
 
 KEY_MAX_CHARS: Final = 255
 
@@ -31,21 +30,21 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is answered: a status, a JSON body, and whether an idempotency key gave it again."""
+class Reply:
+    """A response: a status, a JSON body, and whether it was replayed for an idempotency key."""
 
     status: int
     body: bytes
     replayed: bool = False
 
 
-class Desk:
-    """The one way to change the books. ``settle_delay_s`` is the wait between a payment and its booking."""
+class Changes:
+    """The one way to change the store. ``settle_delay_s`` is the delay between a payment and its settlement."""
 
-    def __init__(self, books: Books, shelf: Shelf, postroom: Postroom, *, settle_delay_s: float) -> None:
-        self.books = books
+    def __init__(self, store: Store, state_file: StateFile, postroom: Postroom, *, settle_delay_s: float) -> None:
+        self.store = store
         self.postroom = postroom
-        self._shelf = shelf
+        self._state_file = state_file
         self._settle_delay_s = settle_delay_s
         self._in_flight: set[str] = set()
         self._nursery: trio.Nursery | None = None
@@ -56,36 +55,36 @@ class Desk:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.postroom.run)
                 self._nursery = nursery
-                for charge in list(self.books.state.charges.values()):
+                for charge in list(self.store.state.charges.values()):
                     if charge.paid and charge.balance_transaction is None:
                         nursery.start_soon(self._settle_later, charge.id)
                 task_status.started()
                 try:
                     await trio.sleep_forever()
                 finally:
-                    # Before the nursery closes: a change made late settles in the next life.
+                    # Before the nursery closes: a charge created from now on is settled after the next start.
                     self._nursery = None
         finally:
             with trio.CancelScope(shield=True):
-                await self._shelf.keep()
+                await self._state_file.write()
 
-    async def change(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on the books, keep what came of it, send its events; raises what ``work`` raises."""
-        trouble: WireError | None = None
+    async def apply(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the store, write the state, send its events; raises what ``work`` raises."""
+        error: ApiError | None = None
         try:
             result = work()
-        except WireError as fault:
-            trouble = fault
-        events = self.books.take_fresh()
+        except ApiError as fault:
+            error = fault
+        events = self.store.take_new_events()
         with trio.CancelScope(shield=True):
-            await self._shelf.keep()
+            await self._state_file.write()
             self.postroom.send(events)
             if self._nursery is not None:
                 for event in events:
                     if event.type == "charge.succeeded":
                         self._nursery.start_soon(self._settle_later, str(event.data["object"].get("id")))
-        if trouble is not None:
-            raise trouble
+        if error is not None:
+            raise error
         return result
 
     async def once(
@@ -95,76 +94,76 @@ class Desk:
         form: Mapping[str, object],
         work: Callable[[], object],
         outage: Outage | None,
-    ) -> Answer:
-        """Do ``work`` once for an idempotency key and answer its repetitions alike. Raises :class:`WireError`."""
+    ) -> Reply:
+        """Run ``work`` once for an idempotency key and replay its response. Raises :class:`ApiError`."""
         if key is None:
-            return await self._answer(None, "", work, outage)
+            return await self._run_once(None, "", work, outage)
         if not 1 <= len(key) <= KEY_MAX_CHARS:
-            raise WireError(400, "Idempotency keys have 1 to 255 characters.", kind="idempotency_error")
-        told = json.dumps([call, form], sort_keys=True).encode()
-        fingerprint = hashlib.sha256(told).hexdigest()
-        kept = self.books.state.answers.get(key)
-        if kept is not None and kept.fingerprint != fingerprint:
-            raise WireError(
+            raise ApiError(400, "Idempotency keys have 1 to 255 characters.", kind="idempotency_error")
+        request = json.dumps([call, form], sort_keys=True).encode()
+        fingerprint = hashlib.sha256(request).hexdigest()
+        stored = self.store.state.answers.get(key)
+        if stored is not None and stored.fingerprint != fingerprint:
+            raise ApiError(
                 400,
                 "Keys for idempotent requests can only be used with the same parameters they were first used with.",
                 kind="idempotency_error",
             )
         if key in self._in_flight:
-            raise WireError(
+            raise ApiError(
                 409,
                 "There is currently another in-progress request using this Idempotency-Key.",
                 kind="idempotency_error",
                 code="idempotency_key_in_use",
             )
-        if kept is not None:
-            return Answer(kept.status, bytes(kept.body), replayed=True)
+        if stored is not None:
+            return Reply(stored.status, bytes(stored.body), replayed=True)
         self._in_flight.add(key)
         try:
-            return await self._answer(key, fingerprint, work, outage)
+            return await self._run_once(key, fingerprint, work, outage)
         finally:
             self._in_flight.discard(key)
 
-    async def _answer(
+    async def _run_once(
         self, key: str | None, fingerprint: str, work: Callable[[], object], outage: Outage | None
-    ) -> Answer:
-        def work_and_note() -> Answer:
+    ) -> Reply:
+        def work_and_store() -> Reply:
             try:
                 if outage is not None and outage.mode == "error_kept":
-                    raise WireError(500, "Something went wrong on our end.", kind="api_error")
-                answer, keep = Answer(200, msgspec.json.encode(work())), True
-            except WireError as fault:
-                answer, keep = Answer(fault.status, msgspec.json.encode(fault.body)), _lasting(fault)
-            if key is not None and keep:
-                self.books.state.answers[key] = KeptAnswer(
+                    raise ApiError(500, "Something went wrong on our end.", kind="api_error")
+                reply, is_stored = Reply(200, msgspec.json.encode(work())), True
+            except ApiError as fault:
+                reply, is_stored = Reply(fault.status, msgspec.json.encode(fault.body)), _lasting(fault)
+            if key is not None and is_stored:
+                self.store.state.answers[key] = StoredResponse(
                     fingerprint=fingerprint,
-                    status=answer.status,
-                    body=msgspec.Raw(answer.body),
-                    created=self.books.now_s(),
+                    status=reply.status,
+                    body=msgspec.Raw(reply.body),
+                    created=self.store.now_s(),
                 )
-            return answer
+            return reply
 
-        answer = await self.change(work_and_note)
+        reply = await self.apply(work_and_store)
         if outage is not None and outage.mode == "slow":
             await trio.sleep(outage.delay_s)
-        return answer
+        return reply
 
     async def _settle_later(self, charge_id: str) -> None:
         await trio.sleep(self._settle_delay_s)
-        await self.change(lambda: intents.settle(self.books, charge_id))
-        charge = self.books.state.charges.get(charge_id)
+        await self.apply(lambda: intents.settle(self.store, charge_id))
+        charge = self.store.state.charges.get(charge_id)
         method = intents.METHODS.get(charge.payment_method or "") if charge is not None else None
         if charge is None or method is None or method.after is None:
             return
         inquiry = method.after == "inquiry"
         try:
-            await self.change(lambda: reversals.open_dispute(self.books, charge, inquiry=inquiry))
-        except WireError as fault:
+            await self.apply(lambda: reversals.open_dispute(self.store, charge, inquiry=inquiry))
+        except ApiError as fault:
             _log.info("card_emulator_no_dispute", charge=charge_id, reason=str(fault))
 
     def take_outage(self, call: str) -> Outage | None:
-        """The fault to show at this call, counted as shown."""
-        outages = self.books.state.outages
+        """Return the fault to inject into this call, and count it."""
+        outages = self.store.state.outages
         for outage in outages:
             if outage.call in ("*", call):
                 if outage.times is not None:
@@ -175,8 +174,8 @@ class Desk:
         return None
 
 
-def _lasting(fault: WireError) -> bool:
-    """Whether a key remembers this refusal: only once the work itself had begun."""
-    told = fault.body["error"]
-    code = str(told.get("code")) if isinstance(told, dict) else ""
+def _lasting(fault: ApiError) -> bool:
+    """Whether this error is stored under the key: only once the work itself had begun."""
+    error = fault.body["error"]
+    code = str(error.get("code")) if isinstance(error, dict) else ""
     return fault.status in (402, 500) or code.endswith(_STATE_CODES)

@@ -1,4 +1,4 @@
-"""Form bodies and queries with brackets: ``metadata[order_id]=…&expand[]=…`` as nested values, read with limits."""
+"""Form bodies and queries with brackets: ``metadata[order_id]=…&expand[]=…`` parsed as nested values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.errors import ApiError
 
 FIELDS_MAX_COUNT = 1000
 DEPTH_MAX_COUNT = 5
@@ -22,12 +22,12 @@ Form = dict[str, Any]
 
 
 def parse_form(raw: bytes | str) -> Form:
-    """Nest a form by its brackets; ``[]`` and whole numbers in brackets make lists. Raises :class:`WireError`."""
+    """Parse a form into nested values; ``[]`` and numeric keys become lists. Raises :class:`ApiError`."""
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX_COUNT, errors="strict")
     except ValueError:
-        raise WireError(400, "The request body is not a form.") from None
+        raise ApiError(400, "The request body is not a form.") from None
     root: Form = {}
     for name, value in pairs:
         _put(root, name, value)
@@ -35,66 +35,66 @@ def parse_form(raw: bytes | str) -> Form:
 
 
 def only(form: Form, allowed: Iterable[str]) -> None:
-    """Refuse parameters the wire does not know: a misspelt one is to be found here, not at the real provider."""
+    """Reject unknown parameters, so that a misspelt one is found here and not at the real provider."""
     for name in form:
         if name not in allowed:
-            raise WireError(400, f"Received unknown parameter: {name}", code="parameter_unknown", param=name)
+            raise ApiError(400, f"Received unknown parameter: {name}", code="parameter_unknown", param=name)
 
 
 def string(form: Form, name: str) -> str | None:
-    """A string parameter, or None where it is absent or blank."""
+    """Return a string parameter, or None if it is absent or blank."""
     value = form.get(name)
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise WireError(400, f"Invalid string: {name}", param=name)
+        raise ApiError(400, f"Invalid string: {name}", param=name)
     return value
 
 
 def whole(form: Form, name: str) -> int | None:
-    """An integer parameter, or None where it is absent."""
+    """Return an integer parameter, or None if it is absent."""
     value = string(form, name)
     if value is None:
         return None
     if not _WHOLE.match(value):
-        raise WireError(400, f"Invalid integer: {value[:40]}", code="parameter_invalid_integer", param=name)
+        raise ApiError(400, f"Invalid integer: {value[:40]}", code="parameter_invalid_integer", param=name)
     return int(value)
 
 
 def required(form: Form, name: str) -> str:
-    """A string parameter that must be there."""
+    """Return a required string parameter."""
     value = string(form, name)
     if value is None:
-        raise WireError(400, f"Missing required param: {name}.", code="parameter_missing", param=name)
+        raise ApiError(400, f"Missing required param: {name}.", code="parameter_missing", param=name)
     return value
 
 
 def strings(form: Form, name: str) -> list[str]:
-    """A list of strings, empty where absent."""
+    """Return a list of strings, empty if absent."""
     value = form.get(name, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise WireError(400, "Invalid array", param=name)
+        raise ApiError(400, "Invalid array", param=name)
     return value
 
 
 def metadata(form: Form) -> dict[str, str]:
-    """The metadata parameter: pairs of short strings."""
+    """Return the metadata parameter: pairs of short strings."""
     value = form.get("metadata", {})
     if not isinstance(value, dict) or len(value) > METADATA_MAX_COUNT:
-        raise WireError(400, "Invalid hash", param="metadata")
+        raise ApiError(400, "Invalid hash", param="metadata")
     for key, each in value.items():
         if not isinstance(each, str) or len(key) > 40 or len(each) > METADATA_VALUE_MAX_CHARS:
-            raise WireError(400, "Metadata keys have at most 40, values at most 500 characters", param="metadata")
+            raise ApiError(400, "Metadata keys have at most 40, values at most 500 characters", param="metadata")
     return {key: each for key, each in value.items() if each}
 
 
 def _put(root: Form, name: str, value: str) -> None:
     match = _NAME.match(name)
     if match is None:
-        raise WireError(400, f"Invalid parameter name: {name[:80]}")
+        raise ApiError(400, f"Invalid parameter name: {name[:80]}")
     path = [match.group(1), *_PART.findall(match.group(2))]
     if len(path) > DEPTH_MAX_COUNT:
-        raise WireError(400, f"Parameter nested too deep: {name[:80]}")
+        raise ApiError(400, f"Parameter nested too deep: {name[:80]}")
     here = root
     for place, part in enumerate(path):
         key = part or str(len(here))
@@ -103,7 +103,7 @@ def _put(root: Form, name: str, value: str) -> None:
             return
         here = here.setdefault(key, {})
         if not isinstance(here, dict):
-            raise WireError(400, f"Parameter given twice in different forms: {name[:80]}")
+            raise ApiError(400, f"Parameter given twice in different forms: {name[:80]}")
 
 
 def _listed(value: Any) -> Any:

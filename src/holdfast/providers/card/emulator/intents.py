@@ -1,4 +1,4 @@
-"""What happens to payment intents: made, attempted, paid, declined, canceled, and settled a moment later."""
+"""Transitions of payment intents: created, attempted, paid, declined, canceled, and settled afterwards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from holdfast.providers.card.amounts import minor_decimals
-from holdfast.providers.card.emulator.books import Books
-from holdfast.providers.card.emulator.errors import WireError, unexpected_state
+from holdfast.providers.card.emulator.books import Store
+from holdfast.providers.card.emulator.errors import ApiError, unexpected_state
 from holdfast.providers.card.emulator.objects import CANCELABLE, Charge, PaymentIntent
 
 AMOUNT_MAX_MINOR: Final = 99_999_999
@@ -64,7 +64,7 @@ METHODS: Final = {
 
 
 def create(
-    books: Books,
+    store: Store,
     *,
     amount: int,
     currency: str,
@@ -74,50 +74,50 @@ def create(
     payment_method: str | None = None,
     description: str | None = None,
 ) -> PaymentIntent:
-    """Make an intent to be paid."""
+    """Create an intent."""
     code = currency.lower()
     if len(code) != 3 or not code.isascii() or not code.isalpha():
-        raise WireError(400, f"Invalid currency: {currency[:20]}", code="currency_invalid", param="currency")
+        raise ApiError(400, f"Invalid currency: {currency[:20]}", code="currency_invalid", param="currency")
     least = AMOUNT_MIN_MAJOR_HUNDREDTHS * 10 ** minor_decimals(code) // 100
     if amount < max(1, least):
-        raise WireError(400, "Amount is below the minimum.", code="amount_too_small", param="amount")
+        raise ApiError(400, "Amount is below the minimum.", code="amount_too_small", param="amount")
     if amount > AMOUNT_MAX_MINOR:
-        raise WireError(400, "Amount is above the maximum.", code="amount_too_large", param="amount")
+        raise ApiError(400, "Amount is above the maximum.", code="amount_too_large", param="amount")
     if capture_method not in ("automatic", "automatic_async"):
-        raise WireError(400, "Only automatic capture is spoken here.", param="capture_method")
+        raise ApiError(400, "Only automatic capture is supported.", param="capture_method")
     if payment_method is not None:
         method_of(payment_method)
-    intent_id = books.new_id("pi")
+    intent_id = store.new_id("pi")
     intent = PaymentIntent(
         id=intent_id,
         amount=amount,
         automatic_payment_methods=automatic_payment_methods,
         capture_method=capture_method,
         client_secret=f"{intent_id}_secret_{secrets.token_hex(12)}",
-        created=books.now_s(),
+        created=store.now_s(),
         currency=code,
         description=description,
         metadata=metadata,
         payment_method=payment_method,
         status="requires_payment_method" if payment_method is None else "requires_confirmation",
     )
-    books.state.intents[intent_id] = intent
-    books.emit("payment_intent.created", intent)
+    store.state.intents[intent_id] = intent
+    store.emit("payment_intent.created", intent)
     return intent
 
 
 def method_of(name: str) -> Method:
-    """The test payment method of that name. Raises :class:`WireError`."""
+    """Return the test payment method with that name. Raises :class:`ApiError`."""
     method = METHODS.get(name)
     if method is None:
-        raise WireError(
+        raise ApiError(
             400, f"No such PaymentMethod: '{name[:80]}'", code="resource_missing", param="payment_method"
         )
     return method
 
 
 def begin(intent: PaymentIntent, payment_method: str | None) -> Method:
-    """Take a confirmation: check that the intent may be attempted and remember with what."""
+    """Begin a confirmation: check that the intent may be attempted and record its payment method."""
     if intent.status in ("succeeded", "canceled", "processing", "requires_action"):
         raise unexpected_state(
             f"You cannot confirm this PaymentIntent because it has a status of {intent.status}.",
@@ -135,79 +135,79 @@ def begin(intent: PaymentIntent, payment_method: str | None) -> Method:
 
 
 def pay(
-    books: Books, intent: PaymentIntent, *, amount_received: int | None = None, currency: str | None = None
+    store: Store, intent: PaymentIntent, *, amount_received: int | None = None, currency: str | None = None
 ) -> Charge:
-    """Take the money. The two further arguments make an answer no honest provider would give, for tests."""
+    """Pay the intent. ``amount_received`` and ``currency`` produce a mismatched payment for tests."""
     _must_be_open(intent, "pay")
     received = intent.amount if amount_received is None else amount_received
     if currency is not None:
         intent.currency = currency.lower()
-    charge = _charge(books, intent, amount=received, status="succeeded")
+    charge = _charge(store, intent, amount=received, status="succeeded")
     charge.paid = charge.captured = True
     charge.amount_captured = received
     intent.status, intent.amount_received = "succeeded", received
     intent.last_payment_error = intent.next_action = None
     if intent.capture_method == "automatic":
-        _book(books, charge)
-    books.emit("charge.succeeded", charge)
-    books.emit("payment_intent.succeeded", intent)
+        _book(store, charge)
+    store.emit("charge.succeeded", charge)
+    store.emit("payment_intent.succeeded", intent)
     return charge
 
 
-def settle(books: Books, charge_id: str) -> bool:
-    """Book a paid charge on the account's balance, as happens a moment after an asynchronous capture."""
-    charge = books.state.charges.get(charge_id)
+def settle(store: Store, charge_id: str) -> bool:
+    """Record a paid charge on the account's balance, as happens some time after an asynchronous capture."""
+    charge = store.state.charges.get(charge_id)
     if charge is None or not charge.paid or charge.balance_transaction is not None:
         return False
-    _book(books, charge)
-    books.emit("charge.updated", charge)
+    _book(store, charge)
+    store.emit("charge.updated", charge)
     return True
 
 
-def decline(books: Books, intent: PaymentIntent, reason: str = "generic_decline") -> WireError:
-    """Fail an attempt; the intent may be tried again. Returns the error that tells the one who tried."""
+def decline(store: Store, intent: PaymentIntent, reason: str = "generic_decline") -> ApiError:
+    """Fail an attempt; the intent may be tried again. Returns the error for the caller."""
     _must_be_open(intent, "decline")
     if reason not in _DECLINES:
-        raise WireError(400, f"No such decline code: {reason[:80]}", param="decline_code")
+        raise ApiError(400, f"No such decline code: {reason[:80]}", param="decline_code")
     code, message = _DECLINES[reason]
-    charge = _charge(books, intent, amount=intent.amount, status="failed")
+    charge = _charge(store, intent, amount=intent.amount, status="failed")
     charge.failure_code, charge.failure_message = code, message
     failure = {"charge": charge.id, "code": code, "decline_code": reason, "message": message, "type": "card_error"}
     intent.status, intent.payment_method, intent.next_action = "requires_payment_method", None, None
     intent.last_payment_error = dict(failure)
-    books.emit("charge.failed", charge)
-    books.emit("payment_intent.payment_failed", intent)
+    store.emit("charge.failed", charge)
+    store.emit("payment_intent.payment_failed", intent)
     more = {"charge": charge.id, "decline_code": reason, "payment_intent": msgspec.to_builtins(intent)}
-    return WireError(402, message, kind="card_error", code=code, more=more)
+    return ApiError(402, message, kind="card_error", code=code, more=more)
 
 
-def require_action(books: Books, intent: PaymentIntent) -> None:
-    """Ask the cardholder to prove who they are."""
+def require_action(store: Store, intent: PaymentIntent) -> None:
+    """Require an action of the cardholder, such as 3-D Secure."""
     _must_be_open(intent, "ask for action on")
     intent.status = "requires_action"
     intent.next_action = {"type": "use_stripe_sdk", "use_stripe_sdk": {}}
-    books.emit("payment_intent.requires_action", intent)
+    store.emit("payment_intent.requires_action", intent)
 
 
-def process(books: Books, intent: PaymentIntent) -> None:
+def process(store: Store, intent: PaymentIntent) -> None:
     """Leave the outcome open for a while, as bank debits do."""
     _must_be_open(intent, "process")
     intent.status, intent.next_action = "processing", None
-    books.emit("payment_intent.processing", intent)
+    store.emit("payment_intent.processing", intent)
 
 
-def cancel(books: Books, intent: PaymentIntent, reason: str | None = None) -> None:
-    """Make sure the intent can no longer be paid."""
+def cancel(store: Store, intent: PaymentIntent, reason: str | None = None) -> None:
+    """Cancel the intent so that it can no longer be paid."""
     if reason is not None and reason not in CANCELLATION_REASONS:
-        raise WireError(400, "Invalid cancellation_reason", param="cancellation_reason")
+        raise ApiError(400, "Invalid cancellation_reason", param="cancellation_reason")
     if intent.status not in CANCELABLE:
         raise unexpected_state(
             f"You cannot cancel this PaymentIntent because it has a status of {intent.status}.",
             msgspec.to_builtins(intent),
         )
-    intent.status, intent.canceled_at, intent.cancellation_reason = "canceled", books.now_s(), reason
+    intent.status, intent.canceled_at, intent.cancellation_reason = "canceled", store.now_s(), reason
     intent.next_action = None
-    books.emit("payment_intent.canceled", intent)
+    store.emit("payment_intent.canceled", intent)
 
 
 def _must_be_open(intent: PaymentIntent, what: str) -> None:
@@ -218,11 +218,11 @@ def _must_be_open(intent: PaymentIntent, what: str) -> None:
         )
 
 
-def _charge(books: Books, intent: PaymentIntent, *, amount: int, status: str) -> Charge:
+def _charge(store: Store, intent: PaymentIntent, *, amount: int, status: str) -> Charge:
     charge = Charge(
-        id=books.new_id("ch"),
+        id=store.new_id("ch"),
         amount=amount,
-        created=books.now_s(),
+        created=store.now_s(),
         currency=intent.currency,
         description=intent.description,
         metadata=dict(intent.metadata),
@@ -230,12 +230,12 @@ def _charge(books: Books, intent: PaymentIntent, *, amount: int, status: str) ->
         payment_method=intent.payment_method,
         status="succeeded" if status == "succeeded" else "failed",
     )
-    books.state.charges[charge.id] = charge
+    store.state.charges[charge.id] = charge
     intent.latest_charge = charge.id
     return charge
 
 
-def _book(books: Books, charge: Charge) -> None:
+def _book(store: Store, charge: Charge) -> None:
     fee = (charge.amount * FEE_THOUSANDTHS + 500) // 1000 + FEE_FIXED_MINOR
-    movement = books.move("charge", "charge", charge.id, amount=charge.amount, currency=charge.currency, fee=fee)
+    movement = store.move("charge", "charge", charge.id, amount=charge.amount, currency=charge.currency, fee=fee)
     charge.balance_transaction = movement.id

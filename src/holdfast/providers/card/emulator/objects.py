@@ -1,4 +1,4 @@
-"""The objects of the wire. Related ones are named by id; :mod:`.rendering` puts them in whole where asked."""
+"""The objects of the API. Related ones are named by id; :mod:`.rendering` expands them on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANCELABLE: frozenset[IntentStatus] = frozenset(
 
 
 class PaymentIntent(msgspec.Struct, kw_only=True):
-    """One payment wanted, through all attempts at it."""
+    """One payment, through all attempts at it."""
 
     id: str
     object: str = "payment_intent"
@@ -72,7 +72,7 @@ class Charge(msgspec.Struct, kw_only=True):
 
 
 class Refund(msgspec.Struct, kw_only=True):
-    """Money given back, or on its way; one that succeeded may still fail."""
+    """One refund; one that succeeded may still fail."""
 
     id: str
     object: str = "refund"
@@ -110,7 +110,7 @@ class BalanceTransaction(msgspec.Struct, kw_only=True):
 
 
 class Dispute(msgspec.Struct, kw_only=True):
-    """A cardholder's objection; ``warning_`` statuses are inquiries, in which no money moves."""
+    """A cardholder's dispute; ``warning_`` statuses are inquiries, in which no money moves."""
 
     id: str
     object: str = "dispute"
@@ -128,7 +128,7 @@ class Dispute(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """Something that happened, with the object as it was then."""
+    """An event, with the object as it was then."""
 
     id: str
     object: str = "event"

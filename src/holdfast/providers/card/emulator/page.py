@@ -1,4 +1,4 @@
-"""The emulator's page: one file with its style and script inside, and no address but its own."""
+"""The emulator's page: one file with inline style and script, which connects to its own origin only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE_CSP: Final = (
 
 
 def page_response() -> Response:
-    """The page, with a policy that lets it run nothing but itself."""
+    """Return the page, with a policy that runs only its own script."""
     return Response(
         _PAGE,
         content_type="text/html; charset=utf-8",

@@ -1,4 +1,4 @@
-"""Objects as answers show them: related ones by id, or whole where ``expand`` asks; lists with their cursors."""
+"""Objects as responses show them: related ones by id, or embedded if ``expand`` asks; lists with cursors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.providers.card.emulator.books import Books, State
-from holdfast.providers.card.emulator.errors import WireError
+from holdfast.providers.card.emulator.books import State, Store
+from holdfast.providers.card.emulator.errors import ApiError
 from holdfast.providers.card.emulator.forms import Form, string, strings, whole
 
 EXPAND_MAX_DEPTH: Final = 4
@@ -37,17 +37,17 @@ _RELATED: Final[dict[str, dict[str, Callable[[State], dict[str, Any]]]]] = {
 }
 
 
-def render(books: Books, thing: object, form: Form | None = None) -> Json:
-    """An object as an answer, expanded as the form asks. Raises :class:`WireError`."""
-    return _render(books, thing, _tree(form))
+def render(store: Store, thing: object, form: Form | None = None) -> Json:
+    """Render an object, expanded as the form asks. Raises :class:`ApiError`."""
+    return _render(store, thing, _tree(form))
 
 
-def render_list(books: Books, url: str, things: Iterable[Any], form: Form) -> Json:
-    """One page of a list, newest first, by ``limit``, ``starting_after`` and ``ending_before``."""
+def render_list(store: Store, url: str, things: Iterable[Any], form: Form) -> Json:
+    """Render one page of a list, newest first, by ``limit``, ``starting_after`` and ``ending_before``."""
     limit = whole(form, "limit")
     limit = PAGE_DEFAULT_COUNT if limit is None else limit
     if not 1 <= limit <= PAGE_MAX_COUNT:
-        raise WireError(400, "Invalid limit", param="limit")
+        raise ApiError(400, "Invalid limit", param="limit")
     ordered = list(things)[::-1]
     places = {each.id: place for place, each in enumerate(ordered)}
     after, before = (_place(places, string(form, name), name) for name in ("starting_after", "ending_before"))
@@ -58,14 +58,14 @@ def render_list(books: Books, url: str, things: Iterable[Any], form: Form) -> Js
         start = 0 if after is None else after + 1
         page, more = ordered[start : start + limit], start + limit < len(ordered)
     tree = _tree(form).get("data", {})
-    return _list(url, [_render(books, each, tree) for each in page], more)
+    return _list(url, [_render(store, each, tree) for each in page], more)
 
 
 def _place(places: dict[str, int], given: str | None, name: str) -> int | None:
     if given is None:
         return None
     if given not in places:
-        raise WireError(400, f"No such object: '{given[:80]}'", code="resource_missing", param=name)
+        raise ApiError(400, f"No such object: '{given[:80]}'", code="resource_missing", param=name)
     return places[given]
 
 
@@ -74,32 +74,32 @@ def _tree(form: Form | None) -> Json:
     for path in strings(form or {}, "expand"):
         parts = path.split(".")
         if len(parts) > EXPAND_MAX_DEPTH + (parts[0] == "data"):
-            raise WireError(400, "You cannot expand more than 4 levels of a property.", param="expand")
+            raise ApiError(400, "You cannot expand more than 4 levels of a property.", param="expand")
         here = tree
         for part in parts:
             here = here.setdefault(part, {})
     return tree
 
 
-def _render(books: Books, thing: Any, tree: Json) -> Json:
+def _render(store: Store, thing: Any, tree: Json) -> Json:
     shown: Json = msgspec.to_builtins(thing)
     related = _RELATED.get(thing.object, {})
     for name, inner in tree.items():
         if thing.object == "charge" and name == "refunds":
-            shown[name] = _refunds(books, thing.id, inner.get("data", {}))
+            shown[name] = _refunds(store, thing.id, inner.get("data", {}))
         elif name in related:
-            found = None if shown[name] is None else related[name](books.state).get(shown[name])
+            found = None if shown[name] is None else related[name](store.state).get(shown[name])
             if found is not None:
-                shown[name] = _render(books, found, inner)
+                shown[name] = _render(store, found, inner)
         else:
             message = f"This property cannot be expanded ({name[:80]})."
-            raise WireError(400, message, param="expand")
+            raise ApiError(400, message, param="expand")
     return shown
 
 
-def _refunds(books: Books, charge_id: str, tree: Json) -> Json:
-    found: Sequence[Any] = [each for each in books.state.refunds.values() if each.charge == charge_id][::-1]
-    page = [_render(books, each, tree) for each in found[:PAGE_DEFAULT_COUNT]]
+def _refunds(store: Store, charge_id: str, tree: Json) -> Json:
+    found: Sequence[Any] = [each for each in store.state.refunds.values() if each.charge == charge_id][::-1]
+    page = [_render(store, each, tree) for each in found[:PAGE_DEFAULT_COUNT]]
     return _list(f"/v1/charges/{charge_id}/refunds", page, len(found) > PAGE_DEFAULT_COUNT)
 
 

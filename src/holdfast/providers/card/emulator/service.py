@@ -1,4 +1,4 @@
-"""The card emulator as one child function: books, deliveries and web server, up together and down in order."""
+"""The card emulator as one child function: state, deliveries and web server, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import trio
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.providers.card.emulator.app import create_card_emulator
-from holdfast.providers.card.emulator.books import Books
-from holdfast.providers.card.emulator.desk import Desk
+from holdfast.providers.card.emulator.books import Store
+from holdfast.providers.card.emulator.desk import Changes
 from holdfast.providers.card.emulator.postroom import Postroom
-from holdfast.providers.card.emulator.shelf import Shelf, load_state
+from holdfast.providers.card.emulator.shelf import StateFile, load_state
 from holdfast.providers.posting import RETRY_DELAYS_S
 from holdfast.providers.serving import serve_app
 
@@ -37,25 +37,25 @@ async def serve_card_emulator(
 ) -> None:
     """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
 
-    ``api_key`` opens the wire, ``webhook_secret`` signs events, ``webhook_url`` tells where they go and may answer
-    with an empty string while nobody listens. State lives in ``files_dir`` and is found again by the next life.
+    ``api_key`` authorizes calls, ``webhook_secret`` signs events, ``webhook_url`` returns where to send them, or an
+    empty string while there is no receiver. The state is stored in ``files_dir`` and loaded at the next start.
 
-    Raises ``ValueError`` for an empty key or secret, and, in a group, ``OSError`` where the port is taken.
+    Raises ``ValueError`` for an empty key or secret, and, in a group, ``OSError`` if the port is taken.
     """
     if not api_key.strip() or not webhook_secret.strip():
-        raise ValueError("the card emulator needs an API key and a secret to sign with")
+        raise ValueError("the card emulator needs an API key and a webhook signing secret")
     state = await trio.to_thread.run_sync(load_state, files_dir, limiter=trio.CapacityLimiter(1))
-    books = Books(state, now=now)
+    store = Store(state, now=now)
     postroom = Postroom(
-        books, webhook_secret, webhook_url, header=signature_header, now=now, retry_delays_s=retry_delays_s
+        store, webhook_secret, webhook_url, header=signature_header, now=now, retry_delays_s=retry_delays_s
     )
-    desk = Desk(books, Shelf(books, files_dir), postroom, settle_delay_s=settle_delay_s)
-    app = create_card_emulator(desk, api_key=api_key)
+    changes = Changes(store, StateFile(store, files_dir), postroom, settle_delay_s=settle_delay_s)
+    app = create_card_emulator(changes, api_key=api_key)
 
     async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         await serve_app(app, host=host, port=port, task_status=task_status)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(desk.run)
+        await nursery.start(changes.run)
         address = await nursery.start(serve_web)
         task_status.started(urlsplit(address).port or 0)
