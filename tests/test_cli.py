@@ -131,7 +131,7 @@ def test_audit_says_on_one_line_what_fails(configured_url: str) -> None:
     failed = [line for line in result.stdout.splitlines() if not line.startswith("ok ")]
     assert len(failed) == 1
     assert failed[0].startswith("FAILED")
-    assert failed[0].endswith("no row belongs to nothing: session ses_1")
+    assert failed[0].endswith("every row belongs to a row that exists: session ses_1")
     assert result.stderr.strip().startswith("1 of ")
 
 

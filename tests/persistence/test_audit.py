@@ -396,7 +396,7 @@ def test_an_honest_history_keeps_every_promise(books_url: str) -> None:
     checks = audit(books_url)
     assert [check for check in checks if not check.ok] == []
     counted = {check.name: check.counted for check in checks}
-    assert counted["each operation's chain hash covers it and the one before"] == 16
+    assert counted["each operation's chain hash covers it and the previous one"] == 16
     assert counted["each account's balance and held total are the sums of its postings"] == 4
     assert counted["each hold was opened by exactly one operation of its amount"] == 5
     assert all(count > 0 for count in counted.values())
@@ -408,26 +408,26 @@ def test_the_names_of_the_checks_are_unique(database_url: str) -> None:
 
 
 SUMS = "the postings of each operation sum to zero"
-SHAPES = "each operation's postings say what its kind and amount say"
+SHAPES = "each operation's postings match its kind and amount"
 NUMBERS = "operation numbers run from 1 without gaps"
 TOTALS = "running totals follow from the postings, row by row"
-CHAINS = "each operation's chain hash covers it and the one before"
-FLOORS = "available credit goes below zero by reversals alone"
-EVERYTHING = "the postings of everything sum to zero"
+CHAINS = "each operation's chain hash covers it and the previous one"
+FLOORS = "available credit goes below zero only by reversals"
+EVERYTHING = "all postings sum to zero"
 BALANCES = "each account's balance and held total are the sums of its postings"
-NEWEST = "each account stands where its newest operation left it, chain head included"
-COUNTS = "each account counts as many operations as it has"
+NEWEST = "each account's totals, operation count and chain head match its newest operation"
+COUNTS = "each account's operation count is the number of its operations"
 OPENINGS = "each hold was opened by exactly one operation of its amount"
 OUTCOMES = "each hold has at most one outcome, and its settled number is that outcome's"
-LIMITS = "no capture is above its hold, and every release gives back the whole hold"
+LIMITS = "no capture exceeds its hold, and each release returns the whole hold"
 OPEN_HOLDS = "each account's held total is the sum of its open holds"
-USAGE_SUM = "each account's usage costs what was captured from it"
+USAGE_SUM = "each account's usage cost is the amount captured"
 USAGE = "each usage entry names the operation that settled its request, and costs what it captured"
 PAIRS = "each task has its one hold, and each hold its task"
 ENDS = "a task has ended exactly when its hold is settled, and succeeded exactly when it was captured"
 STATUSES = "each task has one usage entry with its status and model"
-CONTENTS = "each stored result's content is known, and nobody is removing it"
-ORPHANS = "no row belongs to nothing"
+CONTENTS = "each stored result's content is known and not marked for deletion"
+ORPHANS = "every row belongs to a row that exists"
 
 
 def in_state(order_id: str, path: str, value: object) -> str:

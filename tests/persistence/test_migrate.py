@@ -140,7 +140,7 @@ def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
 
 
 def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrate_module, "TURN_S", 0.05)
+    monkeypatch.setattr(migrate_module, "LOCK_TIMEOUT_S", 0.05)
     with psycopg.connect(empty_url) as other:
         other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
         with pytest.raises(MigrationRefused, match="Another process"):

@@ -1,10 +1,9 @@
-"""The audit: every promise about credit, checked against the rows of one snapshot.
+"""The audit: every rule about credit, checked against the rows of one snapshot.
 
-It trusts nothing the service computed: balances are added up again from postings, chains are hashed again from
+It trusts nothing that the service computed: balances are summed again from postings, chains are hashed again from
 the rows, tasks, holds and usage are compared with each other, and orders with operations and events. Most checks
-are one query that finds the rows breaking a rule; the history itself and the orders are read once, row by row,
-through a server-side cursor, so memory does not grow with them. Reading a database in use is fine: writers are
-neither blocked nor seen.
+are one query that finds the rows that break a rule; the history itself and the orders are read once through a
+server-side cursor, so memory does not grow with them. Auditing a database in use is safe: writers are not blocked.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ _HISTORY = text(
 
 
 def run_audit(connection: Connection) -> list[Check]:
-    """Check everything on one snapshot, read-only. Blocks for as long as reading the whole history takes.
+    """Run every check on one read-only snapshot. Blocks for as long as reading the whole history takes.
 
-    The connection must have no transaction open; it is left without one.
+    The connection must have no transaction open; none is left open.
     """
     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     with connection.begin():
         checks = _walk_history(connection)
         checks += walk_orders(connection)
-        checks += [_judge(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES)]
+        checks += [_run_rule(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES)]
     return checks
 
 
-def _judge(connection: Connection, rule: Rule) -> Check:
-    """Run a rule's two queries: how many rows it speaks of, and which break it."""
+def _run_rule(connection: Connection, rule: Rule) -> Check:
+    """Run a rule's two queries: how many rows it covers, and which break it."""
     parameters: dict[str, Any] = {"terminal": list(TERMINAL), "chain_start": CHAIN_START}
     counted = connection.execute(text(rule.counted)).scalar_one()
     breaking = text(
@@ -69,54 +68,54 @@ def _judge(connection: Connection, rule: Rule) -> Check:
 
 @dataclass(slots=True)
 class _Tally:
-    """A check that gathers its faults while the history goes by."""
+    """Accumulates the failures of one check during the walk."""
 
     name: str
     counted: int = 0
     total: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def look(self, kept: bool, operation: Operation, trouble: str) -> None:
+    def record(self, ok: bool, operation: Operation, failure: str) -> None:
         self.counted += 1
-        if not kept:
+        if not ok:
             self.total += 1
             if len(self.examples) < EXAMPLES_MAX:
-                self.examples.append(f"{operation.account_id} operation {operation.number}: {trouble}")
+                self.examples.append(f"{operation.account_id} operation {operation.number}: {failure}")
 
     def check(self) -> Check:
         return make_check(self.name, self.counted, self.examples, self.total)
 
 
 def _walk_history(connection: Connection) -> list[Check]:
-    """Read every operation once, in order, and hold each against the one before it."""
+    """Read every operation once, in order, and check each against the previous one."""
     sums = _Tally("the postings of each operation sum to zero")
-    shapes = _Tally("each operation's postings say what its kind and amount say")
+    shapes = _Tally("each operation's postings match its kind and amount")
     numbers = _Tally("operation numbers run from 1 without gaps")
     totals = _Tally("running totals follow from the postings, row by row")
-    chains = _Tally("each operation's chain hash covers it and the one before")
-    floors = _Tally("available credit goes below zero by reversals alone")
+    chains = _Tally("each operation's chain hash covers it and the previous one")
+    floors = _Tally("available credit goes below zero only by reversals")
     account_id, number, balance_micro, held_micro, head = "", 0, 0, 0, CHAIN_START
     for operation in _operations(connection):
         if operation.account_id != account_id:
             account_id, number, balance_micro, held_micro, head = operation.account_id, 0, 0, 0, CHAIN_START
         available_delta_micro = _moved(operation, AVAILABLE)
         held_delta_micro = _moved(operation, HELD)
-        sums.look(
+        sums.record(
             sum(posting.amount_micro for posting in operation.postings) == 0,
             operation,
-            "its postings do not cancel out",
+            "its postings do not sum to zero",
         )
-        shapes.look(_is_well_formed(operation), operation, f"not what a {operation.kind} of its amount posts")
-        numbers.look(operation.number == number + 1, operation, f"follows number {number}")
-        totals.look(
+        shapes.record(_is_well_formed(operation), operation, f"is not what a {operation.kind} of its amount posts")
+        numbers.record(operation.number == number + 1, operation, f"follows number {number}")
+        totals.record(
             operation.balance_after_micro == balance_micro + available_delta_micro + held_delta_micro
             and operation.held_after_micro == held_micro + held_delta_micro,
             operation,
-            "its totals do not follow",
+            "its totals do not follow from its postings",
         )
-        chains.look(operation.hash_after(head) == operation.chain_hash, operation, "its hash does not match")
+        chains.record(operation.hash_after(head) == operation.chain_hash, operation, "its hash does not match")
         available_micro = operation.balance_after_micro - operation.held_after_micro
-        floors.look(
+        floors.record(
             available_micro >= 0
             or operation.kind == OperationKind.REVERSAL
             or available_micro >= balance_micro - held_micro,
@@ -154,7 +153,7 @@ def _moved(operation: Operation, ledger_account: str) -> int:
 
 
 def _is_well_formed(operation: Operation) -> bool:
-    """Whether the postings move the operation's amount between the ledger accounts its kind is about."""
+    """Whether the postings move the operation's amount between the ledger accounts of its kind."""
     amount_micro = operation.amount_micro
     available_micro, held_micro = _moved(operation, AVAILABLE), _moved(operation, HELD)
     revenue_micro = _moved(operation, REVENUE)

@@ -1,4 +1,4 @@
-"""What an audit says: one check for each promise."""
+"""The result of an audit: one check for each rule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ EXAMPLES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise and whether the rows keep it. ``counted`` is how many things were looked at.
+    """One rule and whether the rows comply. ``counted`` is how many things were checked.
 
-    ``detail`` names the first few things that break it, and how many there are; empty when it is kept.
+    ``detail`` names the first few things that break it, and how many there are; empty if there are none.
     """
 
     name: str
@@ -21,6 +21,6 @@ class Check:
 
 
 def make_check(name: str, counted: int, examples: list[str], total: int) -> Check:
-    """A check that ``total`` things break, of which ``examples`` are the first few."""
+    """Return a check that ``total`` things break, of which ``examples`` are the first few."""
     more = f" and {total - len(examples)} more" if total > len(examples) else ""
     return Check(name=name, ok=total == 0, counted=counted, detail="; ".join(examples) + more)

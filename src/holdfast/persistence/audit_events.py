@@ -1,6 +1,6 @@
-"""The audit's rules about events: told once, to who asked for it, and the task says truly what became of it.
+"""The audit's rules about events: each is created once, for a task that requested it, and matches the task's state.
 
-Events are kept for thirty days after they are done, so nothing is missed of tasks that ended longer ago than that.
+Events are retained for thirty days after they are done, so tasks that ended earlier are not checked for one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from holdfast.persistence.audit_rules import Rule
 
 EVENT_RULES: tuple[Rule, ...] = (
     Rule(
-        "a task announces its end once, to whoever asked for it",
+        "each task that ended has one event for it, if its webhook subscribed to it",
         "select count(*) from tasks where request ->> 'webhook_url' is not null",
         """
         select t.request_id || ': ' || t.status || ', announced: ' || coalesce(e.kinds, 'nothing')
@@ -27,17 +27,18 @@ EVENT_RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "a task says of the word of its results what became of that event",
+        "each task records the outcome of its assets_ready event",
         "select count(*) from outbox where kind = 'task.assets_ready'",
         """
-        select o.event_id || ': ' || o.status || ', the task says ' || o.told from (
-            select o.event_id, o.status, coalesce(t.state -> 'hosting' ->> 'assets_ready_event', 'pending') as told
+        select o.event_id || ': ' || o.status || ', the task says ' || o.recorded from (
+            select o.event_id, o.status,
+                   coalesce(t.state -> 'hosting' ->> 'assets_ready_event', 'pending') as recorded
             from outbox o join tasks t on (t.account_id, t.request_id) = (o.account_id, o.request_id)
             where o.kind = 'task.assets_ready'
         ) o
-        where o.told <> all(case o.status when 'delivered' then array['sent']
-                                          when 'given_up' then array['sent', 'failed']
-                                          else array['pending', 'sent', 'failed'] end)
+        where o.recorded <> all(case o.status when 'delivered' then array['sent']
+                                              when 'given_up' then array['sent', 'failed']
+                                              else array['pending', 'sent', 'failed'] end)
         """,
     ),
 )

@@ -1,7 +1,7 @@
-"""The audit of payment orders: against their own facts, the ledger's operations and the events that were kept.
+"""The audit of payment orders against their own facts, the ledger's operations and the stored events.
 
-What follows from an order's facts is worked out again by the rules themselves, order by order; what other tables
-must say is one query for each promise.
+What follows from an order's facts is derived again by the decision functions, order by order; agreement with other
+tables is one query for each rule.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from holdfast.persistence.order_loading import order_of
 
 ROWS_PER_FETCH = 500
 
-NET = "what each order has posted is what its facts ask for"
+NET = "the net amount posted for each order follows from its facts"
 STATUSES = "each order's statuses follow from its facts"
-HISTORY = "each order's history ends in its statuses and names its operations in their order"
-COLUMNS = "each order's columns say what its state says"
+HISTORY = "each order's history ends in its statuses and names its operations in order"
+COLUMNS = "each order's columns match its state"
 
 
 def _listed(field: str) -> str:
-    """A list of an order's state; an empty one where it has none, or something else in its place."""
+    """Return SQL for a list in an order's state; an empty one if it has none, or if it is not a list."""
     return f"case json_typeof(o.state -> '{field}') when 'array' then o.state -> '{field}' else '[]' end"
 
 
@@ -45,7 +45,7 @@ _EVENT_IDS = (
 
 ORDER_RULES: tuple[Rule, ...] = (
     Rule(
-        "each order lists exactly the operations that were posted for it",
+        "each order lists exactly the operations posted for it",
         "select count(*) from operations where starts_with(reference, 'ord_')",
         f"""
         select coalesce(m.operation_id, p.operation_id) || ': order ' || coalesce(m.order_id, p.reference)
@@ -59,7 +59,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         """,  # noqa: S608 - our own text
     ),
     Rule(
-        "the first credit of each order is the operation reserved for it, and no other is",
+        "the first credit of each order, and no other operation, has the reserved id",
         "select count(*) from orders",
         f"""
         select m.order_id || ': move ' || m.n || ' is ' || m.operation_id || ', reserved is ' || m.reserved
@@ -67,7 +67,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         """,  # noqa: S608 - our own text
     ),
     Rule(
-        "the money of each order came from its provider, and went back there",
+        "each order's postings name the ledger account of its provider",
         "select count(*) from operations where reference in (select order_id from orders)",
         """
         select p.operation_id || ': moves ' || l.ledger_account || ' for an order of ' || o.provider
@@ -78,10 +78,10 @@ ORDER_RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "every event that an order has taken in was kept, and every one kept as taken in is one of its order's",
+        "the events listed by each order are the stored events applied to it",
         "select count(*) from payment_events",
         f"""
-        select coalesce(e.event_id, k.event_id) || ': order ' || coalesce(e.order_id, 'none') || ', kept as '
+        select coalesce(e.event_id, k.event_id) || ': order ' || coalesce(e.order_id, 'none') || ', stored as '
                || coalesce(k.verdict || ' of ' || k.order_id, 'nothing')
         from ({_EVENT_IDS}) e
         full join (select * from payment_events where verdict in ('applied', 'stale')) k
@@ -93,21 +93,21 @@ ORDER_RULES: tuple[Rule, ...] = (
 
 
 def walk_orders(connection: Connection) -> list[Check]:
-    """Read every order once and work out again what follows from its facts."""
+    """Read every order once and derive again what follows from its facts."""
     counted = 0
     broken: dict[str, list[str]] = {name: [] for name in (NET, STATUSES, HISTORY, COLUMNS)}
     totals = dict.fromkeys(broken, 0)
     for row, order in _orders(connection):
         counted += 1
-        for name, trouble in _troubles(row, order):
+        for name, failure in _failures(row, order):
             totals[name] += 1
             if len(broken[name]) < EXAMPLES_MAX:
-                broken[name].append(f"{row.order_id}: {trouble}")
+                broken[name].append(f"{row.order_id}: {failure}")
     return [make_check(name, counted, examples, totals[name]) for name, examples in broken.items()]
 
 
 def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
-    """Rows with the orders they make; None where a row makes none."""
+    """Yield rows with their orders; None for a row that cannot be decoded."""
     query = select(tables.orders).order_by(tables.orders.c.account_id, tables.orders.c.order_id)
     rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
     for row in rows:
@@ -117,21 +117,21 @@ def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
             yield row, None
 
 
-def _troubles(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
+def _failures(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
     if order is None:
-        yield COLUMNS, "its documents cannot be read"
+        yield COLUMNS, "its documents cannot be decoded"
         return
     request, state, statuses = order.request, order.state, order.statuses
     money, outcome = money_of(request, state.facts), outcome_of(request, state.facts)
     if order.net_micro != money.net_micro or not 0 <= order.net_micro <= request.amount_micro:
-        yield NET, f"posted {order.net_micro} micro-credits, its facts ask for {money.net_micro}"
+        yield NET, f"posted {order.net_micro} micro-credits, its facts require {money.net_micro}"
     derived = (outcome.status, outcome.processing_status, outcome.reversal_status, outcome.risk_status)
-    told = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
-    if derived != told:
-        yield STATUSES, f"is {' '.join(told)}, its facts say {' '.join(derived)}"
+    stored = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
+    if derived != stored:
+        yield STATUSES, f"is {' '.join(stored)}, its facts imply {' '.join(derived)}"
     named = [entry.operation_id for entry in state.history if entry.operation_id is not None]
     if not state.history or state.history[-1].statuses != statuses or named != [*order.ledger_operation_refs]:
-        yield HISTORY, "its history tells another story"
+        yield HISTORY, "its history does not match its state"
     columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
     values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
     ids = (row.provider_payment_id, row.provider_charge_id, row.created_at, row.expires_at)

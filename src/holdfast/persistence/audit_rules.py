@@ -1,7 +1,7 @@
-"""The audit's rules that one query can judge: each finds the rows that break a promise.
+"""The audit's rules that are one query each, which finds the rows that break the rule.
 
-A rule's ``breaking`` query gives one text column naming what breaks it, and no row when all is well. It may use
-``:terminal`` (the task states that settle a hold) and ``:chain_start`` (the hash before a first operation).
+A rule's ``breaking`` query returns one text column naming each violation, and no row if there is none. It may use
+``:terminal`` (the task statuses that settle a hold) and ``:chain_start`` (the hash before a first operation).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """A promise (``name``), how many rows it speaks of (``counted``) and which break it (``breaking``)."""
+    """A rule (``name``), how many rows it covers (``counted``) and which of them break it (``breaking``)."""
 
     name: str
     counted: str
@@ -49,7 +49,7 @@ _ORPHANS = """
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "the postings of everything sum to zero",
+        "all postings sum to zero",
         "select count(*) from postings",
         "select 'they sum to ' || sum(amount_micro) || ' micro-credits' from postings"
         " having coalesce(sum(amount_micro), 0) <> 0",
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "each account stands where its newest operation left it, chain head included",
+        "each account's totals, operation count and chain head match its newest operation",
         "select count(*) from accounts",
         """
         select a.id || ': the account is at operation ' || a.operation_count || ', the journal at '
@@ -84,7 +84,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "each account counts as many operations as it has",
+        "each account's operation count is the number of its operations",
         "select count(*) from accounts",
         """
         select a.id || ': counts ' || a.operation_count || ', has ' || coalesce(n.many, 0)
@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "no capture is above its hold, and every release gives back the whole hold",
+        "no capture exceeds its hold, and each release returns the whole hold",
         "select count(*) from operations where kind in ('capture', 'release')",
         """
         select o.operation_id || ': a ' || o.kind || ' of ' || o.amount_micro || ' on a hold of ' || h.amount_micro
@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "each account's usage costs what was captured from it",
+        "each account's usage cost is the amount captured",
         "select count(*) from usage_entries",
         """
         select coalesce(u.account_id, c.account_id) || ': usage ' || coalesce(u.cost_micro, 0)
@@ -202,14 +202,14 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "each stored result's content is known, and nobody is removing it",
+        "each stored result's content is known and not marked for deletion",
         "select count(*) from assets",
         """
         select f.asset_id || ': its content is '
-               || case when c.sha256 is null then 'unknown' else 'being removed' end
+               case when c.sha256 is null then 'unknown' else 'marked for deletion' end
         from assets f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
         where c.sha256 is null or c.doomed_at is not null
         """,
     ),
-    Rule("no row belongs to nothing", "select count(*) from accounts", _ORPHANS),
+    Rule("every row belongs to a row that exists", "select count(*) from accounts", _ORPHANS),
 )

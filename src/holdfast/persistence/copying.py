@@ -1,7 +1,7 @@
 """Several COPYs in one request.
 
-The server goes from one to the next without being asked again. That spares a trip for each, and the thread a
-dozen turns at the interpreter; psycopg's own ``copy`` knows one at a time.
+The server proceeds from one to the next without another request. That saves a round trip for each, and the thread a
+dozen acquisitions of the interpreter lock; psycopg's own ``copy`` runs one at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CHUNK_BYTES = 1 << 20
 def copy_all(connection: psycopg.Connection[Any], copies: Sequence[tuple[str, str]]) -> None:
     """Run ``copies`` (SQL and text of each) inside the open transaction, or inside one begun here.
 
-    Raises the first error of the server, which ends the transaction, or UnicodeEncodeError before anything is sent.
+    Raises the server's first error, which ends the transaction, or UnicodeEncodeError before anything is sent.
     """
     if not copies:
         return
     pgconn = connection.pgconn
     begins = ["begin"] if pgconn.transaction_status == pq.TransactionStatus.IDLE else []
     request = "; ".join([*begins, *(sql for sql, _ in copies)]).encode()
-    # All at once: a text that cannot be sent must not leave the server waiting for it.
+    # Encoded first: a text that cannot be encoded must not leave the server waiting for it.
     texts = [text.encode() for _, text in copies]
     connection.wait(_copied(pgconn, request, texts))
 
@@ -58,7 +58,7 @@ def _sent(pgconn: pq.abc.PGconn, text: bytes) -> Generator[Wait, Ready | int, No
 
 def _flushed(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
     while pgconn.flush():
-        # Reading too: a server that refuses in the middle says so and takes no more.
+        # Read too: a server that rejects the data reports it and stops reading.
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
 

@@ -1,7 +1,7 @@
-"""What a batch sends, made ready before the database is asked: whom to lock, what to look up, what to write.
+"""What a batch sends, prepared before the database is asked: the rows to lock, to look up and to write.
 
-It is made on the event loop's thread, as if every unit fitted. The writer's thread then has little to do in the
-interpreter but wait for the database, and the two do not stand in each other's way.
+It is prepared on the event loop's thread, as if every unit passed its fences. The writer's thread then mostly waits
+for the database, and the two threads do not compete for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.persistence.units import FenceKind, IdempotencyProbe, Unit
 
 
 class Question(NamedTuple):
-    """What has to be known before anything is written, as array literals.
+    """What has to be read before anything is written, as array literals.
 
     ``locks`` are the keys of the fenced rows, ``first_sign_ins`` those of sign-ins that may have no row yet,
     ``probes`` the columns of the idempotency keys.
@@ -30,7 +30,7 @@ class Question(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to ask."""
+        """Whether there is nothing to read."""
         return not self.locks and not self.probes
 
 
@@ -42,19 +42,19 @@ class Draft(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be written."""
+        """Whether there is nothing to write."""
         return not self.copies and not self.statements
 
 
 class Prepared(NamedTuple):
-    """A batch's question, and what is written if the answer lets every unit pass."""
+    """What a batch reads first, and what it writes if every unit passes."""
 
     question: Question
     draft: Draft
 
 
 def prepare(units: Sequence[Unit]) -> Prepared | None:
-    """Make a batch ready. None where some unit cannot be: the writer finds out which."""
+    """Prepare a batch. None if some unit cannot be prepared: the writer finds out which."""
     try:
         return Prepared(question_of(units), draft_of(units))
     except Exception:
@@ -62,7 +62,7 @@ def prepare(units: Sequence[Unit]) -> Prepared | None:
 
 
 def question_of(units: Iterable[Unit]) -> Question:
-    """Whom ``units`` need locked, and which idempotency keys they believe unused."""
+    """Return the rows that ``units`` need locked, and the idempotency keys that they expect to be unused."""
     keys: dict[FenceKind, dict[str, int]] = {}
     probes: dict[IdempotencyProbe, None] = {}
     for unit in units:
@@ -79,9 +79,9 @@ def question_of(units: Iterable[Unit]) -> Question:
 
 
 def draft_of(units: Iterable[Unit]) -> Draft:
-    """What writes ``units``. Many new rows of a kind go in by COPY, ahead of whatever changes them."""
+    """Return what writes ``units``. Many new rows of a kind are copied, ahead of their changes."""
     rows = rows_of(units)
-    assert rows.keys() <= STATEMENTS.keys(), "a row of a kind that nothing writes"
+    assert rows.keys() <= STATEMENTS.keys(), "a row of a kind without a statement"
     copies, statements = [], []
     for kind, statement in STATEMENTS.items():
         if kind not in rows:
@@ -94,7 +94,7 @@ def draft_of(units: Iterable[Unit]) -> Draft:
 
 
 def rows_of(units: Iterable[Unit]) -> dict[type[Any], list[Any]]:
-    """The rows of ``units`` by kind; of each account only its newest head."""
+    """Return the rows of ``units`` by kind; of each account only its newest head."""
     rows: defaultdict[type[Any], list[Any]] = defaultdict(list)
     heads: dict[str, AccountHead] = {}
     for unit in units:

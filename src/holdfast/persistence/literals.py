@@ -1,7 +1,7 @@
-"""How values are written for PostgreSQL: a column as one array literal, or row by row as COPY's text.
+"""Encoding of values for PostgreSQL: a column as one array literal, or row by row as COPY's text format.
 
-Both work on whole columns, because a batch under load has hundreds of rows and a call a value would cost more
-than the value. Arrays suit statements of any kind and size; COPY puts many new rows in for two thirds of the
+Both work on whole columns, because a batch under load has hundreds of rows and a call for each value would cost
+more than the value. Arrays suit statements of any kind and size; COPY inserts many new rows in two thirds of the
 server's time.
 """
 
@@ -20,24 +20,24 @@ _NULL = "\\N"
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
-class Writing(NamedTuple):
-    """How a column's values are written: their type, all of them as one array literal, each as a cell of COPY."""
+class ColumnCodec(NamedTuple):
+    """The encoding of a column's values: their type, all of them as one array literal, each as a cell of COPY."""
 
     pg_type: str
     array: Callable[[Iterable[Any]], str]
     cells: Callable[[Sequence[Any]], list[str]]
 
 
-def writing_of(column: Column[Any]) -> Writing:
-    """How the values of ``column`` are written."""
-    return next(writing for kind, writing in _BY_TYPE if isinstance(column.type, kind))
+def codec_of(column: Column[Any]) -> ColumnCodec:
+    """Return the codec of ``column``."""
+    return next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
 
 
 # --------------------------------------------------------------------------------------------------- array literals
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """A text array. The whole column is escaped at once: joined by a character that none of it holds."""
+    """Encode a text array. The whole column is escaped at once, joined by a character that occurs in no value."""
     column = list(values)
     if None not in column:
         joined = _BETWEEN.join(column)  # type: ignore[arg-type]  # there is no None among them
@@ -64,7 +64,7 @@ def _time_array(values: Iterable[datetime | None]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _time(at: datetime) -> str:
-    """Nothing in it needs quotes. Cached: the moment of a decision stands in many columns of its rows."""
+    """Needs no quotes. Cached: the time of a decision is in many columns of its rows."""
     return at.isoformat()
 
 
@@ -73,7 +73,7 @@ def _binary_array(values: Iterable[bytes | None]) -> str:
 
 
 def _text_list_array(values: Iterable[Sequence[str] | None]) -> str:
-    """A text array a row travels as its own literal, cast back by the statement (rows may differ in length)."""
+    """Encode each row's text array as a literal, cast back by the statement (rows may differ in length)."""
     return text_array(None if v is None else text_array(v) for v in values)
 
 
@@ -112,14 +112,14 @@ def _text_list_cells(values: Sequence[Sequence[str] | None]) -> list[str]:
     return _text_cells([None if v is None else text_array(v) for v in values])
 
 
-_BY_TYPE: tuple[tuple[type[Any], Writing], ...] = (
-    (ARRAY, Writing("text", _text_list_array, _text_list_cells)),
-    (JSON, Writing("json", text_array, _text_cells)),
-    (TIMESTAMP, Writing("timestamptz", _time_array, _time_cells)),
-    (Text, Writing("text", text_array, _text_cells)),
-    (BigInteger, Writing("bigint", _integer_array, _integer_cells)),
-    (SmallInteger, Writing("smallint", _integer_array, _integer_cells)),
-    (Integer, Writing("integer", _integer_array, _integer_cells)),
-    (Boolean, Writing("boolean", _boolean_array, _boolean_cells)),
-    (LargeBinary, Writing("bytea", _binary_array, _binary_cells)),
+_BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
+    (ARRAY, ColumnCodec("text", _text_list_array, _text_list_cells)),
+    (JSON, ColumnCodec("json", text_array, _text_cells)),
+    (TIMESTAMP, ColumnCodec("timestamptz", _time_array, _time_cells)),
+    (Text, ColumnCodec("text", text_array, _text_cells)),
+    (BigInteger, ColumnCodec("bigint", _integer_array, _integer_cells)),
+    (SmallInteger, ColumnCodec("smallint", _integer_array, _integer_cells)),
+    (Integer, ColumnCodec("integer", _integer_array, _integer_cells)),
+    (Boolean, ColumnCodec("boolean", _boolean_array, _boolean_cells)),
+    (LargeBinary, ColumnCodec("bytea", _binary_array, _binary_cells)),
 )

@@ -1,4 +1,4 @@
-"""What an actor reads when it wakes: its rows as they stand, each in one short transaction."""
+"""What an actor loads when it starts: its rows, in one short transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.persistence.unreadable import read_row
 
 @dataclass(frozen=True, slots=True)
 class LoadedAccount:
-    """An account's credit, and its API keys that are live: scopes by key id."""
+    """An account's credit, and its live API keys: scopes by key id."""
 
     state: AccountState
     live_keys: dict[str, frozenset[str]]
@@ -24,7 +24,7 @@ class LoadedAccount:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSignIn:
-    """A sign-in's version and state (a JSON object), and the account its e-mail already has."""
+    """A sign-in's version and state (a JSON object), and the account that has its e-mail address."""
 
     version: int
     state: dict[str, Any]
@@ -33,14 +33,14 @@ class LoadedSignIn:
 
 
 class RowMissing(Exception):
-    """An actor was addressed whose row does not exist."""
+    """The row of an actor does not exist."""
 
 
 def load_account(connection: Connection, account_id: str) -> LoadedAccount:
-    """Read an account. Raises :class:`RowMissing`.
+    """Load an account. Raises :class:`RowMissing`.
 
-    The head comes first: should the account move between the statements, the version is older than what is
-    read after it, and the fence catches whatever is decided on the mixture. The other way round it would not.
+    The head is read first: if the account changes between the statements, the version is older than what is read
+    after it, and the fence rejects what is decided on the mixture. In the other order it would not.
     """
     accounts, holds, keys = tables.accounts, tables.holds, tables.api_keys
     head = connection.execute(
@@ -75,7 +75,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
 
 
 def load_task(connection: Connection, request_id: str) -> Task:
-    """Read a task. Raises :class:`RowMissing` and :class:`~holdfast.persistence.unreadable.UnreadableRow`."""
+    """Load a task. Raises :class:`RowMissing` and :class:`~holdfast.persistence.unreadable.UnreadableRow`."""
     tasks = tables.tasks
     row = connection.execute(select(tasks).where(tasks.c.request_id == request_id)).one_or_none()
     if row is None:
@@ -101,7 +101,7 @@ def _task_of(row: Any) -> Task:
 
 
 def load_event_ids(connection: Connection, request_id: str, account_id: str) -> frozenset[tuple[str, str]]:
-    """The provider events a task has already heard, as (provider, event id)."""
+    """Return the provider events that a task has already received, as (provider, event id)."""
     events = tables.task_events
     rows = connection.execute(
         select(events.c.provider, events.c.event_id).where(
@@ -112,7 +112,7 @@ def load_event_ids(connection: Connection, request_id: str, account_id: str) -> 
 
 
 def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
-    """Read the sign-in state of ``email:…`` or ``origin:…``; one never seen is at version 0 and empty."""
+    """Load the sign-in state of ``email:…`` or ``origin:…``; a new one is at version 0 and empty."""
     row = connection.execute(
         select(tables.sign_ins.c.version, tables.sign_ins.c.state).where(tables.sign_ins.c.key == key)
     ).one_or_none()

@@ -1,7 +1,7 @@
-"""Bringing a database to the tables this program knows. Forward only: a journal is never migrated back.
+"""Migrate a database to the schema of this release. Forward only: a journal is never migrated back.
 
-A session-level advisory lock lets one process migrate at a time; the others wait and then find nothing to do.
-All pending migrations run in one transaction, so a failed one leaves the database as it was.
+A session-level advisory lock lets one process migrate at a time; the others wait and then have nothing to do. All
+pending migrations run in one transaction, so a failed one leaves the database as it was.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from holdfast.persistence.database import SERVER_VERSION_MIN, DatabaseAway, Data
 LOCK_KEY = 0x686F6C64
 """The advisory lock's number: "hold" in ASCII."""
 
-TURN_S = 60
+LOCK_TIMEOUT_S = 60
 DDL_LOCK_S = 10
 STATEMENT_S = 300
 
 
 class MigrationRefused(Exception):
-    """The database cannot be migrated by this program; the message says why in a sentence."""
+    """The database cannot be migrated by this release; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What a migration did: ``applied`` lists the new revisions, oldest first; empty when up to date."""
+    """The result of a migration: ``applied`` lists the new revisions, oldest first; empty if up to date."""
 
     before: str | None
     after: str
@@ -44,14 +44,14 @@ class MigrationReport:
 
 
 def migrate(url: str) -> MigrationReport:
-    """Bring the database at ``url`` up to date. Blocks.
+    """Migrate the database at ``url``. Blocks.
 
-    Raises :class:`MigrationRefused` (newer than this program, or another process holds the turn too long),
+    Raises :class:`MigrationRefused` (newer than this release, or another process holds the lock too long),
     :class:`~holdfast.persistence.database.DatabaseTooOld` or
     :class:`~holdfast.persistence.database.DatabaseAway`.
     """
     try:
-        with _connection(url) as connection, _turn(connection):
+        with _connection(url) as connection, _lock(connection):
             return _upgrade(connection)
     except (DBAPIError, psycopg.Error) as exc:
         if is_away(exc):
@@ -60,7 +60,7 @@ def migrate(url: str) -> MigrationReport:
 
 
 def pending(url: str) -> tuple[str, ...]:
-    """The revisions a migration would apply, oldest first. Raises like :func:`migrate`."""
+    """Return the revisions a migration would apply, oldest first. Raises like :func:`migrate`."""
     with _connection(url) as connection:
         return _pending(connection)[1]
 
@@ -97,16 +97,16 @@ def _connection(url: str) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def _turn(connection: Connection) -> Iterator[None]:
-    """Hold the advisory lock; it goes by itself when the connection does."""
-    connection.execute(text(f"set lock_timeout = '{TURN_S}s'"))
+def _lock(connection: Connection) -> Iterator[None]:
+    """Hold the advisory lock; the server releases it if the connection is lost."""
+    connection.execute(text(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'"))
     connection.execute(text(f"set statement_timeout = '{STATEMENT_S}s'"))
     try:
         connection.execute(text("select pg_advisory_lock(:key)"), {"key": LOCK_KEY})
     except DBAPIError as exc:
         if isinstance(exc.orig, psycopg.errors.LockNotAvailable):
             raise MigrationRefused(
-                f"Another process has been migrating this database for more than {TURN_S} s."
+                f"Another process has been migrating this database for more than {LOCK_TIMEOUT_S} s."
             ) from exc
         raise
     connection.execute(text(f"set lock_timeout = '{DDL_LOCK_S}s'"))
@@ -133,7 +133,7 @@ def _upgrade(connection: Connection) -> MigrationReport:
 
 
 def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
-    """The database's revision and those above it, oldest first."""
+    """Return the database's revision and the later ones, oldest first."""
     scripts = ScriptDirectory.from_config(_config())
     known = [script.revision for script in scripts.walk_revisions()][::-1]
     current = MigrationContext.configure(connection).get_current_revision()
@@ -142,7 +142,7 @@ def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
         return None, tuple(known)
     if current not in known:
         raise MigrationRefused(
-            f"The database is at revision {current}, which this program does not know: it was migrated by a "
-            f"newer Holdfast. Run that version or a later one."
+            f"The database is at revision {current}, which this release does not know: it was migrated by a "
+            f"newer release of Holdfast. Run that release or a later one."
         )
     return current, tuple(known[known.index(current) + 1 :])

@@ -1,4 +1,4 @@
-"""Payment orders from their rows, for whoever changes them."""
+"""Load payment orders for the code that changes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.persistence.unreadable import read_row
 
 
 def load_order(connection: Connection, order_id: str, *, account_id: str | None = None) -> Order | None:
-    """Read an order; None where there is none, or not one of ``account_id``.
+    """Load an order; None if it does not exist, or is not one of ``account_id``.
 
     Raises :class:`~holdfast.persistence.unreadable.UnreadableRow`.
     """
@@ -26,7 +26,7 @@ def load_order(connection: Connection, order_id: str, *, account_id: str | None 
 
 
 def order_of(row: Any) -> Order:
-    """The order of a row of the table."""
+    """Return the order of a row of the table."""
     return Order(
         version=row.version,
         updated_at=row.updated_at,
@@ -37,7 +37,7 @@ def order_of(row: Any) -> Order:
 
 
 def payment_is_anothers(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
-    """Whether a provider's payment already stands for an order other than ``order_id``."""
+    """Whether a provider's payment already belongs to an order other than ``order_id``."""
     orders = tables.orders
     found = connection.execute(
         select(orders.c.order_id).where(
@@ -50,7 +50,7 @@ def payment_is_anothers(connection: Connection, provider: str, payment_id: str, 
 
 
 def event_is_anothers(connection: Connection, provider: str, event_id: str, order_id: str) -> bool:
-    """Whether an order other than ``order_id`` has taken in a provider's event with this id."""
+    """Whether a provider's event with this id was applied to an order other than ``order_id``."""
     events = tables.payment_events
     found = connection.execute(
         select(events.c.order_id).where(
@@ -70,19 +70,19 @@ class OrderReads:
         self._database = database
 
     async def order(self, account_id: str, order_id: str) -> Order | None:
-        """An order of the account."""
+        """Load an order of the account."""
         return await self._database.read(lambda c: load_order(c, order_id, account_id=account_id))
 
     async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool:
-        """Whether the payment already stands for another order, of whichever account."""
+        """Whether the payment already belongs to another order, of any account."""
         return await self._database.read(lambda c: payment_is_anothers(c, provider, payment_id, order_id))
 
     async def event_is_anothers(self, provider: str, event_id: str, order_id: str) -> bool:
-        """Whether another order, of whichever account, has taken in an event with this id."""
+        """Whether an event with this id was applied to another order, of any account."""
         return await self._database.read(lambda c: event_is_anothers(c, provider, event_id, order_id))
 
     async def pending_count(self, account_id: str) -> int:
-        """How many orders of the account wait to be paid."""
+        """Return how many orders of the account are pending."""
         orders = tables.orders
         query = select(func.count()).where(orders.c.account_id == account_id, orders.c.status == "pending")
         return await self._database.read(lambda c: int(c.execute(query).scalar_one()))

@@ -1,6 +1,6 @@
-"""Claiming due events: whoever claims one delivers it, and counts the attempt before it begins.
+"""Claims of due events: the claimer delivers the event, and the attempt is counted before it begins.
 
-A claim moves ``due_at`` on by the pause that a failed attempt would bring. So several processes share the work
+A claim postpones ``due_at`` by the pause that a failed attempt would bring. So several processes share the work
 under ``SKIP LOCKED``, and a delivery that is lost with its process is a failed one and nothing more.
 """
 
@@ -18,9 +18,9 @@ from holdfast.ledger.tasks import EventKind, Task
 from holdfast.ledger.webhook_secrets import SIGNING_MAX_COUNT, Rotation
 
 SEEN_MAX_ROWS: Final = 500
-"""How many of the oldest due events one claim looks through for those of accounts that have room."""
+"""How many of the oldest due events one claim considers."""
 NEWEST_MAX_ROWS: Final = 100
-"""How many of the newest: behind accounts with thousands due there may be one with a single event."""
+"""How many of the newest: accounts with thousands due must not hide one with a single event."""
 
 _TASK = msgspec.json.Decoder(Task)
 
@@ -64,7 +64,7 @@ _ROTATIONS = text(
 class DueEvent(NamedTuple):
     """A claimed event: ``attempts`` numbers this delivery, the ``tries``-th of the round begun at ``round_at``.
 
-    ``rotations`` are the newest ones of its account's secret.
+    ``rotations`` are the newest rotations of its account's webhook secret.
     """
 
     account_id: str
@@ -81,7 +81,7 @@ class DueEvent(NamedTuple):
 
     @property
     def task(self) -> Task:
-        """The task as it stood. Raises :class:`msgspec.ValidationError` for one that this program cannot read."""
+        """The task as it was. Raises :class:`msgspec.ValidationError` if this release cannot decode it."""
         return _TASK.decode(self.snapshot)
 
 
@@ -94,11 +94,11 @@ def claim_due(
     busy: Mapping[str, int],
     lease_s: float,
 ) -> list[DueEvent]:
-    """Claim up to ``most`` due events. An account has at most ``per_account_max``, those under way included.
+    """Claim up to ``most`` due events. An account has at most ``per_account_max`` deliveries at a time.
 
-    When there is not room for all, an account with fewer under way goes first, and then the older event: accounts
-    whose receivers hang and whose backlogs are long do not keep the others from their first delivery.
-    ``busy`` counts those; ``lease_s`` is how long a delivery may take.
+    If not all fit, an account with fewer deliveries under way goes first, and then the older event: accounts whose
+    receivers hang and whose backlogs are long do not delay the first delivery of the others.
+    ``busy`` counts the deliveries under way; ``lease_s`` is how long a delivery may take.
     """
     claimed = rows.execute(
         _CLAIM,
@@ -134,7 +134,7 @@ def claim_due(
 
 
 def rotations_of(rows: Connection, *account_ids: str) -> dict[str, tuple[Rotation, ...]]:
-    """The newest rotations of these accounts' secrets; an account that never rotated is not in it."""
+    """Return the newest rotations of these accounts' secrets; accounts that never rotated are not included."""
     found: dict[str, tuple[Rotation, ...]] = {}
     if account_ids:
         for row in rows.execute(_ROTATIONS, {"accounts": list(account_ids), "most": SIGNING_MAX_COUNT}):

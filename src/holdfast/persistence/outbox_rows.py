@@ -1,4 +1,4 @@
-"""The rows of events on their way to customers; they are written like all :mod:`holdfast.persistence.rows`."""
+"""The rows of events for customers; they are written like all :mod:`holdfast.persistence.rows`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class OutboxRow(NamedTuple):
-    """A new event. ``snapshot`` is the task as it stood, as JSON text; ``attempts`` counts all deliveries begun.
+    """A new event. ``snapshot`` is the task as it was, as JSON text; ``attempts`` counts all deliveries begun.
 
-    A round begins with the event, and anew whenever it is sent again; ``tries`` counts the deliveries of a round.
+    A round starts with the event, and again each time it is resent; ``tries`` counts the deliveries of a round.
     """
 
     account_id: str
@@ -27,7 +27,7 @@ class OutboxRow(NamedTuple):
 
 
 class OutboxOutcomeRow(NamedTuple):
-    """An event behind its attempt number ``attempts``; void where another attempt or round has begun since."""
+    """An event after attempt number ``attempts``; void if another attempt or round has begun since."""
 
     account_id: str
     event_id: str
@@ -40,7 +40,7 @@ class OutboxOutcomeRow(NamedTuple):
 
 
 class OutboxAgainRow(NamedTuple):
-    """An event that is to be sent again: a new round, due at once."""
+    """An event to be resent: a new round, due at once."""
 
     account_id: str
     event_id: str
@@ -53,7 +53,7 @@ class OutboxAgainRow(NamedTuple):
 
 
 class OutboxAttemptRow(NamedTuple):
-    """One delivery and how it went: the receiver's status, or in ``error`` why there was none."""
+    """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
 
     account_id: str
     event_id: str

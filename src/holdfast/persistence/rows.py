@@ -1,6 +1,6 @@
-"""The rows the journal writes, as frozen tuples. A row's fields are columns of its table.
+"""The rows that the journal writes, as frozen tuples. A row's fields are columns of its table.
 
-How each kind lands there is said by :mod:`holdfast.persistence.statements`.
+:mod:`holdfast.persistence.statements` has the statement of each kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AccountRow(NamedTuple):
 
 
 class AccountHead(NamedTuple):
-    """An account's version and totals behind a unit of work; the fence of every account unit."""
+    """An account's version and totals after a unit of work; the fence of every account unit."""
 
     id: str
     version: int
@@ -71,7 +71,7 @@ class PostingRow(NamedTuple):
 
 
 class HoldRow(NamedTuple):
-    """A hold as it opens."""
+    """A new hold."""
 
     account_id: str
     hold_id: str
@@ -81,7 +81,7 @@ class HoldRow(NamedTuple):
 
 
 class HoldSettledRow(NamedTuple):
-    """A hold as it ends."""
+    """The settlement of a hold."""
 
     account_id: str
     hold_id: str
@@ -106,9 +106,9 @@ class TaskRow(NamedTuple):
 
 
 class TaskChangedRow(NamedTuple):
-    """A task after one step. Its id alone finds it: by account, a plan might read all of the account's tasks.
+    """A task after a transition. Found by its id alone: with the account, the plan might read all of its tasks.
 
-    ``owner`` is the process that took the step; ``input_until`` ends the time of a large input.
+    ``owner`` is the process that made the transition; ``input_until`` is the expiry of a large input.
     """
 
     request_id: str
@@ -130,7 +130,7 @@ class TaskRequestRow(NamedTuple):
 
 
 class TaskEventRow(NamedTuple):
-    """A provider's callback as received, and what it did."""
+    """A provider's callback as received, and its effect."""
 
     account_id: str
     request_id: str
@@ -161,7 +161,7 @@ class OrderRow(NamedTuple):
 
 
 class OrderChangedRow(NamedTuple):
-    """A payment order after one step."""
+    """A payment order after a transition."""
 
     account_id: str
     order_id: str
@@ -176,7 +176,7 @@ class OrderChangedRow(NamedTuple):
 
 
 class PaymentEventRow(NamedTuple):
-    """An event that its order has taken in, as received. It replaces one kept before that had no effect."""
+    """An event that was applied to its order, as received. It replaces a stored one that had no effect."""
 
     provider: str
     event_id: str
@@ -189,7 +189,7 @@ class PaymentEventRow(NamedTuple):
 
 
 class PaymentEventKeptRow(NamedTuple):
-    """An event that took no effect: refused, ignored, or of no order we know. The first telling of it is kept."""
+    """An event without effect: refused, ignored, or of an unknown order. The first one received is stored."""
 
     provider: str
     event_id: str
@@ -253,7 +253,7 @@ class AssetRow(NamedTuple):
 
 
 class AssetsKeptRow(NamedTuple):
-    """Until when all assets of a task are kept."""
+    """The new expiry of all assets of a task."""
 
     account_id: str
     request_id: str
@@ -261,7 +261,7 @@ class AssetsKeptRow(NamedTuple):
 
 
 class AssetsRemovedRow(NamedTuple):
-    """All assets of a task go."""
+    """The deletion of all assets of a task."""
 
     account_id: str
     request_id: str
@@ -280,7 +280,7 @@ class ApiKeyRow(NamedTuple):
 
 
 class ApiKeyRevokedRow(NamedTuple):
-    """An API key as it is revoked."""
+    """The revocation of an API key."""
 
     account_id: str
     key_id: str
@@ -306,7 +306,7 @@ class SessionRow(NamedTuple):
 
 
 class SessionRevokedRow(NamedTuple):
-    """A session as it is signed out."""
+    """The revocation of a session."""
 
     account_id: str
     session_id: str
@@ -314,7 +314,7 @@ class SessionRevokedRow(NamedTuple):
 
 
 class SignInRow(NamedTuple):
-    """The sign-in state of an e-mail or an address of origin. ``state`` is JSON text."""
+    """The sign-in state of an e-mail address or an origin. ``state`` is JSON text."""
 
     key: str
     version: int
@@ -323,7 +323,7 @@ class SignInRow(NamedTuple):
 
 
 class IdempotencyRow(NamedTuple):
-    """A remembered answer. The fence proved that no live record of the key exists; an expired one is replaced."""
+    """A stored reply. The fence proved that the key has no live record; an expired one is replaced."""
 
     account_id: str
     route: str
@@ -334,7 +334,7 @@ class IdempotencyRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """The mark by which a lost answer to COMMIT is settled."""
+    """The marker that shows, after a lost response to COMMIT, whether the batch committed."""
 
     batch_id: str
     units: int

@@ -1,8 +1,8 @@
-"""The one statement that writes many rows of a kind.
+"""The statement that writes many rows of a kind at once.
 
-A batch of rows turns into one array a column and one ``INSERT … SELECT FROM unnest(…)`` or
-``UPDATE … FROM unnest(…)`` for all of them: a statement a kind, not a statement a row. Where many new rows of a
-kind come together, COPY takes the statement's place.
+A batch of rows becomes one array for each column and one ``INSERT … SELECT FROM unnest(…)`` or
+``UPDATE … FROM unnest(…)`` for all of them: one statement for each kind, not for each row. Where a batch has many
+new rows of a kind, COPY replaces the statement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from holdfast.persistence import tables
-from holdfast.persistence.literals import Writing, writing_of
+from holdfast.persistence.literals import ColumnCodec, codec_of
 from holdfast.persistence.outbox_rows import (
     OutboxAgainRow,
     OutboxAttemptRow,
@@ -54,39 +54,35 @@ from holdfast.persistence.rows import (
 )
 
 BULK_ROWS = 64
-"""From so many new rows of a kind on, one COPY for them is cheaper than a place in the statements' round trip."""
+"""From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """How one kind of row is written: the SQL, its columns, the key duplicates collapse by, and COPY for many."""
+    """How one kind of row is written: its SQL and columns, the key that duplicates collapse by, COPY for many."""
 
     sql: str
-    columns: tuple[Writing, ...]
+    columns: tuple[ColumnCodec, ...]
     key_fields: tuple[int, ...] | None = None
     copy_sql: str | None = None
 
     def parameters(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
-        """One array literal a column. Of several changes to one row the last stands: it holds the others."""
+        """Return one array literal for each column. Of several changes to one row the last includes the others."""
         if self.key_fields is not None and len(rows) > 1:
             newest = {tuple(row[i] for i in self.key_fields): row for row in rows}
             rows = list(newest.values())
-        return [
-            writing.array(column) for writing, column in zip(self.columns, zip(*rows, strict=True), strict=True)
-        ]
+        return [codec.array(column) for codec, column in zip(self.columns, zip(*rows, strict=True), strict=True)]
 
     def copy_text(self, rows: Sequence[tuple[Any, ...]]) -> str:
-        """What ``copy_sql`` reads: a line a row."""
-        cells = [
-            writing.cells(column) for writing, column in zip(self.columns, zip(*rows, strict=True), strict=True)
-        ]
+        """Return the input of ``copy_sql``: one line for each row."""
+        cells = [codec.cells(column) for codec, column in zip(self.columns, zip(*rows, strict=True), strict=True)]
         return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
 
 
-def _columns(table: Table, fields: Sequence[str]) -> tuple[tuple[Writing, ...], str, str]:
-    """The columns of ``fields``, as parameters, and as they are picked from the arrays again."""
-    columns = tuple(writing_of(table.c[field]) for field in fields)
-    casts = ", ".join(f"%s::{writing.pg_type}[]" for writing in columns)
+def _columns(table: Table, fields: Sequence[str]) -> tuple[tuple[ColumnCodec, ...], str, str]:
+    """Return the columns of ``fields``, their parameters, and the select list over the unnested arrays."""
+    columns = tuple(codec_of(table.c[field]) for field in fields)
+    casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in columns)
     picks = ", ".join(
         f"v.{field}::text[]" if isinstance(table.c[field].type, ARRAY) else f"v.{field}" for field in fields
     )
@@ -121,7 +117,7 @@ def _update(table: Table, row: type[Any], *, keyed: Sequence[str]) -> Statement:
 
 
 def _delete(table: Table, row: type[Any]) -> Statement:
-    """Remove all rows that have the fields' values."""
+    """Delete all rows that have the fields' values."""
     fields = row._fields
     columns, casts, _ = _columns(table, fields)
     match = " and ".join(f"t.{f} = v.{f}" for f in fields)
@@ -133,7 +129,7 @@ def _delete(table: Table, row: type[Any]) -> Statement:
 
 
 STATEMENTS: dict[type[Any], Statement] = {
-    # New rows before what changes them. Beyond that the order is free: no table's constraint asks after another.
+    # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     AccountRow: _insert(tables.accounts, AccountRow),
     AccountHead: _update(tables.accounts, AccountHead, keyed=["id"]),
     OperationRow: _insert(tables.operations, OperationRow),
@@ -152,7 +148,7 @@ STATEMENTS: dict[type[Any], Statement] = {
         on_conflict="on conflict (provider, event_id) do update set account_id = excluded.account_id, "
         "order_id = excluded.order_id, verdict = excluded.verdict, received_at = excluded.received_at, "
         "body = excluded.body where payment_events.verdict not in ('applied', 'stale') "
-        # Another order's event: the table's trigger refuses that, and the unit with it.
+        # Another order's event: the table's trigger rejects it, and the unit with it.
         "or payment_events.order_id is distinct from excluded.order_id",
         once_by=["provider", "event_id", "order_id"],
     ),
@@ -183,4 +179,4 @@ STATEMENTS: dict[type[Any], Statement] = {
     WebhookSecretRow: _insert(tables.webhook_secrets, WebhookSecretRow, on_conflict="on conflict do nothing"),
     BatchRow: _insert(tables.journal_batches, BatchRow),
 }
-"""The write path's whole vocabulary, in the order a batch's statements run."""
+"""Every statement of the write path, in the order a batch runs them."""

@@ -1,11 +1,11 @@
-"""Every table, in SQLAlchemy Core. Migrations make them; this module is what code reads and writes by.
+"""Every table, in SQLAlchemy Core. Migrations create them; the code reads and writes by this module.
 
-Hot tables lead their primary key with the account id, so that they can be spread by account. Amounts are
+Hot tables start their primary key with the account id, so that they can be partitioned by account. Amounts are
 micro-credits in BIGINT. ``operations`` and ``postings`` are the immutable journal: the first migration adds
-triggers that refuse UPDATE, DELETE and TRUNCATE on them.
+triggers that reject UPDATE, DELETE and TRUNCATE on them.
 
-Documents are JSON, not JSONB: they are written far more often than searched, and storing them as they come costs
-the database half the time of a new task's row.
+Documents are JSON, not JSONB: they are written far more often than searched, and storing them as text takes half
+the time of inserting a new task.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ accounts = Table(
     Column("role", Text, nullable=False),
     Column("brand_id", Text, nullable=False),
     Column("created_at", Time, nullable=False),
-    # The fence: one unit of work moves it by one, whatever the unit holds.
+    # The fence: each unit of work increments it by one.
     Column("version", BigInteger, nullable=False),
-    # The account's newest operation: its number, the totals behind it and its chain hash.
+    # The account's newest operation: its number, the totals after it and its chain hash.
     Column("operation_count", BigInteger, nullable=False),
     Column("balance_micro", BigInteger, nullable=False),
     Column("held_micro", BigInteger, nullable=False),
@@ -70,7 +70,7 @@ operations = Table(
     Column("chain_hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("account_id", "number"),
     Index("uq_operations_operation_id", "operation_id", unique=True),
-    # The last lock against settling a hold twice; the account's actor and its fence come first.
+    # The last guard against settling a hold twice; the account's actor and its fence come first.
     Index(
         "uq_operations_settled_hold",
         "account_id",
@@ -115,22 +115,22 @@ tasks = Table(
     Column("provider", Text, nullable=False),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
-    # When the task next wants attention (dispatch, poll, deadline); null once it has ended.
-    # Claiming a due task moves this forward, so several processes share the work.
+    # When the task's next timer is due (dispatch, poll, deadline); null once it has ended.
+    # Claiming a due task postpones this, so that several processes share the work.
     Column("wake_at", Time),
-    # False until the job has been handed to its provider: what waits for one of the provider's places.
+    # False until the job has been submitted to its provider: undispatched tasks wait for a slot.
     Column("dispatched", Boolean, nullable=False),
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
-    # The process that last wrote or claimed the task once it was dispatched; null in rows of older programs.
+    # The process that last wrote or claimed the task after its dispatch; null in rows of older releases.
     Column("owner", Text),
-    # Until when the large input of an ended task is kept; null where there is nothing to drop.
+    # Until when the large input of an ended task is retained; null if there is nothing to delete.
     Column("input_until", Time),
-    # In the order of the list, so that a new task needs no further index for it.
+    # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", unique=True),
-    # A step moves wake_at, so it writes the row's index entries anew whatever room its page has left. A task is in
-    # one of these two at a time: the first finds the next waiting task of each account, the second what is due.
+    # A transition changes wake_at, so that the row's index entries are written again in any case. A task is in one of
+    # these two at a time: the first finds the next waiting task of each account, the second what is due.
     Index(
         "ix_tasks_waiting",
         "provider",
@@ -239,7 +239,7 @@ sessions = Table(
 sign_ins = Table(
     "sign_ins",
     metadata,
-    # "email:ada@example.com" or "origin:127.0.0.1": what the sign-in limits count by.
+    # "email:ada@example.com" or "origin:127.0.0.1": the key of the sign-in limits.
     Column("key", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("updated_at", Time, nullable=False),
@@ -255,7 +255,7 @@ idempotency_records = Table(
     Column("route", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("fingerprint", LargeBinary, nullable=False),
-    # The typed reply, as JSON; the HTTP room renders it the same way each time.
+    # The typed reply, as JSON; the HTTP layer renders it the same way each time.
     Column("reply", LargeBinary, nullable=False),
     Column("created_at", Time, nullable=False),
     PrimaryKeyConstraint("account_id", "route", "key"),
@@ -272,13 +272,13 @@ orders = Table(
     Column("provider", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reconcile_status", Text, nullable=False),
-    # By these an event that does not name its order is matched.
+    # Events that do not name their order are matched by these.
     Column("provider_payment_id", Text),
     Column("provider_charge_id", Text),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
-    # When a worker should look at the order next; claiming it moves this forward.
+    # When the order's next timer is due; claiming the order postpones it.
     Column("wake_at", Time),
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
@@ -308,7 +308,7 @@ payment_events = Table(
     metadata,
     Column("provider", Text, nullable=False),
     Column("event_id", Text, nullable=False),
-    # Both null as long as no order is known that the event belongs to.
+    # Both null until the event's order is known.
     Column("account_id", Text),
     Column("order_id", Text),
     Column("type", Text, nullable=False),
@@ -329,17 +329,17 @@ outbox = Table(
     Column("kind", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("created_at", Time, nullable=False),
-    # When the next delivery may begin; beginning one moves this on by as much as a failure would, so that a
-    # delivery lost with its process is a failed one. Null once nothing more is tried.
+    # When the next delivery may begin. Beginning one postpones this as a failure would, so that a delivery lost
+    # with its process counts as failed. Null once no attempt is left.
     Column("due_at", Time),
     Column("status", Text, nullable=False),
-    # Counted as deliveries begin: an outcome counts only if no other delivery has begun since.
+    # Counted when a delivery begins: an outcome is recorded only if no other delivery has begun since.
     Column("attempts", Integer, nullable=False),
     Column("round_at", Time, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("done_at", Time),
     Column("reason", Text),
-    # The task as it stood: what the event's body is written from.
+    # The task as it was: the event's body is rendered from it.
     Column("snapshot", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "event_id"),
     Index("ix_outbox_task", "account_id", "request_id"),
@@ -364,7 +364,7 @@ outbox_attempts = Table(
 webhook_secrets = Table(
     "webhook_secrets",
     metadata,
-    # No secrets in here: which generation of an account's secret took over when. No row: still the first one, 0.
+    # No secrets here: when each generation of an account's secret was created. No row: still the first one, 0.
     Column("account_id", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("rotated_at", Time, nullable=False),
@@ -374,7 +374,7 @@ webhook_secrets = Table(
 journal_batches = Table(
     "journal_batches",
     metadata,
-    # Written inside each batch's transaction: a lost answer to COMMIT is settled by looking here.
+    # Written inside each batch's transaction: after a lost response to COMMIT, the row shows whether it committed.
     Column("batch_id", Text, primary_key=True),
     Column("units", Integer, nullable=False),
     Column("committed", Boolean, nullable=False),

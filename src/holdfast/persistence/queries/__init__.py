@@ -1,1 +1,1 @@
-"""The read side: plain functions that take a connection and return frozen typed values. They never write."""
+"""Queries: functions that take a connection and return frozen typed values. They never write."""

@@ -1,4 +1,4 @@
-"""An account's totals, and what its first call still needs."""
+"""An account's totals and the number of its live keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AccountTotals(NamedTuple):
 
 
 class FirstCallFacts(NamedTuple):
-    """What readiness is judged by: the account's totals and its live keys."""
+    """What readiness is computed from: the account's totals and its live keys."""
 
     totals: AccountTotals
     live_keys: int
@@ -35,11 +35,11 @@ _LIVE_KEYS = select(
 
 
 def account_totals(rows: Connection, account_id: str) -> AccountTotals:
-    """The totals of an account that exists (a credential led to it)."""
+    """Return the totals of an account that exists (a credential named it)."""
     return AccountTotals._make(rows.execute(_TOTALS, {"account_id": account_id}).one())
 
 
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:
-    """The account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
+    """Return the account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
     live, writable = rows.execute(_LIVE_KEYS, {"account_id": account_id, "writing_scope": writing_scope}).one()
     return FirstCallFacts(account_totals(rows, account_id), live, writable)

@@ -1,4 +1,4 @@
-"""API keys, found by the hash of their secret or listed by account."""
+"""API keys, by the hash of their secret or by account."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _OF_ACCOUNT = (
 
 
 def api_key_by_secret(rows: Connection, sha256: bytes) -> ApiKeyRecord | None:
-    """The key whose secret has this SHA-256, or None."""
+    """Return the key whose secret has this SHA-256, or None."""
     found = rows.execute(_BY_SECRET, {"sha256": sha256}).one_or_none()
     return None if found is None else _record(found)
 
 
 def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
-    """Every key the account ever made, newest first; making keys is limited, so the list is short."""
+    """Return every key the account ever created, newest first; their number is limited, so the list is short."""
     return [_record(row) for row in rows.execute(_OF_ACCOUNT, {"account_id": account_id})]
 
 

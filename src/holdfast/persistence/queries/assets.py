@@ -1,4 +1,4 @@
-"""Stored outputs, found by the id that their links carry."""
+"""Stored outputs, by the id in their links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.persistence.tables import assets
 
 
 class AssetRecord(NamedTuple):
-    """One stored output; its bytes lie in the asset store under ``sha256``."""
+    """One stored output; its bytes are in the asset store under ``sha256``."""
 
     asset_id: str
     request_id: str
@@ -36,6 +36,6 @@ _BY_ID = select(
 
 
 def asset_by_id(rows: Connection, asset_id: str) -> AssetRecord | None:
-    """The asset with this id, or None when it never was or its row has been swept."""
+    """Return the asset with this id, or None if it never existed or its row was deleted."""
     found = rows.execute(_BY_ID, {"asset_id": asset_id}).one_or_none()
     return None if found is None else AssetRecord._make(found)

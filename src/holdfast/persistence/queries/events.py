@@ -1,4 +1,4 @@
-"""A task's events as rows tell them, each with its newest attempts."""
+"""A task's events, each with its newest attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTEMPTS_SHOWN_MAX: Final = 50
 
 
 class AttemptRecord(NamedTuple):
-    """One delivery and how it went."""
+    """One delivery and its outcome."""
 
     number: int
     at: datetime
@@ -27,7 +27,7 @@ class AttemptRecord(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """An event, how its delivery stands, and its newest attempts, newest first."""
+    """An event, its delivery status, and its newest attempts, newest first."""
 
     event_id: str
     kind: EventKind
@@ -69,7 +69,7 @@ _ATTEMPT = select(
 def events_of_task(
     rows: Connection, account_id: str, request_id: str, *, event_id: str | None = None
 ) -> list[EventRecord]:
-    """The account's events of a task, newest first; or the one named."""
+    """Return the account's events of a task, newest first; or the one named."""
     where = (outbox.c.account_id == account_id) & (outbox.c.request_id == request_id)
     if event_id is not None:
         where &= outbox.c.event_id == event_id

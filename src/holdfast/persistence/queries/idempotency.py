@@ -1,4 +1,4 @@
-"""Idempotency records: what a call with the same key was answered before."""
+"""Idempotency records: the stored reply of a key."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).w
 def find_reply(
     rows: Connection, account_id: str, *, route: str, key: str, now: datetime, ttl_s: int
 ) -> ReplyRecord | None:
-    """The record of (account, route, key), or None; one older than ``ttl_s`` counts as absent, swept or not."""
+    """Return the record of (account, route, key), or None; one older than ``ttl_s`` counts as absent."""
     oldest = now - timedelta(seconds=ttl_s)
-    wanted = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
-    found = rows.execute(_FIND, wanted).one_or_none()
+    parameters = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
+    found = rows.execute(_FIND, parameters).one_or_none()
     return None if found is None else ReplyRecord(bytes(found.fingerprint), bytes(found.reply))

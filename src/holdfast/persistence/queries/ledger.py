@@ -1,4 +1,4 @@
-"""An account's statement as rows tell it: its operations with their postings, newest first."""
+"""An account's statement: its operations with their postings, newest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.persistence.tables import operations, postings
 
 
 class StatementEntry(NamedTuple):
-    """One operation, the account's totals behind it, and its postings as (ledger account, micro-credits)."""
+    """One operation, the account's totals after it, and its postings as (ledger account, micro-credits)."""
 
     number: int
     operation_id: str
@@ -50,7 +50,7 @@ def statement_of_account(
     before_number: int | None = None,
     kind: str | None = None,
 ) -> list[StatementEntry]:
-    """Up to ``limit`` operations, newest first: those numbered below ``before_number``, at the times asked for.
+    """Return up to ``limit`` operations numbered below ``before_number``, newest first.
 
     ``since`` is inclusive, ``until`` exclusive.
     """
@@ -64,7 +64,7 @@ def statement_of_account(
     if kind is not None:
         query = query.where(operations.c.kind == kind)
     found = rows.execute(query.order_by(operations.c.number.desc()).limit(limit)).all()
-    lines = _postings(rows, account_id, [row.number for row in found])
+    found_postings = _postings(rows, account_id, [row.number for row in found])
     return [
         StatementEntry(
             number=row.number,
@@ -76,14 +76,14 @@ def statement_of_account(
             reference=row.reference,
             reason=row.reason,
             at=row.at,
-            postings=lines.get(row.number, ()),
+            postings=found_postings.get(row.number, ()),
         )
         for row in found
     ]
 
 
 def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[tuple[str, int], ...]]:
-    """The postings of these operations by number, in the order of their lines."""
+    """Return the postings of these operations by number, in posting order."""
     if not numbers:
         return {}
     found = rows.execute(
@@ -92,6 +92,6 @@ def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int
         .order_by(postings.c.number, postings.c.line)
     )
     return {
-        number: tuple((line.ledger_account, line.amount_micro) for line in lines)
-        for number, lines in groupby(found, key=lambda line: int(line.number))
+        number: tuple((posting.ledger_account, posting.amount_micro) for posting in group)
+        for number, group in groupby(found, key=lambda posting: int(posting.number))
     }

@@ -1,4 +1,4 @@
-"""Payment orders as rows tell them: one by its id or by what its provider calls it, or a page of an account's."""
+"""Payment orders: one by its id or its provider's ids, or a page of an account's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.persistence.unreadable import LeftOut, read_rows
 _REQUEST = msgspec.json.Decoder(OrderRequest)
 _STATE = msgspec.json.Decoder(OrderState)
 
-# The JSON columns come as text and are read once, straight into their types.
+# The JSON columns are read as text and decoded once, directly into their types.
 _ORDER = select(
     orders.c.order_id,
     orders.c.created_at,
@@ -30,19 +30,19 @@ _ORDER = select(
 
 
 def order_by_id(rows: Connection, order_id: str) -> Order | None:
-    """The order with this id, whoever owns it; for signed notifications, which come without a credential."""
+    """Return the order with this id, of any account; for signed webhooks, which carry no credential."""
     return _one(rows, orders.c.order_id == order_id)
 
 
 def order_of_account(rows: Connection, account_id: str, order_id: str) -> Order | None:
-    """The account's order with this id; another account's is None like one that does not exist."""
+    """Return the account's order with this id; None for another account's order and for an unknown id."""
     return _one(rows, orders.c.account_id == account_id, orders.c.order_id == order_id)
 
 
 def order_by_payment(
     rows: Connection, provider: str, *, payment_id: str | None = None, charge_id: str | None = None
 ) -> Order | None:
-    """The order that the provider's payment, or else its charge, belongs to."""
+    """Return the order of the provider's payment, or else of its charge."""
     found = None
     if payment_id is not None:
         found = _one(rows, orders.c.provider == provider, orders.c.provider_payment_id == payment_id)
@@ -61,7 +61,7 @@ def orders_of_account(
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
 ) -> list[Order | LeftOut]:
-    """Up to ``limit`` orders, newest first by (created_at, order_id), behind the position ``after``.
+    """Return up to ``limit`` orders, newest first by (created_at, order_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
     """
@@ -80,7 +80,7 @@ def held_orders(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
 ) -> list[Order | LeftOut]:
-    """Up to ``limit`` orders of any account that wait for an operator, oldest first by (created_at, order_id)."""
+    """Return up to ``limit`` held orders of any account, oldest first by (created_at, order_id)."""
     order = (orders.c.created_at, orders.c.order_id)
     held = _ORDER.where(orders.c.status == "held")
     found = page(rows, held, order, limit=limit, since=since, until=until, after=after, oldest_first=True)

@@ -21,14 +21,14 @@ def page_of_account(
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Up to ``limit`` rows of ``entries``, newest first by ``order`` (time, id), behind the position ``after``.
+    """Return up to ``limit`` rows of ``entries``, newest first by ``order`` (time, id), after position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
     """
     columns = order[0].table.c
     matches = [columns[name] == value for name, value in (filters or {}).items()]
-    mine = entries.where(columns.account_id == account_id, *matches)
-    return page(rows, mine, order, limit=limit, since=since, until=until, after=after)
+    of_account = entries.where(columns.account_id == account_id, *matches)
+    return page(rows, of_account, order, limit=limit, since=since, until=until, after=after)
 
 
 def page(
@@ -42,7 +42,7 @@ def page(
     after: tuple[datetime, str] | None = None,
     oldest_first: bool = False,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Up to ``limit`` rows of ``entries`` in the order of (time, id), behind the position ``after``."""
+    """Return up to ``limit`` rows of ``entries`` in the order of (time, id), after the position ``after``."""
     time, row_id = order
     query = entries
     if since is not None:
@@ -50,7 +50,7 @@ def page(
     if until is not None:
         query = query.where(time < until)
     if after is not None:
-        here, there = tuple_(time, row_id), tuple_(*after)
-        query = query.where(here > there if oldest_first else here < there)
+        row, cursor = tuple_(time, row_id), tuple_(*after)
+        query = query.where(row > cursor if oldest_first else row < cursor)
     ordered: tuple[ColumnElement[Any], ...] = (time, row_id) if oldest_first else (time.desc(), row_id.desc())
     return rows.execute(query.order_by(*ordered).limit(limit)).all()

@@ -1,7 +1,7 @@
-"""Reviews as rows tell them: the open ones of all accounts, oldest task first, or the one of a task.
+"""Reviews: the open ones of all accounts, oldest task first, or the one of a task.
 
-A review is part of its task's row. The open ones are found among the dispatched tasks that have not ended, through
-the partial index of those: however many tasks have ended, they cost nothing.
+A review is part of its task's row. The open ones are found through the partial index of dispatched tasks that have
+not ended, so ended tasks cost nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_reviews(
     after: tuple[datetime, str] | None = None,
     reason: str | None = None,
 ) -> list[Task | LeftOut]:
-    """Up to ``limit`` tasks in review, oldest first by (created_at, request_id), behind the position ``after``.
+    """Return up to ``limit`` tasks in review, oldest first by (created_at, request_id), after position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive.
     """
@@ -42,7 +42,7 @@ def open_reviews(
 
 
 def task_under_review(rows: Connection, case_id: str) -> Task | None:
-    """The task that this review is about, decided or not."""
+    """Return the task of this review, decided or not."""
     task = task_by_id(rows, task_of_review_case(case_id))
     review = None if task is None else task.state.review
     return task if review is not None and review.case_id == case_id else None

@@ -1,4 +1,4 @@
-"""Sessions, found by the hash of their token."""
+"""Sessions, by the hash of their token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.persistence.tables import accounts, sessions
 
 
 class SessionRecord(NamedTuple):
-    """A session and whose it is; it may be revoked or past its end."""
+    """A session and its account; it may be revoked or expired."""
 
     account_id: str
     session_id: str
@@ -38,6 +38,6 @@ _BY_TOKEN = (
 
 
 def session_by_token(rows: Connection, sha256: bytes) -> SessionRecord | None:
-    """The session whose token has this SHA-256, or None."""
+    """Return the session whose token has this SHA-256, or None."""
     found = rows.execute(_BY_TOKEN, {"sha256": sha256}).one_or_none()
     return None if found is None else SessionRecord._make(found)

@@ -1,4 +1,4 @@
-"""Tasks as rows tell them: one by its id, or a page of an account's, newest first."""
+"""Tasks: one by its id, or a page of an account's, newest first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.persistence.unreadable import LeftOut, read_rows
 _REQUEST = msgspec.json.Decoder(TaskRequest)
 _STATE = msgspec.json.Decoder(TaskState)
 
-# The JSON columns come as text and are read once, straight into their types.
+# The JSON columns are read as text and decoded once, directly into their types.
 TASK_COLUMNS = select(
     tasks.c.account_id,
     tasks.c.request_id,
@@ -36,15 +36,15 @@ _BY_ID = TASK_COLUMNS.where(tasks.c.request_id == bindparam("request_id"))
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
-    """The task with this id, whoever owns it; for signed news, which name no account."""
+    """Return the task with this id, of any account; for signed webhooks, which name no account."""
     found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
     return None if found is None else task_of_row(found)
 
 
 def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task | None:
-    """The account's task with this id; another account's is None like one that does not exist.
+    """Return the account's task with this id; None for another account's task and for an unknown id.
 
-    Found by its id alone: asked for the account too, the database may think it cheaper to read all of its tasks.
+    Queried by the id alone: with the account, the plan might read all of its tasks.
     """
     found = task_by_id(rows, request_id)
     return found if found is not None and found.account_id == account_id else None
@@ -60,7 +60,7 @@ def tasks_of_account(
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
 ) -> list[Task | LeftOut]:
-    """Up to ``limit`` tasks, newest first by (created_at, request_id), behind the position ``after``.
+    """Return up to ``limit`` tasks, newest first by (created_at, request_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
     """
@@ -77,7 +77,7 @@ def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | LeftOut]:
 
 
 def task_of_row(row: Row[*tuple[Any, ...]]) -> Task:
-    """A row of :data:`TASK_COLUMNS` as the task it is."""
+    """Return the task of a row of :data:`TASK_COLUMNS`."""
     columns = row._asdict()
     columns["request"] = _REQUEST.decode(columns["request"])
     columns["state"] = _STATE.decode(columns["state"])

@@ -1,4 +1,4 @@
-"""The usage log as rows tell it: a page of an account's entries, newest first."""
+"""The usage log: a page of an account's entries, newest first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def usage_of_account(
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
 ) -> list[UsageEntry | LeftOut]:
-    """Up to ``limit`` entries, newest first by (ts, request_id), behind the position ``after``.
+    """Return up to ``limit`` entries, newest first by (ts, request_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
     """
