@@ -1,8 +1,8 @@
-"""The demonstration: a service of its own on an empty data folder, walked through once as a customer would.
+"""The demonstration: starts a service on an empty data folder and walks through it as a customer would.
 
-Every step checks the numbers it is told (the hold is the estimate, the charge is the quote, balance less held is
-what is available), so that a demonstration that ends well proves something. The first step that does not hold is
-named, with the end of the service's log, and the exit code is 1.
+Every step checks the numbers in the responses (the hold is the estimate, the charge is the quote, balance less held
+is what is available), so that a demonstration that succeeds proves something. The first step that fails is named,
+with the end of the service's log, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.demo_service import DemoService, ServiceTrouble
+from holdfast.demo_service import DemoService, ServiceFailed
 
 OUTPUT: Final = Path("demo-output")
 EMAIL: Final = "ada@example.com"
@@ -41,7 +41,7 @@ ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
 
 
 class StepFailed(Exception):
-    """A step did not do what it promises. The message names the step and what was wrong."""
+    """A step did not give the expected result. The message names the step and the difference."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
             console.print("The end of the service's log:", style="dim")
             console.print(escape(service.log_tail()), style="dim")
             return 1
-    console.print(f"\n[bold green]All of it holds.[/] The pictures are in {OUTPUT.absolute()}")
+    console.print(f"\n[bold green]Every step succeeded.[/] The pictures are in {OUTPUT.absolute()}")
     return 0
 
 
@@ -67,23 +67,23 @@ def _walk(console: Console, service: DemoService) -> None:
     with httpx.Client(base_url=url, timeout=20.0) as http:
         journey = _Journey(http, step)
         journey.sign_in()
-        journey.get_ready()
-        journey.buy_pictures()
-        journey.change_ones_mind()
+        journey.prepare_account()
+        journey.run_task()
+        journey.cancel_task()
         journey.pay_by_card(service.card_url())
         console.print(journey.totals)
     with step("stop the service"):
         code = service.stop()
         _expect(code == 0, f"SIGTERM ended it with exit code {code}")
         step.say("exit code 0")
-    with step("audit the books"):
+    with step("audit the ledger"):
         code, verdict = service.audit()
         step.say(verdict)
         _expect(code == 0, f"holdfast audit ended with exit code {code}")
 
 
 class _Steps:
-    """Names the step under way, and turns whatever goes wrong in it into a failure of that step."""
+    """Prints the current step, and turns any error in it into a failure of that step."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -94,18 +94,18 @@ class _Steps:
         self.console.print(f"[bold]{next(self._numbers):2}. {escape(name)}[/]")
         try:
             yield
-        except (StepFailed, ServiceTrouble, httpx.HTTPError, KeyError, IndexError, TypeError, OSError) as fault:
-            reason = str(fault) if isinstance(fault, StepFailed | ServiceTrouble) else repr(fault)
+        except (StepFailed, ServiceFailed, httpx.HTTPError, KeyError, IndexError, TypeError, OSError) as fault:
+            reason = str(fault) if isinstance(fault, StepFailed | ServiceFailed) else repr(fault)
             raise StepFailed(f"Step '{name}': {reason}.") from fault
 
     def say(self, text: str) -> None:
-        """Tell a fact about the step under way."""
+        """Print a detail of the current step."""
         for line in text.splitlines():
             self.console.print(f"    {escape(line)}", style="dim")
 
 
 class _Journey:
-    """The customer, with what they have been given so far."""
+    """The customer, with the credentials received so far."""
 
     def __init__(self, http: httpx.Client, step: _Steps) -> None:
         self._http = http
@@ -117,25 +117,25 @@ class _Journey:
             self.totals.add_column(column, justify="left" if column == "when" else "right", no_wrap=True)
 
     def sign_in(self) -> None:
-        """An e-mail address and the code sent to it make a session, and the first time an account."""
+        """Sign in with an e-mail address and the code sent to it; the first time this creates an account."""
         with self._step(f"sign in as {EMAIL}"):
             sent = self._call("POST", "/v2/control/auth/otp", json={"email": EMAIL})
             proof = {"email": EMAIL, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
             verified = self._call("POST", "/v2/control/auth/verify", json=proof)
             self._session = verified["session"]["token"]
             self._step.say(f"account {verified['account_id']}, session until {verified['session']['expires_at']}")
-            self._account("to begin with", balance="0.00", held="0.00")
+            self._account("at the start", balance="0.00", held="0.00")
 
-    def get_ready(self) -> None:
-        """Do what the service says is missing."""
+    def prepare_account(self) -> None:
+        """Do what the readiness endpoint reports as missing."""
         with self._step("ask what is missing for a first call"):
             readiness = self._call("GET", "/v2/control/first-call", self._session)
-            _expect(not readiness["ready"], "a new account already is ready")
+            _expect(not readiness["ready"], "a new account is already ready")
             self._step.say(f"suggested: {', '.join(readiness['suggested_next_actions'])}")
         with self._step("create an API key"):
-            made = self._call("POST", "/v2/control/api-keys", self._session, json={"name": "demo"})
-            self._key = made["api_key"]
-            self._step.say(f"{made['api_key_prefix']}…, scopes {', '.join(made['scopes'])}")
+            created = self._call("POST", "/v2/control/api-keys", self._session, json={"name": "demo"})
+            self._key = created["api_key"]
+            self._step.say(f"{created['api_key_prefix']}…, scopes {', '.join(created['scopes'])}")
         with self._step(f"add {RECHARGE} of sandbox credit"):
             credited = self._call(
                 "POST", "/v2/control/sandbox/recharge", self._session, json={"amount": RECHARGE}, key="recharge"
@@ -143,41 +143,41 @@ class _Journey:
             self._step.say(f"operation {credited['operation_id']}")
             self._account("after adding credit", balance=RECHARGE, held="0.00")
             readiness = self._call("GET", "/v2/control/first-call", self._session)
-            _expect(readiness["ready"], "key and credit are there, and the account is not ready")
+            _expect(readiness["ready"], "the account has a key and credit, and is not ready")
 
-    def buy_pictures(self) -> None:
-        """Quote, create, wait, fetch, and see the charge."""
-        with self._step("look at the models"):
+    def run_task(self) -> None:
+        """Quote, create, wait, download, and check the charge."""
+        with self._step("list the models"):
             models = {model["id"]: model for model in self._call("GET", "/v2/models")["data"]}
             self._step.say(", ".join(models))
-            _expect(MODEL in models, f"{MODEL} is not on sale")
-        with self._step(f"ask for the price of {PICTURE['n']} pictures"):
+            _expect(MODEL in models, f"the catalog lacks {MODEL}")
+        with self._step(f"quote {PICTURE['n']} pictures"):
             quote = self._call("POST", "/v2/quote", self._key, json={"model": MODEL, "input": PICTURE})
             price = Decimal(quote["estimate"]["credits"])
-            self._step.say(f"{price} credits ({quote['estimate']['basis']}), good until {quote['expires_at']}")
+            self._step.say(f"{price} credits ({quote['estimate']['basis']}), valid until {quote['expires_at']}")
         with self._step("create the task at that price"):
             order = {"model": MODEL, "input": PICTURE, "quote_id": quote["quote_id"]}
             created = self._call("POST", "/v2/task/create", self._key, json=order, key="pictures")
             estimate = Decimal(created["estimated_cost"]["credits"])
             _expect(estimate == price, f"quoted {price}, and the task is estimated at {estimate}")
             self._hold_of(created["request_id"], estimate, "while the task runs")
-        with self._step("wait for the studio"):
+        with self._step("wait for the task"):
             task = self._wait(created["request_id"])
             _expect(task["status"] == "succeeded", f"the task ended as {task['status']}: {task['error']}")
-        with self._step("fetch the pictures"):
-            _expect(len(task["output"]) == PICTURE["n"], f"{len(task['output'])} pictures came")
+        with self._step("download the pictures"):
+            _expect(len(task["output"]) == PICTURE["n"], f"the output has {len(task['output'])} pictures")
             for item in task["output"]:
                 self._fetch(item)
-        with self._step("see what it cost"):
+        with self._step("check the charge"):
             charged = self._usage()[created["request_id"]]
             _expect(charged == price, f"quoted {price}, charged {charged}")
             self._account("after the task", balance=str(Decimal(RECHARGE) - price), held="0.00")
-            self._step.say(f"charged {charged} credits, as quoted; nothing is held any more")
+            self._step.say(f"charged {charged} credits, as quoted; nothing is held")
 
-    def change_ones_mind(self) -> None:
-        """Cancel a task: its hold is released whole."""
+    def cancel_task(self) -> None:
+        """Cancel a task: its whole hold is released."""
         balance = str(Decimal(self._summary()["balance"]))
-        with self._step("create another task, and cancel it"):
+        with self._step("create another task and cancel it"):
             created = self._call("POST", "/v2/task/create", self._key, json={"model": MODEL, "input": LONG_WORK})
             self._hold_of(created["request_id"], Decimal(created["estimated_cost"]["credits"]), "second task held")
             canceled = self._call("POST", f"/v2/task/{created['request_id']}/cancel", self._key)
@@ -187,7 +187,7 @@ class _Journey:
             self._step.say("the whole hold was released, nothing was charged")
 
     def pay_by_card(self, provider_url: str) -> None:
-        """Order credit by card, pay as the customer's browser would, and see it come in by the webhook."""
+        """Order credit by card, pay as the customer's browser would, and wait for the webhook."""
         before = Decimal(self._summary()["balance"])
         with self._step(f"order {CARD_ORDER} of credit by card"):
             order = self._call(
@@ -195,23 +195,23 @@ class _Journey:
             )
             _expect(order["status"] == "pending", f"a new order is {order['status']}")
             self._step.say(f"order {order['order_id']}, payment {order['provider_payment_id']}")
-        with self._step("pay at the card provider's stand-in"):
+        with self._step("pay at the card emulator"):
             paid = self._http.post(
                 f"{provider_url}/v1/payment_intents/{order['provider_payment_id']}/confirm",
                 data={"client_secret": order["client_secret"], "payment_method": TEST_CARD},
                 headers={"Authorization": f"Bearer {order['publishable_key']}"},
             )
-            _expect(paid.status_code == 200, f"the provider answered {paid.status_code}: {paid.text}")
-            self._step.say(f"its own page with buttons for refunds and disputes is {provider_url}")
+            _expect(paid.status_code == 200, f"the provider responded {paid.status_code}: {paid.text}")
+            self._step.say(f"its page with refunds and disputes is {provider_url}")
         with self._step("wait for the provider's webhook"):
             credited = self._wait_for_payment(order["order_id"])
             _expect(credited["status"] == "credited", f"the order ended as {credited['status']}")
             self._account("paid by card", balance=str(before + Decimal(CARD_ORDER)), held="0.00")
-        with self._step("add up the statement"):
-            lines = self._call("GET", "/v2/control/ledger?limit=100", self._session)["data"]
-            total = sum((Decimal(line["balance_change"]) for line in lines), Decimal(0))
-            _expect(total == Decimal(self._summary()["balance"]), f"its lines add up to {total}")
-            self._step.say(f"{len(lines)} operations add up to {total}")
+        with self._step("sum up the statement"):
+            entries = self._call("GET", "/v2/control/ledger?limit=100", self._session)["data"]
+            total = sum((Decimal(entry["balance_change"]) for entry in entries), Decimal(0))
+            _expect(total == Decimal(self._summary()["balance"]), f"its entries sum to {total}")
+            self._step.say(f"{len(entries)} operations sum to {total}")
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -222,7 +222,7 @@ class _Journey:
         if key is not None:
             headers["Idempotency-Key"] = key
         response = self._http.request(method, path, json=json, headers=headers)
-        _expect(response.status_code == 200, f"{method} {path} answered {response.status_code}: {response.text}")
+        _expect(response.status_code == 200, f"{method} {path} returned {response.status_code}: {response.text}")
         return response.json()
 
     def _summary(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class _Journey:
         return summary
 
     def _account(self, when: str, *, balance: str, held: str) -> None:
-        """Read the totals, note them in the table, and check them."""
+        """Read the totals, add them to the table, and check them."""
         found = self._summary()
         costs = self._usage()
         self.totals.add_row(
@@ -247,7 +247,7 @@ class _Journey:
         _expect(Decimal(found["available_balance"]) == available, "balance less held is not what is available")
 
     def _hold_of(self, request_id: str, estimate: Decimal, when: str) -> None:
-        """Check that the task's estimate is what is held, unless the studio was faster than this look."""
+        """Check that the held credit is the task's estimate, unless the task has already ended."""
         balance = self._summary()["balance"]
         try:
             self._account(when, balance=balance, held=str(estimate))
@@ -261,12 +261,12 @@ class _Journey:
         return task
 
     def _usage(self) -> dict[str, Decimal]:
-        """What each request has cost so far."""
+        """Return what each request has cost so far."""
         log = self._call("GET", "/v2/usage/logs", self._session)["data"]
         return {entry["request_id"]: Decimal(entry["cost_credits"]) for entry in log}
 
     def _wait(self, request_id: str) -> dict[str, Any]:
-        """Poll until the task has ended, showing what its provider reports."""
+        """Poll until the task has ended, showing its progress."""
         deadline = time.monotonic() + TASK_S
         with self._progress() as show:
             while True:
@@ -289,7 +289,7 @@ class _Journey:
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """A bar on a terminal; elsewhere a line for each piece of news."""
+        """Yield a function that shows progress: a bar on a terminal, elsewhere a line for each change."""
         console = self._step.console
         bar = Progress(
             TextColumn("    {task.description:<24}"),
@@ -299,28 +299,30 @@ class _Journey:
             console=console,
         )
         bar_id = bar.add_task("queued", total=100)
-        told = 0
+        shown = 0
 
         def show(task: dict[str, Any]) -> None:
-            nonlocal told
-            lines = task["provider_progress"]
-            for line in lines[told:]:
-                percent = 100 if line["status"] == "succeeded" else line["percent"]
-                words = " ".join(word for word in (line["status"], line["stage"]) if word)
-                bar.update(bar_id, description=words, completed=percent)
+            nonlocal shown
+            entries = task["provider_progress"]
+            for entry in entries[shown:]:
+                percent = 100 if entry["status"] == "succeeded" else entry["percent"]
+                description = " ".join(part for part in (entry["status"], entry["stage"]) if part)
+                bar.update(bar_id, description=description, completed=percent)
                 if not console.is_terminal:
-                    self._step.say(f"{line['ts']}  {words:<28}" + ("" if percent is None else f"{percent:>4}%"))
-            told = len(lines)
+                    self._step.say(
+                        f"{entry['ts']}  {description:<28}" + ("" if percent is None else f"{percent:>4}%")
+                    )
+            shown = len(entries)
 
         with bar if console.is_terminal else nullcontext():
             yield show
 
     def _fetch(self, item: dict[str, Any]) -> None:
-        """Fetch a result by its link, check it whole, and keep it."""
+        """Download a result, verify it, and save it."""
         response = self._http.get(item["url"])
-        _expect(response.status_code == 200, f"its link answered {response.status_code}")
+        _expect(response.status_code == 200, f"its link returned {response.status_code}")
         _expect(
-            hashlib.sha256(response.content).hexdigest() == item["sha256"], "its bytes are not the promised ones"
+            hashlib.sha256(response.content).hexdigest() == item["sha256"], "its content does not match its hash"
         )
         with Image.open(io.BytesIO(response.content)) as image:
             image.load()
@@ -333,6 +335,6 @@ class _Journey:
         self._step.say(f"{path}: PNG, {item['width']} x {item['height']}, {item['bytes']} bytes")
 
 
-def _expect(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise StepFailed(otherwise)
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise StepFailed(message)

@@ -1,4 +1,4 @@
-"""A service for the demonstration: a process of its own, on a data folder and ports of its own."""
+"""The demonstration's service: a process with its own data folder and ports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AUDIT_S: Final = 120.0
 TAIL_LINES: Final = 40
 
 
-class ServiceTrouble(Exception):
+class ServiceFailed(Exception):
     """The service did not start or stop; the message says how."""
 
 
 class DemoService:
-    """Used as a context: at its end the process is gone and so is its folder."""
+    """A context manager that starts nothing by itself; on exit it ends the process and deletes its folder."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
@@ -36,10 +36,10 @@ class DemoService:
         self.data_dir = self._folder / "var"
         self._log = self._folder / "service.log"
         self._process: subprocess.Popen[bytes] | None = None
-        # Whatever the caller's shell configures is for another service than this one.
-        kept = {name: value for name, value in environment().items() if not name.startswith(PREFIX)}
+        # Settings in the caller's environment belong to another service.
+        inherited = {name: value for name, value in environment().items() if not name.startswith(PREFIX)}
         self._environment = {
-            **kept,
+            **inherited,
             f"{PREFIX}ENV": "development",
             f"{PREFIX}HOST": "127.0.0.1",
             f"{PREFIX}PORT": "0",
@@ -63,7 +63,7 @@ class DemoService:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> str:
-        """Start the service and return its address once it is ready. Raises :class:`ServiceTrouble`."""
+        """Start the service and return its URL once it is ready. Raises :class:`ServiceFailed`."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "serve"],
@@ -75,28 +75,28 @@ class DemoService:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise ServiceTrouble(f"it ended with exit code {self._process.returncode}")
+                raise ServiceFailed(f"it ended with exit code {self._process.returncode}")
             url = self._announced_url()
             if url is not None:
                 return url
             time.sleep(0.05)
-        raise ServiceTrouble(f"it was not ready after {START_S:.0f} s")
+        raise ServiceFailed(f"it was not ready after {START_S:.0f} s")
 
     def card_url(self) -> str:
-        """Where the service's stand-in for a card provider listens, once the service is up."""
+        """Return the URL of the service's card emulator, once the service is ready."""
         return f"http://127.0.0.1:{(self.data_dir / 'card.port').read_text().strip()}"
 
     def stop(self) -> int:
-        """Ask the service to stop and return its exit code. Raises :class:`ServiceTrouble`."""
+        """Send SIGTERM to the service and return its exit code. Raises :class:`ServiceFailed`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            raise ServiceTrouble(f"it still runs {STOP_S:.0f} s after SIGTERM") from None
+            raise ServiceFailed(f"it still runs {STOP_S:.0f} s after SIGTERM") from None
 
     def audit(self) -> tuple[int, str]:
-        """Run ``holdfast audit`` on the data folder; its exit code and what it said."""
+        """Run ``holdfast audit`` on the data folder; returns its exit code and output."""
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "holdfast", "audit"],
@@ -108,21 +108,21 @@ class DemoService:
                 timeout=AUDIT_S,
             )
         except subprocess.TimeoutExpired:
-            raise ServiceTrouble(f"the audit takes more than {AUDIT_S:.0f} s") from None
+            raise ServiceFailed(f"the audit takes more than {AUDIT_S:.0f} s") from None
         return done.returncode, (done.stdout + done.stderr).strip()
 
     def log_tail(self) -> str:
-        """The last lines the service wrote."""
+        """Return the last lines of the service's log."""
         if not self._log.exists():
             return "(nothing)"
         return "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-TAIL_LINES:]) or "(nothing)"
 
     def _announced_url(self) -> str | None:
-        """The address the service says it serves on, once it has said so."""
+        """Return the URL from the service's log, once it is logged."""
         for line in self._log.read_text("utf-8", "replace").splitlines():
             if '"holdfast serves"' in line:
                 try:
                     return str(json.loads(line)["url"])
                 except ValueError:
-                    return None  # half a line so far
+                    return None  # the line is not complete yet
         return None

@@ -1,7 +1,7 @@
-"""Comparing card orders with their provider by hand, beside a running service or without one.
+"""The ``reconcile`` command: reconcile card orders with their provider, with or without a running service.
 
-It does what the reconciler does, through accounts of its own: every write is fenced, so that it and the service
-cannot harm each other.
+It does what the reconciler does, through account actors of its own: every write is fenced, so that it and the
+service cannot corrupt each other's changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.actors.faults import AskFault, Crashed
 from holdfast.actors.workers.order_errands import OrderErrands
 from holdfast.actors.workers.worker import WorkerPost
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.order_moves import LOOK_UNTIL_S
+from holdfast.ledger.order_moves import RECONCILE_PERIOD_S
 from holdfast.persistence.database import Database
 from holdfast.persistence.journal import Journal
 from holdfast.persistence.unreadable import UnreadableRow
@@ -31,10 +31,10 @@ from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.wiring.actor_factories import account_factory
 from holdfast.wiring.card_line import card_line_beside
 
-LOOKS_AT_ONCE_MAX = 4
+CONCURRENT_MAX = 4
 
 Progress = Callable[[int, int, str, str], None]
-"""Told after each order: how many are done, of how many, which one, and how its look ended."""
+"""Called after each order: how many are done, of how many, which one, and its result."""
 
 _OPEN = text(
     "select order_id from orders where provider = 'cardprovider' "
@@ -44,13 +44,13 @@ _OPEN = text(
 
 
 class NoCardProvider(Exception):
-    """There is no card provider to compare with."""
+    """No card provider is configured."""
 
 
 def reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
-    """Look at every card order that is not reconciled yet, or with ``every`` at all of the last thirty days.
+    """Reconcile every card order that is not reconciled yet, or with ``every`` all of the last thirty days.
 
-    Returns how many looks ended how; ``put_off`` counts those whose account could not answer. Raises
+    Returns the number of orders for each result; ``put_off`` counts those whose account could not respond. Raises
     :class:`NoCardProvider`, and :class:`~holdfast.persistence.database.DatabaseAway`.
     """
     return trio.run(partial(_reconcile, settings, database_url, every=every, progress=progress))
@@ -58,44 +58,44 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
 
 async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
     limit_name_lookups()
-    line = card_line_beside(settings)
-    if line is None:
+    card = card_line_beside(settings)
+    if card is None:
         raise NoCardProvider
-    database = Database(database_url, pool_size=LOOKS_AT_ONCE_MAX)
+    database = Database(database_url, pool_size=CONCURRENT_MAX)
     journal = Journal(
         BatchWriter(database.connect_writer, now=utc_now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
     accounts = _accounts(settings, database, journal)
-    errands = OrderErrands(database=database, accounts=accounts, card=line.provider, env=settings.env, now=utc_now)
+    errands = OrderErrands(database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now)
     try:
         await database.open()
         async with trio.open_nursery() as nursery:
             await nursery.start(_running, journal)
             await nursery.start(accounts.run)
-            results = await _look_at_all(database, errands, every=every, progress=progress)
+            results = await _reconcile_all(database, errands, every=every, progress=progress)
             await accounts.drain()
             await journal.stop()
     finally:
         with trio.CancelScope(shield=True):
-            await line.provider.close()
+            await card.provider.close()
         database.close()
     return results
 
 
-async def _look_at_all(
+async def _reconcile_all(
     database: Database, errands: OrderErrands, *, every: bool, progress: Progress
 ) -> Counter[str]:
     def due(connection: Connection) -> list[str]:
-        found = connection.execute(_OPEN, {"until_s": LOOK_UNTIL_S, "every": every})
+        found = connection.execute(_OPEN, {"until_s": RECONCILE_PERIOD_S, "every": every})
         return [row.order_id for row in found]
 
     order_ids = await database.read(due)
     results: Counter[str] = Counter()
-    at_once = trio.CapacityLimiter(LOOKS_AT_ONCE_MAX)
+    limiter = trio.CapacityLimiter(CONCURRENT_MAX)
 
-    async def look(order_id: str) -> None:
-        async with at_once:
+    async def reconcile_one(order_id: str) -> None:
+        async with limiter:
             try:
                 result: str = await errands.look(order_id)
             except (AskFault, Crashed, UnreadableRow):
@@ -105,7 +105,7 @@ async def _look_at_all(
 
     async with trio.open_nursery() as nursery:
         for order_id in order_ids:
-            nursery.start_soon(look, order_id)
+            nursery.start_soon(reconcile_one, order_id)
     return results
 
 
@@ -118,7 +118,7 @@ def _accounts(settings: Settings, database: Database, journal: Journal) -> Keyed
         await database.open()
         return True
 
-    # No task is made here, so nothing is ever told to this post.
+    # This process creates no tasks, so nothing is ever sent to this address.
     factory: Any = account_factory(settings, database, journal, WorkerPost("dispatcher"), now=utc_now)
     return KeyedDirectory(
         "accounts",

@@ -26,7 +26,7 @@ def test_the_demonstration_walks_the_whole_journey_and_keeps_the_pictures(tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All of it holds." in done.stdout
+    assert "Every step succeeded." in done.stdout
     assert "FAILED" not in done.stdout
     pictures = sorted((tmp_path / "demo-output").iterdir())
     assert len(pictures) == holdfast.demo.PICTURE["n"]
@@ -42,6 +42,6 @@ def test_a_step_that_does_not_hold_is_named_and_ends_the_demonstration(tmp_path:
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 1
-    assert "Step 'look at the models': studio/nothing is not on sale." in done.stdout
+    assert "Step 'list the models': the catalog lacks studio/nothing." in done.stdout
     assert "holdfast serves" in done.stdout
     assert not (tmp_path / "demo-output").exists()

@@ -25,7 +25,7 @@ async def test_the_openai_client_reads_code_and_message_of_our_errors(house: Ser
             with pytest.raises(openai.NotFoundError) as caught:
                 await client.models.retrieve("studio/nothing")
             assert caught.value.code == "model_not_found"
-            assert "There is no such model." in caught.value.message
+            assert "The model 'studio/nothing' does not exist." in caught.value.message
             assert caught.value.request_id is None or caught.value.request_id.startswith("req_")
             with pytest.raises(openai.AuthenticationError) as unknown:
                 await client.get("/../v2/task/list", cast_to=object)

@@ -1,4 +1,4 @@
-"""What is asked of an account about its credit, its tasks' holds, its keys and sessions, and what it replies."""
+"""The messages to an account about its credit, its tasks' holds, its keys and sessions, and their replies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
 
 @dataclass(frozen=True, slots=True)
 class KeyClaim:
-    """The API key a command came in with; the account's actor checks that it may still write."""
+    """The API key a command was sent with; the account's actor checks that it may still write."""
 
     key_id: str
     scope: str
@@ -78,11 +78,11 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
 
 @dataclass(frozen=True, slots=True)
 class SettleTask(Command["TaskSettled"]):
-    """A task's actor has decided how its task ends: settle the hold and write both in one unit of work.
+    """Settle the hold of a task that ends and write its rows in the same unit of work.
 
     ``task_version`` is the version the step was decided on; ``rows`` are the task's own. ``charge_micro`` is
-    None for a release. Reply: :class:`TaskSettled`, or a Refusal ``hold_not_open`` where the hold has ended
-    otherwise. Raises :class:`~holdfast.actors.faults.StaleFence` in the asker where the task had moved on.
+    None for a release. Reply: :class:`TaskSettled`, or a Refusal ``hold_not_open`` if the hold was settled
+    otherwise. Raises :class:`~holdfast.actors.faults.StaleFence` in the caller if the task has changed since.
     """
 
     request_id: str
@@ -104,7 +104,7 @@ class TaskSettled:
 
 @dataclass(frozen=True, slots=True)
 class CreateApiKey(Command["ApiKeyCreated"]):
-    """Make an API key whose secret the caller has already drawn. Reply: :class:`ApiKeyCreated`."""
+    """Create an API key whose secret the caller has already generated. Reply: :class:`ApiKeyCreated`."""
 
     key_id: str
     secret_sha256: bytes
@@ -114,7 +114,7 @@ class CreateApiKey(Command["ApiKeyCreated"]):
 
 
 class ApiKeyCreated(msgspec.Struct, frozen=True, tag="api_key_created"):
-    """An API key exists; its secret is known to the caller alone."""
+    """The API key was created; only the caller knows its secret."""
 
     key_id: str
     prefix: str
@@ -131,7 +131,7 @@ class RevokeApiKey(Command["ApiKeyRevoked"]):
 
 
 class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
-    """The API key no longer opens anything."""
+    """The API key was revoked."""
 
     key_id: str
     revoked_at: datetime
@@ -139,7 +139,7 @@ class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
 
 @dataclass(frozen=True, slots=True)
 class NoteKeyUse(Command[None]):
-    """An API key was used; told at most once a minute for each key."""
+    """Record that an API key was used; sent at most once a minute for each key."""
 
     key_id: str
     at: datetime
@@ -153,6 +153,6 @@ class SignOut(Command["SignedOut"]):
 
 
 class SignedOut(msgspec.Struct, frozen=True, tag="signed_out"):
-    """The session's token no longer opens anything."""
+    """The session was revoked."""
 
     session_id: str

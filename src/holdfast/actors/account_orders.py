@@ -1,11 +1,11 @@
-"""An account's payment orders: what a message does to one, and everything that wants writing then.
+"""An account's payment orders: what each message changes, and the rows and operations to write for it.
 
 Orders have no fence of their own: every change of one is a change of its account, in the account's unit of work,
-together with the ledger operations it asks for and the event that told of it. So of two processes that hear the
-same event at once one is fenced off, reads again, and finds the event known.
+together with the ledger operations it requires and the event that caused it. So of two processes that receive the
+same event at once one fails its fence, reloads, and finds the event applied.
 
-An order is read when it is first spoken of and remembered as decided. One whose newest decision is not durable yet
-is never let go: its row still says less.
+An order is loaded when it is first addressed and cached as decided. One whose newest decision is not durable yet is
+never evicted: its row is still the old one.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-NOT_FOUND = Refusal(code="payment_order_not_found", message="There is no such payment order.")
+NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 
 
 class OrderReads(Protocol):
-    """What is read of orders inside a turn."""
+    """What a turn reads about orders."""
 
     async def order(self, account_id: str, order_id: str) -> Order | None: ...
 
@@ -78,7 +78,7 @@ class OrderReads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OrderTurn:
-    """What a message comes to. ``moves`` False: answered once the account's version has been confirmed."""
+    """The result of a message. ``moves`` False: replied to once the account's version has been confirmed."""
 
     reply: OrderHeard | Refusal
     moves: bool = False
@@ -89,37 +89,37 @@ class OrderTurn:
 class AccountOrders:
     """The orders of one account, for one incarnation of its actor."""
 
-    __slots__ = ("_account_id", "_kept", "_kept_max", "_now", "_open", "_pending_max", "_reads", "_undurable")
+    __slots__ = ("_account_id", "_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable")
 
     def __init__(
-        self, account_id: str, reads: OrderReads, now: Now, *, pending_max: int, kept_max: int = 64
+        self, account_id: str, reads: OrderReads, now: Now, *, pending_max: int, cached_max: int = 64
     ) -> None:
         self._account_id = account_id
         self._reads = reads
         self._now = now
         self._pending_max = pending_max
-        self._kept_max = kept_max
-        self._kept: OrderedDict[str, Order] = OrderedDict()
+        self._cached_max = cached_max
+        self._cache: OrderedDict[str, Order] = OrderedDict()
         self._undurable: dict[Unit, str] = {}
         self._open: Counter[str] = Counter()
 
     async def decide(self, command: Any, state: AccountState) -> OrderTurn:
-        """Decide a message and move ``state`` by what follows from it. Nothing may fail afterwards."""
+        """Decide a message and update ``state`` accordingly. Nothing may fail afterwards."""
         if isinstance(command, CreateOrder):
             return await self._create(command)
         order = await self._order(command.order_id)
-        if order is None or not _speaks_of(command, order):
+        if order is None or not _is_for(command, order):
             return OrderTurn(NOT_FOUND)
         return await _DECIDERS[type(command)](self, command, order, state)
 
     def wrote(self, unit: Unit, reply: OrderHeard) -> None:
-        """The unit that makes an order's newest decision durable is on its way."""
+        """Record that the unit with an order's newest decision was submitted."""
         order_id = reply.order.order_id
         self._undurable[unit] = order_id
         self._open[order_id] += 1
 
     def settled(self, unit: Unit) -> None:
-        """A unit has ended, whichever way and whatever it was about."""
+        """Record that a unit has ended, with any result."""
         order_id = self._undurable.pop(unit, None)
         if order_id is not None:
             self._open[order_id] -= 1
@@ -129,28 +129,28 @@ class AccountOrders:
     # ------------------------------------------------------------------------------------------------ the messages
 
     async def _create(self, command: CreateOrder) -> OrderTurn:
-        """Refuses: 1. too many orders that wait to be paid."""
+        """Refuses: 1. ``too_many_open_orders``."""
         assert command.request.account_id == self._account_id
-        # Counted before the rows are: what becomes durable in between is counted twice rather than not at all.
+        # Counted before the rows: an order that becomes durable in between is counted twice rather than not at all.
         waiting = len(self._open)
         waiting += await self._read(lambda: self._reads.pending_count(self._account_id))
         if waiting >= self._pending_max:
             return OrderTurn(
                 Refusal(
                     code="too_many_open_orders",
-                    message=f"This account has {waiting} unpaid payment orders, as many as it may.",
+                    message=f"The account has {waiting} unpaid payment orders, the most allowed.",
                     retry_after_s=60,
                 )
             )
         order = create_order(command.request)
-        self._keep(order)
+        self._cache_order(order)
         return OrderTurn(OrderHeard(order, "applied"), moves=True, rows=(new_order_row(order, self._now()),))
 
     async def _attach(self, command: AttachIntent, order: Order, state: AccountState) -> OrderTurn:
-        return await self._take(order, attach_intent(order, command.payment_id, self._now()), state)
+        return await self._apply(order, attach_intent(order, command.payment_id, self._now()), state)
 
-    async def _note_refused(self, command: NoteIntentRefused, order: Order, state: AccountState) -> OrderTurn:
-        return await self._take(order, on_create_refused(order, command.reason, self._now()), state)
+    async def _record_refused(self, command: NoteIntentRefused, order: Order, state: AccountState) -> OrderTurn:
+        return await self._apply(order, on_create_refused(order, command.reason, self._now()), state)
 
     async def _hear(self, command: HearPayment, order: Order, state: AccountState) -> OrderTurn:
         now, event = self._now(), command.event
@@ -160,13 +160,13 @@ class AccountOrders:
             provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
         )
         if step.order is not order and await self._event_is_anothers(order, event.event_id):
-            # An id is taken in once. Money that really came is found by the reconciler under an id of its own.
+            # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
             log.warning(
                 "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
             )
-            kept = _kept(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
-            return OrderTurn(OrderHeard(order, "duplicate"), rows=(kept,))
-        return await self._take(order, step, state, event=row)
+            unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
+            return OrderTurn(OrderHeard(order, "duplicate"), rows=(unapplied,))
+        return await self._apply(order, step, state, event=row)
 
     async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, state: AccountState) -> OrderTurn:
         now, request = self._now(), order.request
@@ -182,16 +182,16 @@ class AccountOrders:
             "applied",
             command.body,
         )
-        return await self._take(order, step, state, event=event)
+        return await self._apply(order, step, state, event=event)
 
     async def _expire(self, _command: ExpireOrder, order: Order, state: AccountState) -> OrderTurn:
-        return await self._take(order, on_expiry(order, self._now()), state)
+        return await self._apply(order, on_expiry(order, self._now()), state)
 
     async def _reconcile(self, command: ReconcileOrder, order: Order, state: AccountState) -> OrderTurn:
         now = self._now()
-        snapshot = command.snapshot or ProviderSnapshot(unavailable=command.fault or "no answer")
+        snapshot = command.snapshot or ProviderSnapshot(unavailable=command.fault or "no response")
         step = on_reconciled(order, snapshot, now, new_operation_id=_operation_id)
-        return await self._take(
+        return await self._apply(
             order, step, state, more=synthetic_event_rows(order, step.order, snapshot.events, now)
         )
 
@@ -205,11 +205,11 @@ class AccountOrders:
             new_operation_id=_operation_id,
             amount_micro=command.amount_micro,
         )
-        return await self._take(order, step, state)
+        return await self._apply(order, step, state)
 
     # ------------------------------------------------------------------------------------------------- the effects
 
-    async def _take(
+    async def _apply(
         self,
         order: Order,
         step: OrderStep | Refusal,
@@ -218,10 +218,10 @@ class AccountOrders:
         event: PaymentEventRow | None = None,
         more: tuple[Row, ...] = (),
     ) -> OrderTurn:
-        """Put a step into effect.
+        """Apply a step.
 
-        Refuses: 1. what the step itself is; 2. ``provider_event_mismatch`` (the payment stands for another order);
-        3. ``amount_too_large`` (the balance would pass the limit). The event is kept then, without effect.
+        Refuses: 1. the step if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
+        3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
         """
         if isinstance(step, OrderStep):
             if step.order is order:
@@ -230,11 +230,11 @@ class AccountOrders:
         else:
             refusal = step
         if refusal is not None:
-            return OrderTurn(refusal, rows=() if event is None else (_kept(event, event_id=event.event_id),))
+            return OrderTurn(refusal, rows=() if event is None else (_unapplied(event, event_id=event.event_id),))
         assert isinstance(step, OrderStep)
         operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
         _tell_if_odd(order, step.order)
-        self._keep(step.order)
+        self._cache_order(step.order)
         rows: list[Row] = [changed_order_row(step.order, self._now()), *more]
         if event is not None:
             rows.append(event)
@@ -245,56 +245,56 @@ class AccountOrders:
         if payment_id is not None and payment_id != order.state.payment_id:
             provider, order_id = order.request.provider, order.order_id
             is_anothers = any(
-                each.state.payment_id == payment_id and each.order_id != order_id for each in self._kept.values()
+                each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
             ) or await self._read(lambda: self._reads.payment_is_anothers(provider, payment_id, order_id))
             if is_anothers:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
-        coming = sum(move.amount_micro for move in step.postings if move.kind == "credit")
-        if coming and state.balance_micro + coming > AMOUNT_MICRO_MAX:
-            return Refusal(code="amount_too_large", message="The balance would pass the largest one allowed.")
+        credit_micro = sum(move.amount_micro for move in step.postings if move.kind == "credit")
+        if credit_micro and state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
+            return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
 
     async def _event_is_anothers(self, order: Order, event_id: str) -> bool:
-        """Whether another order has taken in an event with this id; one of this account's may be undurable yet."""
+        """Whether an event with this id was applied to another order, durable or not."""
         provider, order_id = order.request.provider, order.order_id
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
-            for each in self._kept.values()
+            for each in self._cache.values()
         ) or await self._read(lambda: self._reads.event_is_anothers(provider, event_id, order_id))
 
-    # -------------------------------------------------------------------------------------------------- the memory
+    # --------------------------------------------------------------------------------------------------- the cache
 
     async def _order(self, order_id: str) -> Order | None:
-        order = self._kept.get(order_id)
+        order = self._cache.get(order_id)
         if order is None:
             order = await self._read(lambda: self._reads.order(self._account_id, order_id))
             if order is not None:
-                self._keep(order)
+                self._cache_order(order)
         return order
 
     async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read inside a turn; while the database is away the message waits for the next incarnation."""
+        """Read inside a turn; if the database is unreachable the message is retried by the next incarnation."""
         try:
             return await read()
         except DatabaseAway as away:
             raise Reload(str(away)) from away
 
-    def _keep(self, order: Order) -> None:
-        self._kept[order.order_id] = order
-        self._kept.move_to_end(order.order_id)
-        if len(self._kept) > self._kept_max:
-            durable = [each for each in self._kept if each != order.order_id and each not in self._open]
-            for order_id in durable[: len(self._kept) - self._kept_max]:
-                del self._kept[order_id]
+    def _cache_order(self, order: Order) -> None:
+        self._cache[order.order_id] = order
+        self._cache.move_to_end(order.order_id)
+        if len(self._cache) > self._cached_max:
+            durable = [each for each in self._cache if each != order.order_id and each not in self._open]
+            for order_id in durable[: len(self._cache) - self._cached_max]:
+                del self._cache[order_id]
 
 
 _Decider = Callable[[AccountOrders, Any, Order, AccountState], Awaitable[OrderTurn]]
 
 _DECIDERS: dict[type[Any], _Decider] = {
     AttachIntent: AccountOrders._attach,
-    NoteIntentRefused: AccountOrders._note_refused,
+    NoteIntentRefused: AccountOrders._record_refused,
     HearPayment: AccountOrders._hear,
     PaySandboxOrder: AccountOrders._pay_sandbox,
     ExpireOrder: AccountOrders._expire,
@@ -305,8 +305,8 @@ _DECIDERS: dict[type[Any], _Decider] = {
 ORDER_COMMANDS: tuple[type[Any], ...] = (CreateOrder, *_DECIDERS)
 
 
-def _speaks_of(command: Any, order: Order) -> bool:
-    """Whether the order is of the kind that the command is about."""
+def _is_for(command: Any, order: Order) -> bool:
+    """Whether the command applies to orders of this provider."""
     if isinstance(command, ExpireOrder | ResolveOrder):
         return True
     return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
@@ -317,7 +317,7 @@ def _operation_id() -> str:
 
 
 def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> Operation:
-    """One ledger move of an order as an operation, which cannot be refused any more."""
+    """Apply one ledger move of an order; at this point it cannot be refused."""
     decide = decide_credit if move.kind == "credit" else decide_reversal
     operation = decide(
         state,
@@ -333,10 +333,10 @@ def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> 
     return operation
 
 
-def _kept(event: PaymentEventRow, *, event_id: str) -> PaymentEventKeptRow:
+def _unapplied(event: PaymentEventRow, *, event_id: str) -> PaymentEventKeptRow:
     return PaymentEventKeptRow(*event._replace(event_id=event_id, verdict="refused"))
 
 
 def _tell_if_odd(before: Order, after: Order) -> None:
     if after.statuses.risk_status == "mismatch" != before.statuses.risk_status:
-        log.warning("a payment does not fit its order", order_id=after.order_id, status=after.status)
+        log.warning("a payment does not match its order", order_id=after.order_id, status=after.status)

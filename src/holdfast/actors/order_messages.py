@@ -1,7 +1,7 @@
-"""What is asked of an account about its payment orders. Every one is answered :class:`OrderHeard` or refused.
+"""The messages to an account about its payment orders. Each is replied to with :class:`OrderHeard` or a refusal.
 
-The reply carries the whole order as it stands behind the command, so that nobody needs to read it again. An order
-that the account does not have is refused with ``payment_order_not_found``.
+The reply contains the whole order after the command, so that no further read is needed. An order that is not the
+account's is refused with ``payment_order_not_found``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.ledger.sandbox_signature import SandboxValues
 
 
 class OrderHeard(msgspec.Struct, frozen=True, tag="order_heard"):
-    """A payment order as it stands behind a command, and what the command did to it."""
+    """A payment order after a command, and the command's effect."""
 
     order: Order
     verdict: Verdict
@@ -27,10 +27,10 @@ class OrderHeard(msgspec.Struct, frozen=True, tag="order_heard"):
 
 @dataclass(frozen=True, slots=True)
 class CreateOrder(Command[OrderHeard]):
-    """Write an order down, before anybody outside is asked. Reply: :class:`OrderHeard`, verdict ``applied``.
+    """Store a new order, before any call to the provider. Reply: :class:`OrderHeard`, verdict ``applied``.
 
-    ``request`` brings its ids along (order, operation, sandbox event). A used idempotency key brings back the order
-    as it was then.
+    ``request`` contains its ids (order, operation, sandbox event). A used idempotency key returns the order as it
+    was then.
     """
 
     request: OrderRequest
@@ -39,7 +39,7 @@ class CreateOrder(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class AttachIntent(Command[OrderHeard]):
-    """The card provider made this intent for the order; telling it again changes nothing."""
+    """The card provider created this intent for the order; repeating the message changes nothing."""
 
     order_id: str
     payment_id: str
@@ -47,7 +47,7 @@ class AttachIntent(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class NoteIntentRefused(Command[OrderHeard]):
-    """The card provider will make no intent for the order; ``reason`` is its code."""
+    """The card provider refused to create an intent for the order; ``reason`` is its code."""
 
     order_id: str
     reason: str
@@ -55,7 +55,7 @@ class NoteIntentRefused(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class HearPayment(Command[OrderHeard]):
-    """A card provider's verified event about the order; ``body`` is kept as received, whatever it does."""
+    """A card provider's verified event about the order; ``body`` is stored as received, whatever its effect."""
 
     order_id: str
     event: PaymentEvent
@@ -64,9 +64,9 @@ class HearPayment(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class PaySandboxOrder(Command[OrderHeard]):
-    """A sandbox callback whose signature holds for the order; ``body`` is kept as received.
+    """A sandbox callback with a valid signature for the order; ``body`` is stored as received.
 
-    Refused as :func:`holdfast.ledger.order_steps.on_sandbox_callback` says.
+    Refused like :func:`holdfast.ledger.order_steps.on_sandbox_callback`.
     """
 
     order_id: str
@@ -76,14 +76,14 @@ class PaySandboxOrder(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class ExpireOrder(Command[OrderHeard]):
-    """The order's time may be over. The caller has made sure that a card order's intent can no longer be paid."""
+    """Expire the order if its deadline has passed. The caller has canceled a card order's intent."""
 
     order_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder(Command[OrderHeard]):
-    """A look at the provider: what it found, or why it could not be had (``fault``)."""
+    """A snapshot of the order's objects at the provider, or why it could not be read (``fault``)."""
 
     order_id: str
     snapshot: ProviderSnapshot | None = None
@@ -92,10 +92,10 @@ class ReconcileOrder(Command[OrderHeard]):
 
 @dataclass(frozen=True, slots=True)
 class ResolveOrder(Command[OrderHeard]):
-    """An operator's word on a held order: credit for it, or none. ``note`` is told in the order's history.
+    """An operator's decision on a held order: credit for it, or none. ``note`` is recorded in the order's history.
 
-    Without ``amount_micro`` what was received is credited, at most what was ordered. Refused as
-    :func:`holdfast.ledger.order_steps.resolve_held` says.
+    Without ``amount_micro`` the amount received is credited, at most the amount ordered. Refused like
+    :func:`holdfast.ledger.order_steps.resolve_held`.
     """
 
     order_id: str

@@ -1,4 +1,4 @@
-"""A payment order as rows: what the journal writes of one, new or changed, and of the events it took in."""
+"""The rows that the journal writes for a payment order, new or changed, and for the events applied to it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.ledger.payment_facts import PaymentEvent
 from holdfast.persistence.rows import OrderChangedRow, OrderRow, PaymentEventRow
 
 INTENT_OVERDUE_S = 120
-"""How long after its creation a card order without an intent is first looked at: its create call was lost."""
+"""How long after its creation a card order without an intent is first checked: its create call was lost."""
 
-LOOK_AGAIN_S = 300
-"""When an order is looked at again whose time has come and gone without ending it."""
+CHECK_AGAIN_S = 300
+"""After how long an order is checked again if its timer was due and did not end it."""
 
 _json = msgspec.json.Encoder()
 
 
 def new_order_row(order: Order, now: datetime) -> OrderRow:
-    """The row of an order as it is made."""
+    """Return the row of a new order."""
     request, state = order.request, order.state
     return OrderRow(
         request.account_id,
@@ -35,14 +35,14 @@ def new_order_row(order: Order, now: datetime) -> OrderRow:
         request.created_at,
         order.updated_at,
         request.expires_at,
-        next_look_at(order, now),
+        next_check_at(order, now),
         _json.encode(request).decode(),
         _json.encode(state).decode(),
     )
 
 
 def changed_order_row(order: Order, now: datetime) -> OrderChangedRow:
-    """The row of an order after a step."""
+    """Return the row of an order after a transition."""
     state = order.state
     return OrderChangedRow(
         order.account_id,
@@ -53,7 +53,7 @@ def changed_order_row(order: Order, now: datetime) -> OrderChangedRow:
         state.payment_id,
         state.charge_id,
         order.updated_at,
-        next_look_at(order, now),
+        next_check_at(order, now),
         _json.encode(state).decode(),
     )
 
@@ -61,7 +61,7 @@ def changed_order_row(order: Order, now: datetime) -> OrderChangedRow:
 def synthetic_event_rows(
     before: Order, after: Order, events: Iterable[PaymentEvent], now: datetime
 ) -> tuple[PaymentEventRow, ...]:
-    """The rows of those events of our own making that a look has added to the order."""
+    """Return the rows of the synthetic events that a reconcile has applied to the order."""
     new = set(after.state.event_ids).difference(before.state.event_ids)
     return tuple(
         PaymentEventRow(
@@ -79,10 +79,10 @@ def synthetic_event_rows(
     )
 
 
-def next_look_at(order: Order, now: datetime) -> datetime | None:
-    """When a worker should look at the order: as its rules say, but never in the past, which would be for ever.
+def next_check_at(order: Order, now: datetime) -> datetime | None:
+    """Return when a worker should check the order: ``wake_at``, but never in the past.
 
-    A card order without an intent is looked at early, and then at twice its age each time.
+    A card order without an intent is checked early, and then at twice its age each time.
     """
     wake_at, request = order.wake_at, order.request
     if wake_at is None:
@@ -93,4 +93,4 @@ def next_look_at(order: Order, now: datetime) -> datetime | None:
     if wake_at > now:
         return wake_at
     due_at = order.state.reconcile_due_at
-    return due_at if due_at is not None and due_at > now else now + timedelta(seconds=LOOK_AGAIN_S)
+    return due_at if due_at is not None and due_at > now else now + timedelta(seconds=CHECK_AGAIN_S)

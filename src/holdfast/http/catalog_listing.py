@@ -1,11 +1,11 @@
-"""The catalog as it is shown: model listings and quotes. Neither writes anything."""
+"""The catalog endpoints: model listings and quotes. Neither writes anything."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
@@ -16,7 +16,7 @@ from holdfast.ledger.catalog import Catalog, Model
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
-from holdfast.ledger.quotes import SealedQuote, quote_input, seal_quote
+from holdfast.ledger.quotes import SealedQuote, model_not_found, quote_input, seal_quote
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.terms import Rate, Terms, Units
 
@@ -24,7 +24,7 @@ route = RouteTable("Catalog")
 
 
 class TierBody(msgspec.Struct, frozen=True):
-    """Base prices that hold where the input has all the values in ``when``."""
+    """Base prices that apply if the input has all the values in ``when``."""
 
     when: dict[str, str | int | bool]
     unit_price: str | None
@@ -33,7 +33,7 @@ class TierBody(msgspec.Struct, frozen=True):
 
 
 class PricingBody(msgspec.Struct, frozen=True):
-    """Base prices in credits per unit, before the markup; ``minimum`` is the least that any work costs."""
+    """Base prices in credits per unit, before the markup; ``minimum`` is the least that any task costs."""
 
     mode: str
     unit: str
@@ -61,7 +61,7 @@ class ModelBody(msgspec.Struct, frozen=True):
 
 
 class CompatibleModelList(msgspec.Struct, frozen=True):
-    """The listing that clients of compatible services read."""
+    """The listing in the format of OpenAI-compatible clients."""
 
     object: str
     data: list[ModelBody]
@@ -74,9 +74,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the run should cost; ``max_credits`` is what will be held, and the charge never exceeds it.
+    """The expected cost; ``max_credits`` is what will be held, and the charge never exceeds it.
 
-    ``unit_price`` is the price of one ``unit``; where those that go in and come out differ, the higher of the two.
+    ``unit_price`` is the price of one ``unit``; if input and output have different prices, the higher of the two.
     """
 
     credits: Amount
@@ -91,7 +91,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class QuoteBody(msgspec.Struct, frozen=True):
-    """A price that a task may be created by until ``expires_at``."""
+    """A price at which a task may be created until ``expires_at``."""
 
     model: str
     quote_id: str
@@ -106,38 +106,36 @@ class QuoteBody(msgspec.Struct, frozen=True):
     estimate: Estimate
 
 
-MODEL_NOT_FOUND: Final = Refusal(code="model_not_found", message="There is no such model.", param="model")
-
-
-@route("GET", "/v1/models", summary="List the models, as compatible clients expect it", reply=CompatibleModelList)
+@route("GET", "/v1/models", summary="List the models, in the compatible format", reply=CompatibleModelList)
 async def list_compatible_models(call: Call) -> Outcome:
-    """Such clients always send a credential; it is not looked at."""
+    """Compatible clients always send a credential; it is ignored."""
     return CompatibleModelList(object="list", data=_models(call.front.catalog()))
 
 
 @route(
     "GET",
     "/v1/models/{model_id}",
-    summary="Read a model; its id may hold slashes, plain or encoded",
+    summary="Retrieve a model; its id may contain slashes, plain or encoded",
     reply=ModelBody,
     errors=("model_not_found",),
 )
 async def read_model(call: Call) -> Outcome:
-    """One model of the catalog in force."""
-    model = call.front.catalog().models.get(call.path["model_id"])
-    return MODEL_NOT_FOUND if model is None else _model(model)
+    """Return one model of the current catalog."""
+    model_id = call.path["model_id"]
+    model = call.front.catalog().models.get(model_id)
+    return model_not_found(model_id) if model is None else _model(model)
 
 
 @route("GET", "/v2/models", summary="List the models", reply=ModelList)
 async def list_models(call: Call) -> Outcome:
-    """Disabled models stay listed with their status; what they would refuse is no surprise then."""
+    """Disabled models are listed with their status."""
     return ModelList(data=_models(call.front.catalog()))
 
 
 @route(
     "POST",
     "/v2/quote",
-    summary="Price an input before running it",
+    summary="Create a quote: price an input before running it",
     auth=Auth.OPTIONAL,
     body=QuoteRequest,
     takes_input=True,
@@ -145,9 +143,9 @@ async def list_models(call: Call) -> Outcome:
     errors=("model_not_found", "model_not_available", "invalid_input", "quote_unavailable"),
 )
 async def quote(call: Call) -> Outcome:
-    """The whole quote travels in its id, sealed, so an anonymous call writes no row."""
-    front, wanted = call.front, call.body(QuoteRequest)
-    priced = await call.compute(partial(quote_input, front.catalog(), wanted.model, wanted.input))
+    """The whole quote is contained in its signed id, so an anonymous request writes no row."""
+    front, body = call.front, call.body(QuoteRequest)
+    priced = await call.compute(partial(quote_input, front.catalog(), body.model, body.input))
     if isinstance(priced, Refusal):
         return priced
     account_id = await call.account_of_caller()
@@ -213,5 +211,5 @@ def _estimate(terms: Terms) -> Estimate:
 
 
 def _count(units: Units) -> int:
-    """All the work there may be; only one kind of unit is ever above zero, or both kinds of token."""
+    """Return the largest amount of work; only one kind of unit is ever above zero, or both kinds of token."""
     return units.units + units.tokens_in + units.tokens_out

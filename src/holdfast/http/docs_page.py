@@ -1,4 +1,4 @@
-"""The interface as one page: plain HTML and CSS written from the OpenAPI document; no script, no other address."""
+"""The API reference: plain HTML and CSS rendered from the OpenAPI document; no script, no other origin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS_CSP: Final = (
 
 
 def docs_page(document: Json) -> str:
-    """The page for an OpenAPI document as :mod:`holdfast.http.openapi` writes it."""
+    """Render the page for a document of :mod:`holdfast.http.openapi`."""
     info, tags = document["info"], [tag["name"] for tag in document["tags"]]
     operations = [
         (method, path, operation)
@@ -40,7 +40,7 @@ def docs_page(document: Json) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(info['title'])} interface</title><style>{_CSS}</style></head><body><div class=frame>"
+        f"<title>{escape(info['title'])} API</title><style>{_CSS}</style></head><body><div class=frame>"
         f"<nav aria-label=Endpoints><p class=name>{escape(info['title'])}</p>"
         '<ul><li><a href="#errors">Error codes</a></li><li><a href="#shapes">Shapes</a></li>'
         f'<li><a href="/openapi.json">OpenAPI document</a></li></ul>{"".join(menu)}</nav>'
@@ -60,7 +60,7 @@ def _link(method: str, path: str, operation: Json) -> str:
 
 
 def _foldable(path: str) -> str:
-    """A path that a narrow column folds between its parts rather than inside a word."""
+    """Return a path that a narrow column wraps between its parts rather than inside one."""
     return escape(path).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 
@@ -85,7 +85,7 @@ def _operation(method: str, path: str, operation: Json) -> str:
         f"{' ' + _content(response['content']) if int(status) < 400 else ''}</td></tr>"
         for status, response in operation["responses"].items()
     )
-    parts.append(f"<h4>Answers</h4><div class=scroll><table>{rows}</table></div></section>")
+    parts.append(f"<h4>Responses</h4><div class=scroll><table>{rows}</table></div></section>")
     return "".join(parts)
 
 
@@ -93,7 +93,7 @@ def _credential(operation: Json) -> str:
     names = {"session": "session token", "api_key": "API key", "operator": "operators' token"}
     wanted = [names.get(name, "signature") for entry in operation["security"] for name in entry]
     if not wanted:
-        return "open"
+        return "no credential"
     return ("optional " if {} in operation["security"] else "") + " or ".join(wanted)
 
 
@@ -149,6 +149,6 @@ def _one_line(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Code and bold of the little Markdown that descriptions use."""
+    """Render the code and bold of the Markdown that descriptions use."""
     marked = re.sub(r"``?([^`]+)``?", r"<code>\1</code>", escape(text, quote=False))
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked)

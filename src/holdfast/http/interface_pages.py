@@ -1,4 +1,4 @@
-"""The interface, told by the service itself: ``/openapi.json`` for programs and ``/docs`` for people."""
+"""The API description served by the service itself: ``/openapi.json`` for programs and ``/docs`` for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CACHE_CONTROL: Final = "public, max-age=300"
 
 
 def interface_pages(every_route: Callable[[], Sequence[Route]]) -> RouteTable:
-    """The two pages. ``every_route`` is asked when they are first read: it tells of these pages as well."""
+    """Return the two pages. ``every_route`` is called on their first request: it includes these pages too."""
     table = RouteTable("Operations")
 
     @functools.lru_cache(maxsize=4)
@@ -32,7 +32,7 @@ def interface_pages(every_route: Callable[[], Sequence[Route]]) -> RouteTable:
     @table(
         "GET",
         "/openapi.json",
-        summary="This interface as an OpenAPI 3.1 document",
+        summary="The OpenAPI 3.1 document of this API",
         media=(
             Media(
                 status=200, content_types=("application/json",), description="The document.", schema_type="object"
@@ -40,18 +40,18 @@ def interface_pages(every_route: Callable[[], Sequence[Route]]) -> RouteTable:
         ),
     )
     async def openapi_document(call: Call) -> Outcome:
-        """Written once for each address the service is known by."""
+        """Generated once for each public URL of the service."""
         document = document_for(call.front.public_url())
         return Response(document, content_type="application/json", headers={"Cache-Control": CACHE_CONTROL})
 
     @table(
         "GET",
         "/docs",
-        summary="This interface as a page to read",
+        summary="The API reference as a page",
         media=(Media(status=200, content_types=("text/html",), description="The page."),),
     )
     async def docs(call: Call) -> Outcome:
-        """One page without scripts and without any address but our own."""
+        """One page without scripts and without any origin but our own."""
         headers = {"Cache-Control": CACHE_CONTROL, "Content-Security-Policy": DOCS_CSP}
         page = page_for(call.front.public_url())
         return Response(page, content_type="text/html; charset=utf-8", headers=headers)

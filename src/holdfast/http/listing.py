@@ -1,8 +1,8 @@
-"""The query strings of lists, limit, from, to and cursors, and the page that is cut to them.
+"""The query strings of lists (limit, from, to and cursors) and the pages they select.
 
 A cursor is base64url of ``[version, created_at in microseconds, id, hash of list, owner and filters]``. It is
 opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of another list, of other
-filters, or of another account, an error instead of a wrong page.
+filters, or of another account an error instead of a wrong page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(m
 
 
 class Position(NamedTuple):
-    """The last entry of the page before; a list runs by (created_at, id), in either direction."""
+    """The last entry of the previous page; a list is ordered by (created_at, id), in either direction."""
 
     created_at: datetime
     id: str
@@ -54,9 +54,9 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a list call asked for. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
+    """The parameters of a list request. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
 
-    ``kind`` names the list. ``limit`` is the default where none was ``limit_given``.
+    ``kind`` names the list. ``limit`` is the default unless ``limit_given``.
     """
 
     kind: str
@@ -69,19 +69,19 @@ class Window:
 
     @property
     def read_max(self) -> int:
-        """How many entries to read: one more than a page has tells whether another page follows."""
+        """How many entries to read: one more than a page shows whether another page follows."""
         return self.limit + 1
 
 
 class Page(NamedTuple, Generic[E]):
-    """Some entries of a list, and the cursor of the page behind them; None where they are the last."""
+    """A page of a list, and the cursor of the next page; None on the last page."""
 
     entries: list[E]
     next_cursor: str | None
 
 
 class Entries(Protocol[E_co]):
-    """Reads up to ``limit`` of an account's entries, in the list's order, from the one behind ``after`` on."""
+    """Reads up to ``limit`` of an account's entries, in the list's order, starting after ``after``."""
 
     def __call__(
         self,
@@ -102,9 +102,9 @@ class Entries(Protocol[E_co]):
 async def read_page(
     call: Call, window: Window, entries: Entries[E], place: Callable[[E], Position]
 ) -> Page[E] | Refusal:
-    """A page of a list of the caller's account: the credential is proved and the page read in one read.
+    """Return a page of a list of the caller's account; the credential and the page are read in one read.
 
-    ``entries`` reads, ``place`` tells where an entry stands. Refuses: 1. what the credential is refused with;
+    ``entries`` reads, ``place`` returns an entry's position. Refuses: 1. as the credential is refused;
     2. ``invalid_cursor``.
     """
 
@@ -129,9 +129,9 @@ async def read_page(
 def read_window(
     query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
 ) -> Window | Refusal:
-    """Read a list's query string; keys it does not know are ignored, keys sent twice are refused.
+    """Parse a list's query string; unknown keys are ignored, repeated keys are refused.
 
-    ``filters`` whose schema has an ``enum`` take its values only. Refuses with ``invalid_parameter`` naming the
+    ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` naming the
     key.
     """
     values: dict[str, str] = {}
@@ -159,9 +159,9 @@ def read_window(
         if value is None:
             continue
         if isinstance(known, list) and value not in known:
-            return _invalid(each.name, "is one of " + ", ".join(known))
+            return _invalid(each.name, "must be one of " + ", ".join(known))
         if len(value) > FILTER_MAX_CHARS or "\0" in value:
-            return _invalid(each.name, "is not a value this list can filter by")
+            return _invalid(each.name, "has a value that is not valid for this filter")
     return Window(
         kind=kind,
         limit=int(limit_text),
@@ -174,7 +174,7 @@ def read_window(
 
 
 def read_time(text: str) -> datetime | None:
-    """An RFC 3339 time with an offset in UTC, or a bare date as its midnight in UTC; None for anything else."""
+    """Parse an RFC 3339 time with an offset, or a date as its midnight in UTC; None for anything else."""
     text = text.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
     try:
         if _DATE.fullmatch(text):
@@ -187,9 +187,9 @@ def read_time(text: str) -> datetime | None:
 
 
 def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
-    """A page, and the cursor of the next one, of up to ``window.read_max`` entries. ``place`` tells an entry's.
+    """Return a page of up to ``window.read_max`` entries. ``place`` returns an entry's position.
 
-    What was left out, because its row cannot be read, counts for the page and is not on it.
+    A row that cannot be decoded counts towards the page and is left out.
     """
     page = found[: window.limit]
     entries = [entry for entry in page if not isinstance(entry, LeftOut)]
@@ -201,14 +201,14 @@ def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Ca
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:
-    """The cursor of the page behind ``position`` in the list of ``owner``, an account's id as a rule."""
+    """Return the cursor of the page after ``position`` in the list of ``owner``, usually an account's id."""
     at_us = (position.created_at - _EPOCH) // timedelta(microseconds=1)
     raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(owner, window)])
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
 def read_cursor(owner: str, window: Window) -> Position | Refusal | None:
-    """Where the window's cursor points, None without one. Refuses with ``invalid_cursor``."""
+    """Return the position of the window's cursor, None without one. Refuses with ``invalid_cursor``."""
     if window.cursor is None:
         return None
     if len(window.cursor) > CURSOR_MAX_CHARS or not window.cursor.isascii():
@@ -227,12 +227,12 @@ def read_cursor(owner: str, window: Window) -> Position | Refusal | None:
 
 
 INVALID_CURSOR: Final = Refusal(
-    code="invalid_cursor", message="This cursor does not belong to this list and its filters.", param="cursor"
+    code="invalid_cursor", message="The cursor does not belong to this list and its filters.", param="cursor"
 )
 
 
 def _binding(owner: str, window: Window) -> str:
-    """A hash of all that decides which entries the list has; the page size is free to change."""
+    """Return a hash of everything that determines the list's entries; the page size may change."""
     facts = [
         window.kind,
         owner,

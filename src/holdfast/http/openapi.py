@@ -1,4 +1,4 @@
-"""The OpenAPI document, written from the route declarations: what they do not say is not in it."""
+"""The OpenAPI document, generated from the route declarations alone."""
 
 from __future__ import annotations
 
@@ -50,39 +50,39 @@ _WEBHOOK_HEADERS: Final = tuple(
     for name, description in (
         ("webhook-id", "The event's id, the same at each delivery."),
         ("webhook-timestamp", "When this delivery was signed, in unix seconds."),
-        ("webhook-signature", "`v1,<base64>`, one or several with blanks between, over `id.timestamp.body`."),
+        ("webhook-signature", "`v1,<base64>`, one or more, separated by blanks, over `id.timestamp.body`."),
     )
 )
 
 _DESCRIPTION: Final = """\
 Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), times RFC 3339 in UTC. Unset fields
-are null, never left out; new fields may appear. Success is 200. Every answer carries `X-Request-Id`.
+are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
-**Errors** have one shape: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` is for people. `insufficient_credit` adds `required` and `available`. Where waiting helps there is
-`Retry-After`; where repeating never helps there is `X-Should-Retry: false`.
+**Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
+`message` is for people. `insufficient_credit` adds `required` and `available`. If waiting helps there is
+`Retry-After`; if repeating never helps there is `X-Should-Retry: false`.
 
-**Idempotency-Key** makes a call safe to repeat for 24 hours: the repeat gets the first answer again, with
-`Idempotent-Replayed: true`. A 503 to a call that changes something may mean that it happened: repeat it with
-the same key.
+**Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
+`Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
+the request with the same key.
 
-**Lists** run newest first, those of operators oldest first. Hand `next_cursor` back as `cursor`, with the same
+**Lists** are ordered newest first, those for operators oldest first. Send `next_cursor` as `cursor`, with the same
 filters; it is null on the last page.
 
 **Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
-seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back as it is: it
-covers the values of the body, not its bytes, and is good until the order expires.
+seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back unchanged: it
+covers the values of the body, not its bytes, and is valid until the order expires.
 
-**Payment orders** carry five statuses that change independently; `state_history` tells each change, and by whom.
-Credit given is `amount_breakdown.gross`; what is refunded or disputed later is taken back through the ledger, below
-zero if need be.
+**Payment orders** have five statuses that change independently; `state_history` lists each change and its cause.
+Credit given is `amount_breakdown.gross`; what is refunded or disputed later is reversed in the ledger, below zero
+if necessary.
 """
 
 
 def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
-    """The OpenAPI 3.1 document of these routes, served at ``public_url``."""
-    told = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
-    shapes = {shape for shape in told if shape is not None}
+    """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
+    declared = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
+    shapes = {shape for shape in declared if shape is not None}
     _, schemas = msgspec.json.schema_components(
         sorted({*shapes, ErrorAnswer, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
     )
@@ -95,12 +95,12 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
         "servers": [{"url": public_url}],
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
         "paths": dict(paths),
-        "webhooks": {kind: {"post": _announced(kind)} for kind in EVENT_KINDS},
+        "webhooks": {kind: {"post": _webhook(kind)} for kind in EVENT_KINDS},
         "components": {
             "schemas": schemas,
             "headers": {
                 "RequestId": {
-                    "description": "The id of this call; name it when you ask about it.",
+                    "description": "The id of this request; quote it in support requests.",
                     "required": True,
                     "schema": {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
                 }
@@ -119,20 +119,20 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     }
 
 
-def _announced(kind: EventKind) -> JsonSchema:
-    """What a customer's own server is posted."""
+def _webhook(kind: EventKind) -> JsonSchema:
+    """Describe the request sent to a customer's endpoint."""
     return {
-        "summary": f"A task's event {kind}, posted to its webhook_url",
+        "summary": f"The event {kind} of a task, sent to its webhook_url",
         "tags": ["Events"],
         "security": [],
         "parameters": [_parameter(header) for header in _WEBHOOK_HEADERS],
         "requestBody": {"required": True, "content": _json(_reference(TaskEvent))},
-        "responses": {"2XX": {"description": "Taken. Anything else is tried again; 410 ends it."}},
+        "responses": {"2XX": {"description": "Delivered. Any other status is retried; 410 ends the delivery."}},
     }
 
 
 def error_codes(route: Route) -> list[str]:
-    """Every code a route may refuse with: those it names, and those its declaration implies."""
+    """Return every code a route may refuse with: those it declares, and those its declaration implies."""
     codes = [*route.errors, *_EVERYWHERE, *_AUTH_CODES.get(route.auth, ())]
     if route.method != "GET":
         codes += _BODY_CODES
@@ -182,8 +182,8 @@ def _responses(route: Route) -> JsonSchema:
             )
     for media in route.media:
         content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}
-        told = responses.get(str(media.status), {"content": {}})["content"]
-        responses[str(media.status)] = _response(media.description, told | content)
+        existing = responses.get(str(media.status), {"content": {}})["content"]
+        responses[str(media.status)] = _response(media.description, existing | content)
     return dict(sorted(responses.items()))
 
 

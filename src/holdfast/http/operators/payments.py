@@ -1,4 +1,4 @@
-"""Payments that do not fit their order, resolved by an operator: the held orders, one order, and the word on it."""
+"""Mismatched payments, resolved by an operator: the held orders, and the decision on one."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _RESOLVE_ERRORS: Final = (
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """Whether to give credit, and a word on it of at most 400 characters, told in the order's history.
+    """Whether to give credit, and a note of at most 400 characters that is recorded in the order's history.
 
-    Without ``amount`` what was received is credited, at most what was ordered; a payment in another currency needs
-    one.
+    Without ``amount`` the amount received is credited, at most the amount ordered; a payment in another currency
+    needs one.
     """
 
     credit: bool
@@ -47,14 +47,14 @@ class Resolution(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/ops/payments",
-    summary="The held payment orders of all accounts, oldest first",
+    summary="List the held payment orders of all accounts, oldest first",
     auth=Auth.OPERATOR,
     reply=PaymentOrderList,
     parameters=(FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_held_orders(call: Call) -> Outcome:
-    """One read, with one row more than asked to know whether another page follows."""
+    """One read, with one row more than requested to know whether another page follows."""
     window = read_window(call.query(), kind="held payments")
     if isinstance(window, Refusal):
         return window
@@ -73,23 +73,25 @@ async def list_held_orders(call: Call) -> Outcome:
 @route(
     "POST",
     "/ops/payments/{order_id}/resolve",
-    summary="Give credit for a payment that does not fit its order, or give none",
+    summary="Resolve a held payment order: give credit for its payment, or none",
     auth=Auth.OPERATOR,
     body=Resolution,
     reply=PaymentOrderBody,
     errors=_RESOLVE_ERRORS,
 )
 async def resolve_payment_order(call: Call) -> Outcome:
-    """The order's account decides and posts; the answer carries the order behind it."""
-    wanted = call.body(Resolution)
-    note = read_note(wanted.note)
+    """The order's account decides and posts; the response is the order after it."""
+    body = call.body(Resolution)
+    note = read_note(body.note)
     if isinstance(note, Refusal):
         return note
     amount_micro = None
-    if wanted.amount is not None:
-        if not wanted.credit:
-            return Refusal(code="invalid_parameter", message="Without credit there is no amount.", param="amount")
-        read = read_order_amount(wanted.amount, max_micro=call.front.settings.order_max_micro)
+    if body.amount is not None:
+        if not body.credit:
+            return Refusal(
+                code="invalid_parameter", message="'amount' is allowed only with credit.", param="amount"
+            )
+        read = read_order_amount(body.amount, max_micro=call.front.settings.order_max_micro)
         if isinstance(read, Refusal):
             return read
         amount_micro = read
@@ -99,6 +101,6 @@ async def resolve_payment_order(call: Call) -> Outcome:
         order = await call.front.database.read(lambda rows: order_by_id(rows, order_id))
     if order is None:
         return ORDER_NOT_FOUND
-    command = ResolveOrder(order_id, wanted.credit, amount_micro, note)
+    command = ResolveOrder(order_id, body.credit, amount_micro, note)
     reply = await call.ask(call.front.accounts, order.account_id, command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

@@ -1,7 +1,7 @@
 """Reviews, decided by an operator: the open cases, one case, approve, reject.
 
-Operators see every account. What they decide is the task's actor's to write, as any other change of a task; the
-answer is read back from the rows.
+Operators see every account. The task's actor applies a decision, like any other change of a task; the response is
+read from the rows afterwards.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ route = RouteTable("Operators")
 
 NOTE_MAX_CHARS: Final = 400
 OPERATORS: Final = "operators"
-"""Whose the operators' lists are, where an account's lists name the account."""
+"""The owner of the operators' lists in a cursor, where an account's lists have the account's id."""
 
-REVIEW_NOT_FOUND: Final = Refusal(code="review_not_found", message="There is no such review.")
+REVIEW_NOT_FOUND: Final = Refusal(code="review_not_found", message="The review does not exist.")
 
 _CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
 _REASON: Final = Parameter(
@@ -45,13 +45,13 @@ _REASON: Final = Parameter(
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A word on the decision, at most 400 characters, told in the task's progress: its owner reads it."""
+    """A note of at most 400 characters, recorded in the task's progress, which its owner can read."""
 
     note: str | None = None
 
 
 class ProviderOutput(msgspec.Struct, frozen=True):
-    """A result as its provider made it, not stored here. ``url`` is null where it came inside the news."""
+    """A result at its provider, not stored by this service. ``url`` is null if it came embedded."""
 
     index: int
     url: str | None
@@ -60,7 +60,7 @@ class ProviderOutput(msgspec.Struct, frozen=True):
 
 
 class ReviewBody(msgspec.Struct, frozen=True):
-    """A task whose charge a person decides about. Without a decision the hold is released at ``deadline_at``."""
+    """A task whose charge an operator decides. Without a decision the hold is released at ``deadline_at``."""
 
     review_case_id: str
     reason: str
@@ -83,14 +83,14 @@ class ReviewList(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/ops/reviews",
-    summary="The open reviews of all accounts, oldest task first",
+    summary="List the open reviews of all accounts, oldest task first",
     auth=Auth.OPERATOR,
     reply=ReviewList,
     parameters=(_REASON, FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_reviews(call: Call) -> Outcome:
-    """One read, with one row more than asked to know whether another page follows."""
+    """One read, with one row more than requested to know whether another page follows."""
     window = read_window(call.query(), kind="reviews", filters=(_REASON,))
     if isinstance(window, Refusal):
         return window
@@ -116,7 +116,7 @@ async def list_reviews(call: Call) -> Outcome:
 @route(
     "GET",
     "/ops/reviews/{review_case_id}",
-    summary="One review, open or decided",
+    summary="Retrieve a review, open or decided",
     auth=Auth.OPERATOR,
     reply=ReviewBody,
     errors=("review_not_found",),
@@ -130,7 +130,7 @@ async def read_review(call: Call) -> Outcome:
 @route(
     "POST",
     "/ops/reviews/{review_case_id}/approve",
-    summary="Approve: store what is not stored yet, then capture the charge",
+    summary="Approve a review: store the results not stored yet, then capture the charge",
     auth=Auth.OPERATOR,
     body=Decision,
     body_optional=True,
@@ -138,14 +138,14 @@ async def read_review(call: Call) -> Outcome:
     errors=("review_not_found", "review_not_open"),
 )
 async def approve_review(call: Call) -> Outcome:
-    """The answer may still say ``review``: the task succeeds when its results are stored."""
+    """The response may still have the status ``review``: the task succeeds when its results are stored."""
     return await _decide(call, approve=True)
 
 
 @route(
     "POST",
     "/ops/reviews/{review_case_id}/reject",
-    summary="Reject: the task fails and its whole hold is released",
+    summary="Reject a review: the task fails and its whole hold is released",
     auth=Auth.OPERATOR,
     body=Decision,
     body_optional=True,
@@ -153,7 +153,7 @@ async def approve_review(call: Call) -> Outcome:
     errors=("review_not_found", "review_not_open"),
 )
 async def reject_review(call: Call) -> Outcome:
-    """State and credit change in one commit."""
+    """The task's status and the credit change in one commit."""
     return await _decide(call, approve=False)
 
 
@@ -172,7 +172,7 @@ async def _decide(call: Call, *, approve: bool) -> Outcome:
 
 
 def read_note(note: str | None) -> str | Refusal | None:
-    """An operator's note, or None where it says nothing. Refuses with ``invalid_parameter``."""
+    """Return an operator's note, or None if it is blank. Refuses with ``invalid_parameter``."""
     if note is None or not note.strip():
         return None
     if len(note) > NOTE_MAX_CHARS:
@@ -183,7 +183,7 @@ def read_note(note: str | None) -> str | Refusal | None:
 
 
 def review_body(front: Front, task: Task) -> ReviewBody:
-    """Write a task's review."""
+    """Render a task's review."""
     state, review = task.state, task.state.review
     assert review is not None
     opened = next(entry.ts for entry in state.status_history if entry.status == "review")

@@ -1,4 +1,4 @@
-"""Writing payment orders for the outside: all of it from the order as a value, so that an answer needs no read."""
+"""Render payment orders as responses, from the order's value alone, so that no further read is needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from holdfast.ledger.sandbox_signature import SandboxValues
 
 
 def sandbox_values(request: OrderRequest, outcome: SandboxOutcome) -> SandboxValues:
-    """The values that a sandbox order's callback carries and its signature covers."""
+    """Return the values that a sandbox order's callback carries and its signature covers."""
     return SandboxValues(
         order_id=request.order_id,
         account_id=request.account_id,
@@ -50,7 +50,7 @@ def sandbox_values(request: OrderRequest, outcome: SandboxOutcome) -> SandboxVal
 
 
 def sandbox_order_created(order: Order, callback: CallbackDescriptor) -> SandboxOrderCreated:
-    """Write a sandbox order as it is first answered."""
+    """Render a new sandbox order."""
     request = order.request
     return SandboxOrderCreated(
         order_id=order.order_id,
@@ -65,7 +65,7 @@ def sandbox_order_created(order: Order, callback: CallbackDescriptor) -> Sandbox
 
 
 def sandbox_order_body(order: Order) -> SandboxOrderBody:
-    """Write a sandbox order behind its callback."""
+    """Render a sandbox order after its callback."""
     return SandboxOrderBody(
         **_part(order),
         credited_at=time_or_none(order.state.credited_at),
@@ -74,7 +74,7 @@ def sandbox_order_body(order: Order) -> SandboxOrderBody:
 
 
 def card_order_created(order: Order, *, client_secret: str, publishable_key: str | None) -> CardOrderCreated:
-    """Write a card order as it is first answered."""
+    """Render a new card order."""
     return CardOrderCreated(
         **_part(order),
         provider_payment_id=order.state.payment_id,
@@ -86,7 +86,7 @@ def card_order_created(order: Order, *, client_secret: str, publishable_key: str
 
 
 def payment_order_body(order: Order) -> PaymentOrderBody:
-    """Write everything known of an order."""
+    """Render an order with all its fields."""
     state = order.state
     return PaymentOrderBody(
         **_part(order),
@@ -103,7 +103,7 @@ def payment_order_body(order: Order) -> PaymentOrderBody:
 
 
 def _part(order: Order) -> dict[str, Any]:
-    """The fields of :class:`OrderPart`."""
+    """Return the fields of :class:`OrderPart`."""
     request, statuses = order.request, order.statuses
     return {
         "order_id": order.order_id,
@@ -160,20 +160,20 @@ def _fx(order: Order) -> FxSnapshotBody:
 def _balance_refs(refs: Sequence[BalanceRef]) -> list[BalanceTransactionBody]:
     bodies = []
     for ref in refs:
-        line = ref.transaction
-        available_on = line.available_on
+        transaction = ref.transaction
+        available_on = transaction.available_on
         bodies.append(
             BalanceTransactionBody(
-                id=line.transaction_id,
-                source_id=line.source_id,
-                source_type=line.source_type,
+                id=transaction.transaction_id,
+                source_id=transaction.source_id,
+                source_type=transaction.source_type,
                 event_id=ref.event_id,
-                type=line.type,
-                reporting_category=line.reporting_category,
-                amount=_units(line.amount_micro, line.currency),
-                fee=_units(line.fee_micro, line.currency),
-                net=_units(line.net_micro, line.currency),
-                currency=line.currency,
+                type=transaction.type,
+                reporting_category=transaction.reporting_category,
+                amount=_units(transaction.amount_micro, transaction.currency),
+                fee=_units(transaction.fee_micro, transaction.currency),
+                net=_units(transaction.net_micro, transaction.currency),
+                currency=transaction.currency,
                 available_on=None if available_on is None else _unix_time(available_on),
                 scanned_at=format_time(ref.scanned_at),
             )
@@ -182,7 +182,7 @@ def _balance_refs(refs: Sequence[BalanceRef]) -> list[BalanceTransactionBody]:
 
 
 def _units(amount_micro: int, currency: str) -> str:
-    """An amount in whole units of its currency, with as many decimals as the currency has."""
+    """Format an amount in units of its currency, with as many decimals as the currency has."""
     decimals = len(str(MICRO // micro_per_minor(currency))) - 1
     return f"{Decimal(amount_micro) / MICRO:.{decimals}f}"
 

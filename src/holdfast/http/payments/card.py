@@ -1,8 +1,8 @@
-"""Card payments: orders backed by a payment intent at the card provider, and the webhook by which it tells of them.
+"""Card payments: orders backed by a payment intent at the card provider, and the provider's webhook.
 
-The order's row is durable before the provider is asked, and the intent is made under the order's id, so that
-whatever is cut off in between is taken up again: by the same call with its Idempotency-Key, or by the workers. The
-webhook asks nobody outside, so that it answers quickly whatever the provider is like at that moment.
+The order's row is durable before the provider is called, and the intent is created under the order's id, so that an
+interrupted creation is resumed by the same request with its Idempotency-Key, or by the workers. The webhook
+endpoint calls no external service, so that it responds quickly whatever the provider's state.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ route = RouteTable("Payments")
 PROVIDER: Final = "cardprovider"
 SIGNATURE_HEADER: Final = "Cardprovider-Signature"
 PROVIDER_OWN_HEADER: Final = "Stripe-Signature"
-"""What the real provider calls the same header; read where ours is not sent."""
+"""The real provider's name of the same header; read if ours is absent."""
 
 CARD_MIN_MICRO: Final = MICRO // 2
 CARD_MAX_MICRO: Final = 999_999_990_000
-"""The smallest and the largest payment that card providers take: 0.50 and 999999.99."""
+"""The smallest and the largest payment that card providers accept: 0.50 and 999999.99."""
 
 _NOT_CONFIGURED: Final = Refusal(
-    code="provider_not_configured", message="No card provider is configured here."
+    code="provider_not_configured", message="No card provider is configured."
 )  # fmt: skip
 _REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
-    "missing": Refusal(code="missing_signature", message=f"Send the signature in {SIGNATURE_HEADER}."),
+    "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
-    "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
+    "expired": Refusal(code="signature_expired", message="The signature's time is outside the tolerance."),
 }
 
 _CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -75,7 +75,7 @@ log = structlog.get_logger("holdfast.http")
 @route(
     "POST",
     "/v2/control/payments/cardprovider",
-    summary="Order credit by card; the answer has what the customer's browser needs to pay",
+    summary="Create a card payment order; the response has what the customer's browser needs to pay",
     auth=Auth.SESSION,
     body=CardOrderRequest,
     reply=CardOrderCreated,
@@ -91,7 +91,7 @@ log = structlog.get_logger("holdfast.http")
     ),
 )
 async def create_card_order(call: Call) -> Outcome:
-    """A failure at the provider leaves the order pending; the same Idempotency-Key goes on with it."""
+    """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
     settings, desk = call.front.settings, call.front.card
     amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
     if desk is None:
@@ -122,7 +122,7 @@ async def create_card_order(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/control/payments/cardprovider/webhook",
-    summary="Tell what became of a card payment, as its provider",
+    summary="Receive a card provider's event about a payment",
     auth=Auth.CARD_SIGNATURE,
     raw_body_bytes_max=EVENT_BYTES_MAX,
     reply=PaymentOrderBody,
@@ -145,10 +145,10 @@ async def create_card_order(call: Call) -> Outcome:
     ),
 )
 async def hear_card_webhook(call: Call) -> Outcome:
-    """Applied, duplicate, stale and mismatching events are all answered with the order, so that repeating stops.
+    """Respond with the order to applied, duplicate, stale and mismatching events, so that retries stop.
 
-    Only an event that names an order we do not know (yet) is refused with 404, so that it comes again. What no
-    order takes in is kept all the same.
+    Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
+    are stored too.
     """
     front, desk, body = call.front, call.front.card, call.raw
     secrets = () if desk is None else desk.webhook_secrets
@@ -158,21 +158,23 @@ async def hear_card_webhook(call: Call) -> Outcome:
     if verdict != "valid":
         return _REFUSED[verdict]
     event = parse_card_event(body)
-    kept = _without_secrets(body)
+    stored_body = _without_secrets(body)
     if isinstance(event, Refusal):
-        # It has no id of its own to be kept under.
-        await desk.unmatched.keep(f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, kept)
+        # It has no usable id of its own to be stored under.
+        await desk.unmatched.keep(
+            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
+        )
         return event
     if event.payment is None:
-        await desk.unmatched.keep(event.event_id, event.type, "ignored", kept)
+        await desk.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
     order = await _order_of(front, event)
     if order is None:
-        await desk.unmatched.keep(event.event_id, event.type, "unmatched", kept)
+        await desk.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
-    command = HearPayment(order_id=order.order_id, event=event.payment, body=kept)
-    heard = await call.ask(front.accounts, order.account_id, command)
-    return heard if isinstance(heard, Refusal) else payment_order_body(heard.order)
+    command = HearPayment(order_id=order.order_id, event=event.payment, body=stored_body)
+    reply = await call.ask(front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
 
 
 def _card_amount(text: str, max_micro: int) -> int | Refusal:
@@ -189,7 +191,7 @@ def _card_amount(text: str, max_micro: int) -> int | Refusal:
 
 
 async def _intent_of(call: Call, desk: CardDesk, order: Order) -> IntentCreated | Refusal:
-    """Make the order's intent, or find the one made before, and have the order know it."""
+    """Create the order's intent, or find the one created before, and attach it to the order."""
     front, request = call.front, order.request
     amount_minor = minor_from_micro(request.amount_micro, request.currency)
     try:
@@ -197,11 +199,11 @@ async def _intent_of(call: Call, desk: CardDesk, order: Order) -> IntentCreated 
             request.order_id, request.account_id, amount_minor, request.currency, env=front.settings.env
         )
     except CardRejected as fault:
-        noted = await call.ask(
+        recorded = await call.ask(
             front.accounts, request.account_id, NoteIntentRefused(request.order_id, fault.provider_code)
         )
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
-        return noted if isinstance(noted, Refusal) else _refusal_of(fault)
+        return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
     except CardFault as fault:
         log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
         return _refusal_of(fault)
@@ -212,7 +214,7 @@ async def _intent_of(call: Call, desk: CardDesk, order: Order) -> IntentCreated 
 
 
 def _with_intent(order: Order, intent: IntentCreated) -> Order:
-    """The order as it was written, with its intent: what every repetition of the call is answered alike."""
+    """Return the order as created, with its intent: every repetition of the request gets the same response."""
     state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
     return msgspec.structs.replace(order, state=state)
 
@@ -228,23 +230,23 @@ def _refusal_of(fault: CardFault) -> Refusal:
         case CardRateLimited():
             return Refusal(
                 code="provider_rate_limited",
-                message="The card provider asks for patience; repeat the call with its Idempotency-Key.",
+                message="The card provider limits the rate of calls; repeat the request with its Idempotency-Key.",
                 retry_after_s=fault.retry_after_s,
             )
         case CardTimeout():
             return Refusal(
                 code="provider_timeout",
-                message="The card provider did not answer in time; repeat the call with its Idempotency-Key.",
+                message="The card provider did not respond in time; repeat the request with its Idempotency-Key.",
             )
         case _:
             return Refusal(
                 code="provider_unavailable",
-                message="The card provider cannot be reached; repeat the call with its Idempotency-Key.",
+                message="The card provider cannot be reached; repeat the request with its Idempotency-Key.",
             )
 
 
 def _without_secrets(body: bytes) -> bytes:
-    """An event as it may be kept: intents come with the secret by which their customer pays."""
+    """Return an event as it may be stored: without the client secret by which the customer pays."""
     return _CLIENT_SECRET.sub(rb"\1null", body)
 
 
@@ -255,7 +257,7 @@ def _signature(call: Call) -> str:
 
 
 async def _order_of(front: Front, event: CardEvent) -> Order | None:
-    """The order an event speaks of: by our own id where it says it, else by the provider's."""
+    """Return the order of an event: by our own id if the event has it, else by the provider's."""
     order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
     if order_id is not None:
         found = await front.database.read(lambda rows: order_by_id(rows, order_id))

@@ -1,7 +1,7 @@
-"""What both payment providers' routes share, and the read side: one order, and the account's list.
+"""What both payment providers' endpoints share, and the reads: one order, and the account's list.
 
-An order is written down before anybody outside is asked, by the account's actor and under ids drawn here. Reading
-answers from the rows.
+An order is stored before any external call, by the account's actor and under ids generated here. Reads are served
+from the rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.persistence.queries.sessions import SessionRecord
 route = RouteTable("Payments")
 
 ORDER_DECIMALS_MAX: Final = 2
-ORDER_NOT_FOUND: Final = Refusal(code="payment_order_not_found", message="There is no such payment order.")
+ORDER_NOT_FOUND: Final = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
 
 _ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
@@ -51,14 +51,14 @@ _PROVIDER: Final = Parameter(
 @route(
     "GET",
     "/v2/control/payments",
-    summary="The account's payment orders, newest first",
+    summary="List the account's payment orders, newest first",
     auth=Auth.SESSION,
     reply=PaymentOrderList,
     parameters=(_STATUS, _PROVIDER, FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """One read: the session and a page, with one row more than asked to know whether another page follows."""
+    """One read: the session and a page, with one row more than requested to know whether another page follows."""
     window = read_window(call.query(), kind="payments", filters=(_STATUS, _PROVIDER))
     if isinstance(window, Refusal):
         return window
@@ -71,20 +71,20 @@ async def list_payment_orders(call: Call) -> Outcome:
 
 
 def place_of(order: Order) -> Position:
-    """Where an order stands in any list of orders."""
+    """Return an order's position in a list of orders."""
     return Position(order.request.created_at, order.order_id)
 
 
 @route(
     "GET",
     "/v2/control/payments/{order_id}",
-    summary="One payment order",
+    summary="Retrieve a payment order",
     auth=Auth.SESSION,
     reply=PaymentOrderBody,
     errors=("payment_order_not_found",),
 )
 async def read_payment_order(call: Call) -> Outcome:
-    """One read: the session and the order; another account's is as good as none."""
+    """One read: the session and the order; another account's order is not found."""
     order_id = call.path["order_id"]
 
     def read(rows: Connection, session: SessionRecord) -> Order | None:
@@ -100,12 +100,12 @@ async def read_payment_order(call: Call) -> Outcome:
 
 
 def valid_order_id(order_id: str) -> bool:
-    """Whether a text could be an order's id at all; what could not is not looked up."""
+    """Whether a text has the form of an order id; otherwise it is not queried."""
     return _ORDER_ID.fullmatch(order_id) is not None
 
 
 def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
-    """The amount of an order in micro-credits. Refuses with ``invalid_amount``."""
+    """Parse the amount of an order as micro-credits. Refuses with ``invalid_amount``."""
     amount_micro = parse_amount(text, decimals_max=ORDER_DECIMALS_MAX)
     if amount_micro is None:
         return Refusal(
@@ -122,10 +122,10 @@ def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
 async def write_order(
     call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
 ) -> tuple[Order, bool] | Refusal | Replayed:
-    """Have the account write a new order down; the order as it was first written, and whether a key replayed it.
+    """Have the account store a new order; returns the order as created, and whether a key replayed it.
 
-    A refusal of the amount is given only where the call's Idempotency-Key has no answer yet; a replayed refusal
-    comes back as :class:`Replayed`.
+    A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet; a replayed refusal
+    is returned as :class:`Replayed`.
     """
     assert call.session is not None
     idempotency = call.idempotency()

@@ -1,4 +1,4 @@
-"""Sandbox payments: an order comes with a signed callback, and whoever sends it "pays"."""
+"""Sandbox payments: an order comes with a signed callback, and sending the callback pays it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ route = RouteTable("Payments")
 SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"
 CALLBACK_PATH: Final = "/v2/control/payments/sandbox/callback"
 
-_DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox credit is switched off here.")
+_DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments are disabled.")
 
 
 @route(
     "POST",
     "/v2/control/payments/sandbox",
-    summary="Order sandbox credit; the answer says how to pay it",
+    summary="Create a sandbox payment order; the response has the callback that pays it",
     auth=Auth.SESSION,
     body=SandboxOrderRequest,
     reply=SandboxOrderCreated,
@@ -43,12 +43,12 @@ _DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox credit is s
     errors=(*CREATE_ERRORS, "sandbox_disabled"),
 )
 async def create_sandbox_order(call: Call) -> Outcome:
-    """The signature is made anew for each answer, from what the order's row keeps: it is always the same."""
+    """The signature is computed for each response from the order's row: it is always the same."""
     settings = call.front.settings
-    wanted = call.body(SandboxOrderRequest)
+    body = call.body(SandboxOrderRequest)
     amount_micro: int | Refusal = _DISABLED
     if settings.sandbox_enabled:
-        amount_micro = read_order_amount(wanted.amount, max_micro=settings.order_max_micro)
+        amount_micro = read_order_amount(body.amount, max_micro=settings.order_max_micro)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
     match written:
         case Refusal():
@@ -57,14 +57,14 @@ async def create_sandbox_order(call: Call) -> Outcome:
             assert isinstance(answer, Refusal)
             return ReplayedAnswer(answer)
         case (order, is_replayed):
-            body = sandbox_order_created(order, _descriptor(call, order, wanted.outcome))
-            return ReplayedAnswer(body) if is_replayed else body
+            created = sandbox_order_created(order, _descriptor(call, order, body.outcome))
+            return ReplayedAnswer(created) if is_replayed else created
 
 
 @route(
     "POST",
     CALLBACK_PATH,
-    summary="Pay a sandbox order, by the callback that came with it",
+    summary="Pay a sandbox order with its callback",
     auth=Auth.SANDBOX_SIGNATURE,
     body=SandboxCallbackRequest,
     reply=SandboxOrderBody,
@@ -72,7 +72,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
         Parameter(
             name=SIGNATURE_HEADER,
             place="header",
-            description="The signature of the order's callback, as it was given.",
+            description="The signature from the order's callback, unchanged.",
             required=True,
         ),
     ),
@@ -86,7 +86,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     ),
 )
 async def hear_sandbox_callback(call: Call) -> Outcome:
-    """A replay is answered with the order as it is. An unknown order is refused like a wrong signature."""
+    """A replay returns the order as it is. An unknown order is refused like a wrong signature."""
     front = call.front
     if not front.settings.sandbox_enabled:
         return _DISABLED
@@ -104,8 +104,8 @@ async def hear_sandbox_callback(call: Call) -> Outcome:
         return refusal
     assert order is not None
     command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
-    heard = await call.ask(front.accounts, order.account_id, command)
-    return heard if isinstance(heard, Refusal) else sandbox_order_body(heard.order)
+    reply = await call.ask(front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else sandbox_order_body(reply.order)
 
 
 def _descriptor(call: Call, order: Order, outcome: SandboxOutcome) -> CallbackDescriptor:

@@ -1,7 +1,7 @@
-"""What calls about payment orders take and answer: the interface's fields, null where unset.
+"""The request and response bodies of the payment endpoints: the interface's fields, null where unset.
 
-An order has one set of fields, and each answer its own part of them. Amounts are decimal strings; those of the
-provider's own books are in the currency of settlement and may be below zero.
+Each response has its own subset of an order's fields. Amounts are decimal strings; those of the provider's balance
+transactions are in the currency of settlement and may be negative.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ OrderAmount: TypeAlias = Annotated[
     str,
     msgspec.Meta(extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,2})?$", "examples": ["10.00"]}),
 ]
-# Judged by the rules of the signature, which have their own codes.
+# Validated by the rules of the signature, which have their own codes.
 SignedValue: TypeAlias = Annotated[
     Any, msgspec.Meta(extra_json_schema={"type": "string", "minLength": 1, "maxLength": 128})
 ]
 
 
 class SandboxOrderRequest(msgspec.Struct, frozen=True):
-    """The play money to order: a plain decimal string with at most 2 decimals.
+    """The sandbox credit to order: a plain decimal string with at most 2 decimals.
 
-    ``outcome`` is what the signed callback will say; anything but ``paid`` tries how a payment fails.
+    ``outcome`` is the status in the signed callback; anything but ``paid`` simulates a failed payment.
     """
 
     amount: OrderAmount
@@ -52,7 +52,7 @@ class CardOrderRequest(msgspec.Struct, frozen=True):
 
 
 class SandboxCallbackRequest(msgspec.Struct, frozen=True):
-    """The payload of a sandbox order's callback, its values as they were given; the event id may be left out."""
+    """The payload of a sandbox order's callback, with its values unchanged; the event id may be omitted."""
 
     order_id: SignedValue
     account_id: SignedValue
@@ -66,7 +66,7 @@ class SandboxCallbackRequest(msgspec.Struct, frozen=True):
 
 
 class AmountBreakdownBody(msgspec.Struct, frozen=True):
-    """What was ordered, what the provider keeps of it, and what is left. Credit given is the gross amount."""
+    """What was ordered, the provider's fee, and what is left. Credit given is the gross amount."""
 
     gross: Amount
     fee: Amount
@@ -87,7 +87,7 @@ class FxSnapshotBody(msgspec.Struct, frozen=True):
 
 
 class BalanceTransactionBody(msgspec.Struct, frozen=True):
-    """A line of the provider's own books about this order."""
+    """One of the provider's balance transactions for this order."""
 
     id: str
     source_id: str
@@ -104,7 +104,7 @@ class BalanceTransactionBody(msgspec.Struct, frozen=True):
 
 
 class StateBody(msgspec.Struct, frozen=True):
-    """The five statuses after one change, and what made it."""
+    """The five statuses after one change, and its cause."""
 
     status: OrderStatus
     processing_status: ProcessingStatus
@@ -119,7 +119,7 @@ class StateBody(msgspec.Struct, frozen=True):
 
 
 class ReconcileCursorBody(msgspec.Struct, frozen=True):
-    """How far the order has been compared with its provider."""
+    """How far the order has been reconciled with its provider."""
 
     provider: Provider
     brand_id: str
@@ -134,7 +134,7 @@ class ReconcileCursorBody(msgspec.Struct, frozen=True):
 
 
 class OrderPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer about an order carries, except for the one that creates a sandbox order."""
+    """The fields of every response about an order, except for the one that creates a sandbox order."""
 
     order_id: str
     provider: Provider
@@ -178,7 +178,7 @@ class CallbackPayload(msgspec.Struct, frozen=True):
 
 
 class CallbackDescriptor(msgspec.Struct, frozen=True):
-    """How to pay: post ``payload`` to ``url`` with ``signature`` in the header ``signature_header``."""
+    """How to pay: POST ``payload`` to ``url`` with ``signature`` in the header ``signature_header``."""
 
     url: str
     signature_header: str
@@ -187,7 +187,7 @@ class CallbackDescriptor(msgspec.Struct, frozen=True):
 
 
 class SandboxOrderCreated(msgspec.Struct, frozen=True):
-    """A sandbox order waits to be paid by its signed callback."""
+    """A new sandbox order, to be paid by its signed callback."""
 
     order_id: str
     provider: Provider
@@ -200,14 +200,14 @@ class SandboxOrderCreated(msgspec.Struct, frozen=True):
 
 
 class SandboxOrderBody(OrderPart, frozen=True, kw_only=True):
-    """A sandbox order behind its callback."""
+    """A sandbox order after its callback."""
 
     credited_at: Time | None
     failed_at: Time | None
 
 
 class CardOrderCreated(OrderPart, frozen=True, kw_only=True):
-    """A card order and what the customer's browser needs to pay it. ``client_secret`` is shown here alone."""
+    """A new card order and what the customer's browser needs to pay it. ``client_secret`` is returned only here."""
 
     provider_payment_id: str | None
     provider_charge_id: str | None
@@ -217,7 +217,7 @@ class CardOrderCreated(OrderPart, frozen=True, kw_only=True):
 
 
 class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
-    """A payment order with everything known of it."""
+    """A payment order with all its fields."""
 
     provider_payment_id: str | None
     provider_charge_id: str | None
@@ -231,7 +231,7 @@ class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
 
 
 class EventIgnored(msgspec.Struct, frozen=True):
-    """The event was received and concerns no payment order of this service."""
+    """The event was received and belongs to no payment order of this service."""
 
     event_id: str
     received: bool = True
