@@ -63,7 +63,7 @@ def _walk(console: Console, service: DemoService) -> None:
     step = _Steps(console)
     with step("start the service"):
         url = service.start()
-        step.say(f"it listens on {url}, its data is in {service.data_dir}")
+        step.detail(f"it listens on {url}, its data is in {service.data_dir}")
     with httpx.Client(base_url=url, timeout=20.0) as http:
         journey = _Journey(http, step)
         journey.sign_in()
@@ -75,10 +75,10 @@ def _walk(console: Console, service: DemoService) -> None:
     with step("stop the service"):
         code = service.stop()
         _expect(code == 0, f"SIGTERM ended it with exit code {code}")
-        step.say("exit code 0")
+        step.detail("exit code 0")
     with step("audit the ledger"):
         code, verdict = service.audit()
-        step.say(verdict)
+        step.detail(verdict)
         _expect(code == 0, f"holdfast audit ended with exit code {code}")
 
 
@@ -98,7 +98,7 @@ class _Steps:
             reason = str(fault) if isinstance(fault, StepFailed | ServiceFailed) else repr(fault)
             raise StepFailed(f"Step '{name}': {reason}.") from fault
 
-    def say(self, text: str) -> None:
+    def detail(self, text: str) -> None:
         """Print a detail of the current step."""
         for line in text.splitlines():
             self.console.print(f"    {escape(line)}", style="dim")
@@ -123,7 +123,9 @@ class _Journey:
             proof = {"email": EMAIL, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
             verified = self._call("POST", "/v2/control/auth/verify", json=proof)
             self._session = verified["session"]["token"]
-            self._step.say(f"account {verified['account_id']}, session until {verified['session']['expires_at']}")
+            self._step.detail(
+                f"account {verified['account_id']}, session until {verified['session']['expires_at']}"
+            )
             self._account("at the start", balance="0.00", held="0.00")
 
     def prepare_account(self) -> None:
@@ -131,16 +133,16 @@ class _Journey:
         with self._step("ask what is missing for a first call"):
             readiness = self._call("GET", "/v2/control/first-call", self._session)
             _expect(not readiness["ready"], "a new account is already ready")
-            self._step.say(f"suggested: {', '.join(readiness['suggested_next_actions'])}")
+            self._step.detail(f"suggested: {', '.join(readiness['suggested_next_actions'])}")
         with self._step("create an API key"):
             created = self._call("POST", "/v2/control/api-keys", self._session, json={"name": "demo"})
             self._key = created["api_key"]
-            self._step.say(f"{created['api_key_prefix']}…, scopes {', '.join(created['scopes'])}")
+            self._step.detail(f"{created['api_key_prefix']}…, scopes {', '.join(created['scopes'])}")
         with self._step(f"add {RECHARGE} of sandbox credit"):
             credited = self._call(
                 "POST", "/v2/control/sandbox/recharge", self._session, json={"amount": RECHARGE}, key="recharge"
             )
-            self._step.say(f"operation {credited['operation_id']}")
+            self._step.detail(f"operation {credited['operation_id']}")
             self._account("after adding credit", balance=RECHARGE, held="0.00")
             readiness = self._call("GET", "/v2/control/first-call", self._session)
             _expect(readiness["ready"], "the account has a key and credit, and is not ready")
@@ -149,12 +151,12 @@ class _Journey:
         """Quote, create, wait, download, and check the charge."""
         with self._step("list the models"):
             models = {model["id"]: model for model in self._call("GET", "/v2/models")["data"]}
-            self._step.say(", ".join(models))
+            self._step.detail(", ".join(models))
             _expect(MODEL in models, f"the catalog lacks {MODEL}")
         with self._step(f"quote {PICTURE['n']} pictures"):
             quote = self._call("POST", "/v2/quote", self._key, json={"model": MODEL, "input": PICTURE})
             price = Decimal(quote["estimate"]["credits"])
-            self._step.say(f"{price} credits ({quote['estimate']['basis']}), valid until {quote['expires_at']}")
+            self._step.detail(f"{price} credits ({quote['estimate']['basis']}), valid until {quote['expires_at']}")
         with self._step("create the task at that price"):
             order = {"model": MODEL, "input": PICTURE, "quote_id": quote["quote_id"]}
             created = self._call("POST", "/v2/task/create", self._key, json=order, key="pictures")
@@ -172,7 +174,7 @@ class _Journey:
             charged = self._usage()[created["request_id"]]
             _expect(charged == price, f"quoted {price}, charged {charged}")
             self._account("after the task", balance=str(Decimal(RECHARGE) - price), held="0.00")
-            self._step.say(f"charged {charged} credits, as quoted; nothing is held")
+            self._step.detail(f"charged {charged} credits, as quoted; nothing is held")
 
     def cancel_task(self) -> None:
         """Cancel a task: its whole hold is released."""
@@ -184,7 +186,7 @@ class _Journey:
             _expect(canceled["status"] == "canceled", f"after the cancel the task is {canceled['status']}")
             _expect(self._usage()[created["request_id"]] == 0, "a canceled task was charged")
             self._account("second task canceled", balance=balance, held="0.00")
-            self._step.say("the whole hold was released, nothing was charged")
+            self._step.detail("the whole hold was released, nothing was charged")
 
     def pay_by_card(self, provider_url: str) -> None:
         """Order credit by card, pay as the customer's browser would, and wait for the webhook."""
@@ -194,7 +196,7 @@ class _Journey:
                 "POST", "/v2/control/payments/cardprovider", self._session, json={"amount": CARD_ORDER}, key="card"
             )
             _expect(order["status"] == "pending", f"a new order is {order['status']}")
-            self._step.say(f"order {order['order_id']}, payment {order['provider_payment_id']}")
+            self._step.detail(f"order {order['order_id']}, payment {order['provider_payment_id']}")
         with self._step("pay at the card emulator"):
             paid = self._http.post(
                 f"{provider_url}/v1/payment_intents/{order['provider_payment_id']}/confirm",
@@ -202,7 +204,7 @@ class _Journey:
                 headers={"Authorization": f"Bearer {order['publishable_key']}"},
             )
             _expect(paid.status_code == 200, f"the provider responded {paid.status_code}: {paid.text}")
-            self._step.say(f"its page with refunds and disputes is {provider_url}")
+            self._step.detail(f"its page with refunds and disputes is {provider_url}")
         with self._step("wait for the provider's webhook"):
             credited = self._wait_for_payment(order["order_id"])
             _expect(credited["status"] == "credited", f"the order ended as {credited['status']}")
@@ -211,7 +213,7 @@ class _Journey:
             entries = self._call("GET", "/v2/control/ledger?limit=100", self._session)["data"]
             total = sum((Decimal(entry["balance_change"]) for entry in entries), Decimal(0))
             _expect(total == Decimal(self._summary()["balance"]), f"its entries sum to {total}")
-            self._step.say(f"{len(entries)} operations sum to {total}")
+            self._step.detail(f"{len(entries)} operations sum to {total}")
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -254,7 +256,7 @@ class _Journey:
         except StepFailed:
             if self._task(request_id)["status"] not in ENDED:
                 raise
-        self._step.say(f"{request_id} holds {estimate} credits")
+        self._step.detail(f"{request_id} holds {estimate} credits")
 
     def _task(self, request_id: str) -> dict[str, Any]:
         task: dict[str, Any] = self._call("GET", f"/v2/task/{request_id}", self._key)
@@ -309,7 +311,7 @@ class _Journey:
                 description = " ".join(part for part in (entry["status"], entry["stage"]) if part)
                 bar.update(bar_id, description=description, completed=percent)
                 if not console.is_terminal:
-                    self._step.say(
+                    self._step.detail(
                         f"{entry['ts']}  {description:<28}" + ("" if percent is None else f"{percent:>4}%")
                     )
             shown = len(entries)
@@ -332,7 +334,7 @@ class _Journey:
         OUTPUT.mkdir(exist_ok=True)
         path = OUTPUT / f"lighthouse-{item['index'] + 1}.png"
         path.write_bytes(response.content)
-        self._step.say(f"{path}: PNG, {item['width']} x {item['height']}, {item['bytes']} bytes")
+        self._step.detail(f"{path}: PNG, {item['width']} x {item['height']}, {item['bytes']} bytes")
 
 
 def _expect(condition: bool, message: str) -> None:

@@ -27,11 +27,11 @@ class ServiceFailed(Exception):
 
 
 class DemoService:
-    """A context manager that starts nothing by itself; on exit it ends the process and deletes its folder."""
+    """A context manager for the service; on exit it ends the process and deletes its folder."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
-        # Nothing in it but the data folder, whose own mode guards it.
+        # It contains only the data folder, which has a private mode of its own.
         self._folder.chmod(0o711)
         self.data_dir = self._folder / "var"
         self._log = self._folder / "service.log"

@@ -156,7 +156,7 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     assert_audit_clean(world.database)
 
 
-async def test_100_copies_of_one_event_through_two_processes_credit_once_and_are_all_answered(
+async def test_100_copies_of_one_event_through_two_processes_credit_once(
     start_world: StartWorld, payments: Any
 ) -> None:
     with trio.fail_after(60):
@@ -196,7 +196,7 @@ async def test_an_event_known_under_two_kinds_is_posted_once(world: Any, payment
     assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
 
 
-async def test_what_the_reply_says_is_what_the_row_says(world: Any, payments: Any) -> None:
+async def test_the_reply_equals_the_row(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
@@ -211,7 +211,7 @@ async def test_what_the_reply_says_is_what_the_row_says(world: Any, payments: An
 # -------------------------------------------------------------------------------------------------------- creation
 
 
-async def test_a_repeated_key_brings_back_the_order_it_made(world: Any, payments: Any) -> None:
+async def test_a_repeated_key_returns_the_order_it_created(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
@@ -276,7 +276,7 @@ class FailingWriter:
         self._inner.close()
 
 
-async def test_decisions_that_come_to_nothing_are_made_again_and_posted_once(
+async def test_voided_decisions_are_retried_and_posted_once(
     start_world: StartWorld, database: Database, payments: Any
 ) -> None:
     writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
@@ -303,7 +303,7 @@ async def test_decisions_that_come_to_nothing_are_made_again_and_posted_once(
     assert_audit_clean(database)
 
 
-async def test_a_message_whose_order_cannot_be_read_now_is_decided_when_it_can(
+async def test_a_message_waits_until_its_order_can_be_read(
     world: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, failures = OrderReads.order, 3
@@ -330,7 +330,7 @@ async def test_a_message_whose_order_cannot_be_read_now_is_decided_when_it_can(
     assert world.reporter.recent() == ()
 
 
-async def test_more_orders_than_are_remembered_lose_nothing_while_undurable(world: Any, payments: Any) -> None:
+async def test_undurable_orders_are_not_evicted_from_the_cache(world: Any, payments: Any) -> None:
     with trio.fail_after(60):
         account_id, _ = await world.open_account()
         orders = [await made(world, payments, account_id) for _ in range(80)]
@@ -354,7 +354,7 @@ async def test_more_orders_than_are_remembered_lose_nothing_while_undurable(worl
 # ------------------------------------------------------------------------------------------- money that goes back
 
 
-async def test_reversals_take_the_balance_below_zero_and_new_holds_are_refused_until_it_is_back(
+async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     world: Any, payments: Any, new_task: Callable[..., CreateTask]
 ) -> None:
     with trio.fail_after(30):
@@ -383,9 +383,7 @@ async def test_reversals_take_the_balance_below_zero_and_new_holds_are_refused_u
     assert_audit_clean(world.database)
 
 
-async def test_a_refund_told_before_its_payment_is_credited_and_taken_back_in_one_commit(
-    world: Any, payments: Any
-) -> None:
+async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
@@ -409,7 +407,7 @@ async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(world: An
     assert_audit_clean(world.database)
 
 
-async def test_a_payment_that_stands_for_another_order_is_refused_and_kept(world: Any, payments: Any) -> None:
+async def test_a_payment_of_another_order_is_refused_and_stored(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         other_id, _ = await world.open_account()
@@ -427,9 +425,7 @@ async def test_a_payment_that_stands_for_another_order_is_refused_and_kept(world
 # ----------------------------------------------------------------------------------------------- time and looking
 
 
-async def test_an_unpaid_order_expires_by_time_alone_and_a_late_callback_is_refused_and_kept(
-    world: Any, payments: Any
-) -> None:
+async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(world: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
@@ -446,9 +442,7 @@ async def test_an_unpaid_order_expires_by_time_alone_and_a_late_callback_is_refu
     assert_audit_clean(world.database)
 
 
-async def test_a_card_order_expired_or_refused_is_credited_when_its_money_comes_all_the_same(
-    world: Any, payments: Any
-) -> None:
+async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(world: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
@@ -462,7 +456,7 @@ async def test_a_card_order_expired_or_refused_is_credited_when_its_money_comes_
     assert await totals(world.database, account_id) == (20 * CREDIT, 0, 2)
 
 
-async def test_a_look_at_the_provider_alone_brings_an_order_to_its_end_and_a_later_event_changes_nothing(
+async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(
     world: Any, payments: Any
 ) -> None:
     with trio.fail_after(30):
@@ -510,7 +504,7 @@ async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(worl
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_any_mixture_of_events_through_two_processes_leaves_clean_books(
+async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
     seed: int, database: Database, payments: Any, start_world: StartWorld
 ) -> None:
     chance = random.Random(seed)

@@ -144,7 +144,7 @@ async def office(world: Any, payments: Any, bank: Bank) -> Office:
     return Office(world, payments, bank, account_id)
 
 
-async def test_a_paid_order_is_credited_by_looking_and_reconciled_once_its_booking_is_there(office: Office) -> None:
+async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order()
         await office.pay(order)
@@ -215,7 +215,7 @@ async def declined(office: Office, order: Order) -> None:
         (declined, 0, ("failed", "none", "pending")),
     ],
 )
-async def test_without_any_webhook_looking_brings_every_story_to_its_end(
+async def test_without_webhooks_reconciles_settle_every_order(
     office: Office, story: Story, left: int, ends: tuple[str, str, str]
 ) -> None:
     with trio.fail_after(30):
@@ -230,7 +230,7 @@ async def test_without_any_webhook_looking_brings_every_story_to_its_end(
     office.assert_audit_clean()
 
 
-async def test_a_webhook_behind_the_look_changes_no_money(office: Office) -> None:
+async def test_a_webhook_after_a_reconcile_moves_no_money(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order()
         await office.pay(order)
@@ -261,7 +261,7 @@ def _paid_facts(order: Order) -> tuple[Any, ...]:
     )
 
 
-async def test_an_intent_whose_create_call_was_lost_is_found_again_and_not_made_twice(office: Office) -> None:
+async def test_an_intent_whose_create_call_was_lost_is_found_and_not_duplicated(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order(intent=False)
         asked = await office.bank.provider.create_intent(
@@ -316,7 +316,7 @@ async def test_an_unpaid_card_order_is_ended_with_its_intent(office: Office) -> 
     office.assert_audit_clean()
 
 
-async def test_a_webhook_of_the_cancelling_that_comes_first_leaves_the_order_expired_all_the_same(
+async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
     office: Office,
 ) -> None:
     with trio.fail_after(30):
@@ -347,7 +347,7 @@ async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(office:
     assert await office.balance() == 10 * CREDIT
 
 
-async def test_an_order_whose_payment_is_under_way_is_not_ended(office: Office) -> None:
+async def test_an_order_whose_payment_is_processing_does_not_expire(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order(expires_at=utc_now() - PAST)
         assert order.state.payment_id is not None
@@ -363,7 +363,7 @@ async def test_an_order_whose_payment_is_under_way_is_not_ended(office: Office) 
     assert after.status == "credited"
 
 
-async def test_sandbox_orders_and_card_orders_without_an_intent_end_by_time_alone(office: Office) -> None:
+async def test_orders_without_an_intent_expire_without_a_provider_call(office: Office) -> None:
     with trio.fail_after(30):
         sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
         card = await office.order(intent=False, expires_at=utc_now() - PAST)
@@ -386,7 +386,7 @@ async def test_without_a_card_provider_card_orders_are_left_alone(office: Office
 # ------------------------------------------------------------------------------------------------------- together
 
 
-async def test_two_processes_share_the_work_and_none_is_done_twice(office: Office) -> None:
+async def test_two_processes_share_the_work_without_duplicates(office: Office) -> None:
     with trio.fail_after(60):
         orders = [await office.order("sandbox", expires_at=utc_now() - PAST) for _ in range(12)]
         await office.change("update orders set wake_at = now() - interval '1 second'")
@@ -405,7 +405,7 @@ async def test_two_processes_share_the_work_and_none_is_done_twice(office: Offic
     assert {(row.status, row.version) for row in rows} == {("expired", 2)}
 
 
-async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
+async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
     office: Office, nursery: trio.Nursery
 ) -> None:
     with trio.fail_after(30):
@@ -440,7 +440,7 @@ async def test_a_running_worker_finds_what_is_due_and_counts_what_is_odd(
 # --------------------------------------------------------------------------------------------- events of no order
 
 
-async def test_events_of_no_order_are_kept_once_and_swept_after_ninety_days(office: Office) -> None:
+async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order()
         inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
@@ -461,7 +461,7 @@ async def test_events_of_no_order_are_kept_once_and_swept_after_ninety_days(offi
     assert left == {"evt_new", event.event_id}
 
 
-async def test_an_event_that_was_of_no_order_is_taken_in_when_it_is_told_again(office: Office) -> None:
+async def test_an_unmatched_event_is_applied_when_it_is_resent(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order()
         event = office.payments.paid(order.order_id)
@@ -473,7 +473,7 @@ async def test_an_event_that_was_of_no_order_is_taken_in_when_it_is_told_again(o
     office.assert_audit_clean()
 
 
-async def test_an_event_that_cannot_be_kept_is_not_taken_for_kept() -> None:
+async def test_an_event_that_cannot_be_stored_is_not_acknowledged() -> None:
     class Refusing:
         verdict: Verdict = NotWritten("away")
 

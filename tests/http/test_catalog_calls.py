@@ -137,7 +137,7 @@ CHANGES: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize("change", sorted(CHANGES))
-async def test_a_live_quote_is_kept_whatever_became_of_the_catalog(stage: Stage, change: str) -> None:
+async def test_a_live_quote_is_honoured_after_catalog_changes(stage: Stage, change: str) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     put(stage, catalog_of())
@@ -159,7 +159,7 @@ async def test_without_a_quote_the_price_of_today_holds(stage: Stage) -> None:
     assert (await response.get_json())["estimated_cost"]["credits"] == "0.432"
 
 
-async def test_a_quote_by_a_catalog_that_nobody_kept_stands_where_the_input_still_reads_the_same(
+async def test_a_quote_of_a_lost_catalog_is_honoured_if_the_input_is_unchanged(
     world: World,
 ) -> None:
     world.know_key()

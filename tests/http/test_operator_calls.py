@@ -120,7 +120,7 @@ async def test_open_reviews_of_all_accounts_come_oldest_first(world: World) -> N
     assert [each["review_case_id"] for each in inside["data"]] == ["rev_2"]
 
 
-async def test_an_operator_may_look_at_what_is_stored_already(world: World) -> None:
+async def test_an_operator_can_read_what_is_already_stored(world: World) -> None:
     task = frozen(world, 1)
     stored = OutputItem(position=1, asset_id="asset_a", expires_at=world.now + timedelta(days=1))
     await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
@@ -166,7 +166,7 @@ async def test_the_rules_of_lists_hold(world: World, query: str, code: str) -> N
     await world.refused(response, 400, code)
 
 
-async def test_a_cursor_of_reviews_is_none_of_payments(world: World) -> None:
+async def test_a_cursor_of_reviews_is_invalid_for_payments(world: World) -> None:
     for number in range(2):
         await world.add_task(frozen(world, number))
     cursor = (await get(world, "/ops/reviews?limit=1"))["next_cursor"]

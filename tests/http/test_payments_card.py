@@ -73,7 +73,7 @@ async def tell(world: World, told: Any, *, secret: str = SECRET, at_s: int = 0, 
     return await world.call("POST", WEBHOOK, data=body, headers={header: signature})
 
 
-async def test_an_order_is_written_before_the_provider_is_asked_and_then_knows_its_intent(
+async def test_an_order_is_stored_before_the_provider_is_called(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
 ) -> None:
     card, _ = desk
@@ -96,7 +96,7 @@ async def test_an_order_is_written_before_the_provider_is_asked_and_then_knows_i
     assert book.orders[order_id].state.payment_id == f"pi_{order_id}"
 
 
-async def test_the_client_secret_is_kept_nowhere(
+async def test_the_client_secret_is_not_stored(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
 ) -> None:
     body = await (await create(world, key="one")).get_json()
@@ -114,7 +114,7 @@ async def test_the_client_secret_is_kept_nowhere(
         (CardRateLimited(17), 503, "provider_rate_limited"),
     ],
 )
-async def test_a_provider_in_trouble_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
+async def test_a_provider_fault_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], fault: Any, status: int, code: str
 ) -> None:
     card, _ = desk
@@ -144,7 +144,7 @@ async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
     assert await (await create(world, key="one")).get_json() == first
 
 
-async def test_a_provider_that_refuses_fails_the_order_and_shows_its_code_only(
+async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
 ) -> None:
     card, _ = desk
@@ -212,7 +212,7 @@ async def test_the_webhook_credits_and_answers_everything_but_the_secret(
     assert (again.status_code, await again.get_json()) == (200, body)
 
 
-async def test_the_kept_event_has_lost_its_client_secret_and_nothing_else(
+async def test_the_stored_event_lacks_only_its_client_secret(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
 ) -> None:
     order = await (await create(world)).get_json()
@@ -264,7 +264,7 @@ async def test_a_payment_that_does_not_fit_is_answered_200_and_held(
     assert body["ledger_operation_refs"] == []
 
 
-async def test_an_event_of_an_order_we_do_not_know_comes_again_and_is_kept(
+async def test_an_event_of_an_unknown_order_is_refused_and_stored(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
 ) -> None:
     told = paid_event({"order_id": "ord_" + "9" * 32})
@@ -291,7 +291,7 @@ async def test_an_event_that_names_a_sandbox_order_pays_nothing(
          "unmatched"),
     ],
 )  # fmt: skip
-async def test_events_that_are_not_ours_are_received_ignored_and_kept(
+async def test_foreign_events_are_acknowledged_ignored_and_stored(
     world: World, desk: tuple[FakeCard, FakeShelf], told: dict[str, Any], verdict: str
 ) -> None:
     response = await tell(world, told)
@@ -316,7 +316,7 @@ async def test_events_that_are_not_ours_are_received_ignored_and_kept(
         json.dumps({**paid_event({"order_id": "ord_1"}), "id": "evt_\x00"}).encode(),
     ],
 )  # fmt: skip
-async def test_signed_rubbish_is_a_400_and_kept(
+async def test_a_signed_malformed_event_is_a_400_and_stored(
     world: World, desk: tuple[FakeCard, FakeShelf], body: bytes
 ) -> None:
     await world.refused(await tell(world, body), 400, "invalid_event")
@@ -358,7 +358,7 @@ async def test_signatures_missing_wrong_old_and_early(world: World, desk: tuple[
     assert desk[1].kept == []
 
 
-async def test_one_of_several_secrets_is_enough_while_they_are_rolled(world: World, book: OrderBook) -> None:
+async def test_any_of_several_secrets_verifies_during_a_rotation(world: World, book: OrderBook) -> None:
     world.open_desk(webhook_secrets=("new", SECRET))
     order = await (await create(world)).get_json()
     assert (await tell(world, paid_event(order))).status_code == 200

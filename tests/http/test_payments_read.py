@@ -50,7 +50,7 @@ async def add_orders(world: World, count: int) -> None:
         await world.add_order(world.order(order_id(number), at=world.now + timedelta(minutes=number // 2)))
 
 
-async def test_one_order_with_everything_known_of_it_in_one_read(world: World) -> None:
+async def test_an_order_with_all_fields_takes_one_read(world: World) -> None:
     await world.add_order(world.order(order_id(1)))
     world.rows.reads = 0
     body = await read(world, f"{PAYMENTS}/{order_id(1)}")
@@ -60,7 +60,7 @@ async def test_one_order_with_everything_known_of_it_in_one_read(world: World) -
     assert world.rows.reads == 1
 
 
-async def test_orders_of_others_and_of_nobody_are_alike(world: World) -> None:
+async def test_foreign_and_unknown_orders_are_both_not_found(world: World) -> None:
     await world.add_order(world.order(order_id(1), account_id=world.other_account_id))
     for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "%00", "%F0%9F%92%B3"):
         await world.refused(await world.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
@@ -73,7 +73,7 @@ async def test_a_route_that_is_posted_to_is_no_order(world: World, path: str) ->
     assert "POST" in response.headers["Allow"]
 
 
-async def test_the_list_runs_newest_first_over_pages_without_gap_or_repetition(world: World) -> None:
+async def test_the_list_is_newest_first_over_pages_without_gap_or_repetition(world: World) -> None:
     await add_orders(world, 7)
     await world.add_order(world.order(order_id(99), account_id=world.other_account_id))
     found = await pages(world, f"{PAYMENTS}?limit=3")
@@ -112,7 +112,7 @@ async def test_filters_that_are_none(world: World, path: str, param: str) -> Non
     assert error["param"] == param
 
 
-async def test_a_cursor_belongs_to_its_filters(world: World) -> None:
+async def test_a_cursor_is_valid_for_its_filters_only(world: World) -> None:
     await add_orders(world, 3)
     cursor = (await read(world, f"{PAYMENTS}?limit=1"))["next_cursor"]
     for path in (f"{PAYMENTS}?provider=cardprovider&cursor={cursor}", f"{PAYMENTS}?cursor=x{cursor}"):
@@ -162,7 +162,7 @@ async def add_operations(world: World) -> AccountState:
     return state
 
 
-async def test_the_statement_tells_every_operation_and_the_totals_behind_it(world: World) -> None:
+async def test_the_statement_lists_every_operation_and_the_totals_after_it(world: World) -> None:
     await add_operations(world)
     world.rows.reads = 0
     data = (await read(world, LEDGER))["data"]
@@ -211,7 +211,7 @@ async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(world:
         assert [each["number"] for each in body["data"]] == wanted
 
 
-async def test_nobody_reads_anothers_statement(world: World) -> None:
+async def test_another_accounts_statement_is_not_readable(world: World) -> None:
     await add_operations(world)
     token = "hst_" + "B" * 43
     await world.add_session(world.other_account_id, "ses_2", token)

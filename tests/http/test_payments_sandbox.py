@@ -263,7 +263,7 @@ async def test_other_outcomes_fail_the_order_and_leave_it_unpayable(
 @pytest.mark.parametrize(
     "amount", ["0", "0.00", "-1", "+1", "1e3", "1.001", "01", "1.", ".5", " 1", "1,00", "10000.01", "NaN", 10, None]
 )
-async def test_an_amount_that_is_none_orders_nothing(world: World, book: OrderBook, amount: object) -> None:
+async def test_an_invalid_amount_creates_no_order(world: World, book: OrderBook, amount: object) -> None:
     response = await world.as_session("POST", CREATE, json={"amount": amount})
     error = await world.refused(response, 400, "invalid_amount")
     assert (error["param"], world.accounts.asked) == ("amount", [])

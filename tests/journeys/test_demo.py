@@ -12,7 +12,7 @@ from PIL import Image
 import holdfast.demo
 
 
-def test_the_demonstration_walks_the_whole_journey_and_keeps_the_pictures(tmp_path: Path) -> None:
+def test_the_demonstration_completes_and_saves_the_pictures(tmp_path: Path) -> None:
     # Settings of somebody else's service must not reach the demonstration's own.
     environment = {**os.environ, "HOLDFAST_ENV": "production", "HOLDFAST_PORT": "1", "COLUMNS": "160"}
     done = subprocess.run(

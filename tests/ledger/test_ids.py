@@ -6,17 +6,17 @@ import threading
 from holdfast.ledger.ids import new_id
 
 
-def test_an_id_is_its_prefix_and_32_lower_case_hex_digits_of_a_version_7_uuid() -> None:
+def test_an_id_is_a_prefix_and_the_hex_digits_of_a_version_7_uuid() -> None:
     assert re.fullmatch(r"task_[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}", new_id("task"))
 
 
-def test_ids_are_unique_and_sort_by_the_time_they_were_made() -> None:
+def test_ids_are_unique_and_sort_by_creation_time() -> None:
     ids = [new_id("op") for _ in range(5000)]
     assert len(set(ids)) == len(ids)
     assert ids == sorted(ids)
 
 
-def test_ids_made_by_several_threads_are_unique() -> None:
+def test_ids_created_by_several_threads_are_unique() -> None:
     made: list[list[str]] = []
 
     def make() -> None:

@@ -13,7 +13,7 @@ amounts = st.integers(1, AMOUNT_MICRO_MAX)
 
 
 @given(amounts)
-def test_what_is_written_is_read_back(amount_micro: int) -> None:
+def test_a_formatted_amount_parses_to_itself(amount_micro: int) -> None:
     assert parse_amount(format_amount(amount_micro), decimals_max=6) == amount_micro
 
 
@@ -36,9 +36,7 @@ def test_a_price_is_written_like_an_amount_and_never_rounded(price: str, written
 
 
 @given(st.decimals(0, 10**9, places=6), st.integers(0, 12))
-def test_a_number_with_more_decimals_than_allowed_is_refused_even_if_they_are_zeros(
-    value: Decimal, decimals_max: int
-) -> None:
+def test_too_many_decimals_are_refused_even_if_they_are_zeros(value: Decimal, decimals_max: int) -> None:
     text = f"{value:.6f}"
     exact = int(value * MICRO)
     assert parse_amount(text, decimals_max=decimals_max) == (exact if decimals_max >= 6 and exact > 0 else None)
@@ -60,7 +58,7 @@ def test_any_text_is_either_refused_or_a_plain_decimal_of_that_value(text: str) 
         "1\x00",
     ],
 )  # fmt: skip
-def test_what_is_no_plain_amount_above_zero_is_refused(text: str) -> None:
+def test_anything_but_a_plain_amount_above_zero_is_refused(text: str) -> None:
     assert parse_amount(text, decimals_max=6) is None
 
 

@@ -182,7 +182,7 @@ def expire(teller: Teller, order: Order) -> Order:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_every_order_of_a_story_ends_alike(teller: Teller, name: str) -> None:
+def test_every_order_of_the_same_events_gives_the_same_result(teller: Teller, name: str) -> None:
     story, left_cents = STORIES[name]
     events = story(teller)
     usual = run(teller, events)
@@ -204,7 +204,7 @@ def test_repetition_changes_nothing(teller: Teller, name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_stories_mixed_and_cut_short_never_leave_the_bounds(teller: Teller, data: st.DataObject) -> None:
+def test_mixed_and_truncated_event_sequences_stay_within_bounds(teller: Teller, data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(STORIES)), min_size=1, max_size=3))
     events = [event for name in names for event in STORIES[name][0](teller)]
     told = data.draw(st.lists(st.sampled_from(range(len(events))), max_size=2 * len(events)))

@@ -51,7 +51,7 @@ def test_progress_is_shown_and_moves_no_money(teller: Teller, what: str) -> None
     assert step.order.state.history[-1].event_id == step.order.provider_event_id
 
 
-def test_progress_told_again_leaves_no_second_line(teller: Teller) -> None:
+def test_repeated_progress_adds_no_history_entry(teller: Teller) -> None:
     order = teller.tell(teller.order(), teller.attempt("processing"))
     step = teller.step(order, teller.attempt("processing"))
     assert (step.verdict, step.entries) == ("applied", ())
@@ -90,7 +90,7 @@ def test_a_canceled_intent_ends_the_order(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize("first", ["payment_intent", "charge"])
-def test_success_credits_once_whichever_event_tells_it_first(teller: Teller, first: str) -> None:
+def test_success_credits_once_whichever_event_reports_it_first(teller: Teller, first: str) -> None:
     events = [teller.paid(), teller.charged()]
     if first == "charge":
         events.reverse()
@@ -153,9 +153,7 @@ def test_a_payment_to_another_account_is_held(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize(("ordered", "told"), [(None, True), (None, None), (False, None)])
-def test_a_mode_that_one_side_does_not_name_is_no_mismatch(
-    teller: Teller, ordered: bool | None, told: bool | None
-) -> None:
+def test_an_unknown_livemode_is_no_mismatch(teller: Teller, ordered: bool | None, told: bool | None) -> None:
     assert teller.tell(teller.order(livemode=ordered), teller.paid(livemode=told)).status == "credited"
 
 
@@ -186,7 +184,7 @@ def test_money_that_comes_late_is_credited_all_the_same(teller: Teller, ended: s
     assert step.entries[-1].reason == "late_payment"
 
 
-def test_an_order_that_nobody_paid_expires(teller: Teller) -> None:
+def test_an_unpaid_order_expires(teller: Teller) -> None:
     order = teller.order()
     assert on_expiry(order, order.request.expires_at - timedelta(seconds=1)).verdict == "ignored"
     step = on_expiry(order, order.request.expires_at)
@@ -197,7 +195,7 @@ def test_an_order_that_nobody_paid_expires(teller: Teller) -> None:
     assert on_expiry(step.order, order.request.expires_at).verdict == "ignored"
 
 
-def test_expiry_leaves_alone_what_is_paid_held_canceled_or_being_paid(teller: Teller) -> None:
+def test_expiry_ignores_paid_held_canceled_and_processing_orders(teller: Teller) -> None:
     late = teller.noon + timedelta(days=3)
     for event in (
         teller.paid(),
@@ -216,7 +214,7 @@ def test_the_cancel_that_goes_with_an_expiry_keeps_it_expired(teller: Teller) ->
     assert four(order) == ("expired", "canceled", "none", "none")
 
 
-def test_an_intent_is_kept_whenever_the_create_call_returns(teller: Teller) -> None:
+def test_an_intent_is_attached_whenever_the_create_call_returns(teller: Teller) -> None:
     before = attach_intent(teller.order(), "pi_1", teller.noon).order
     assert before.state.payment_id == "pi_1"
     assert before.wake_at == teller.noon + timedelta(seconds=60)
@@ -241,7 +239,7 @@ def test_an_intent_that_the_provider_refuses_to_make_fails_the_order(teller: Tel
         assert on_create_refused(order, "amount_too_small", teller.noon).verdict == "ignored"
 
 
-def test_the_charge_named_is_the_one_that_paid(teller: Teller) -> None:
+def test_the_charge_id_is_the_charge_that_paid(teller: Teller) -> None:
     declined = teller.charged(id="ch_0", paid=False, captured=False, status="failed")
     order = teller.tell(teller.order(), declined)
     assert (order.state.payment_id, order.state.charge_id) == ("pi_1", "ch_0")
@@ -262,13 +260,13 @@ def test_a_reversal_of_a_charge_that_was_not_paid_takes_nothing(teller: Teller) 
     assert cents(order) == [1000]
 
 
-def test_a_reversal_of_a_charge_nobody_has_named_counts_against_the_payment(teller: Teller) -> None:
+def test_a_reversal_of_an_unknown_charge_counts_against_the_payment(teller: Teller) -> None:
     refund = teller.refund_object("re_1", "succeeded", 500, charge="ch_5", payment_intent=None)
     order = teller.tell(teller.order(), teller.paid(latest_charge=None), teller.event("refund.created", refund))
     assert cents(order) == [1000, -500]
 
 
-def test_a_payment_made_twice_is_credited_once_and_its_refund_takes_nothing(teller: Teller) -> None:
+def test_a_double_payment_is_credited_once_and_its_refund_reverses_nothing(teller: Teller) -> None:
     second = {"id": "pi_2", "latest_charge": "ch_2"}
     order = teller.tell(teller.order(), teller.paid(), teller.paid(**second))
     assert cents(order) == [1000]
@@ -281,7 +279,7 @@ def test_a_payment_made_twice_is_credited_once_and_its_refund_takes_nothing(tell
     assert order.statuses.reconcile_status == "unreconciled"
 
 
-def test_a_charge_told_without_its_intent_is_not_a_second_payment(teller: Teller) -> None:
+def test_a_charge_reported_without_its_intent_is_not_a_second_payment(teller: Teller) -> None:
     order = teller.tell(teller.order(), teller.charged(payment_intent=None), teller.paid())
     assert cents(order) == [1000]
     assert four(order) == ("credited", "succeeded", "none", "none")
@@ -362,7 +360,7 @@ def test_an_operator_may_give_no_credit(teller: Teller) -> None:
     assert step.postings == ()
 
 
-def test_an_operators_word_counts_once(teller: Teller) -> None:
+def test_an_operators_decision_counts_once(teller: Teller) -> None:
     held = teller.tell(teller.order(), teller.paid(amount_received=900))
 
     def resolve(order: Order, decision: Literal["credit", "cancel"], amount_micro: int | None = None) -> object:

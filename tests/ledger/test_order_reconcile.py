@@ -60,7 +60,7 @@ def reconcile(teller: Teller, order: Order, snapshot: ProviderSnapshot, *, minut
     return after
 
 
-def test_without_any_webhook_a_look_credits_and_reconciles(teller: Teller) -> None:
+def test_without_webhooks_a_reconcile_credits_the_order(teller: Teller) -> None:
     order = reconcile(teller, attach_intent(teller.order(), "pi_1", teller.noon).order, look(teller))
     assert four(order) == ("credited", "succeeded", "none", "none")
     assert order.statuses.reconcile_status == "reconciled"
@@ -82,7 +82,7 @@ def test_without_any_webhook_a_look_credits_and_reconciles(teller: Teller) -> No
     assert ref.scanned_at == teller.noon + timedelta(minutes=10)
 
 
-def test_a_second_look_finds_nothing_new(teller: Teller) -> None:
+def test_a_second_reconcile_changes_nothing(teller: Teller) -> None:
     first = reconcile(teller, teller.order(), look(teller))
     second = reconcile(teller, first, look(teller), minutes=70)
     assert second.state.event_ids == first.state.event_ids
@@ -91,7 +91,7 @@ def test_a_second_look_finds_nothing_new(teller: Teller) -> None:
     assert second.statuses.reconcile_status == "reconciled"
 
 
-def test_a_webhook_after_the_look_changes_nothing(teller: Teller) -> None:
+def test_a_webhook_after_the_reconcile_changes_nothing(teller: Teller) -> None:
     refund = teller.refund_object("re_1", "succeeded", 300)
     order = reconcile(teller, teller.order(), look(teller, refunds=[refund]))
     assert cents(order) == [1000, -300]
@@ -108,7 +108,7 @@ def test_a_webhook_after_the_look_changes_nothing(teller: Teller) -> None:
     assert cursor_of(order).event_type == "charge.refunded"
 
 
-def test_a_look_after_the_webhooks_notes_only_what_they_did_not_tell(teller: Teller) -> None:
+def test_a_reconcile_after_the_webhooks_records_only_new_facts(teller: Teller) -> None:
     paid = teller.paid()
     order = reconcile(teller, teller.tell(teller.order(), paid, teller.charged()), look(teller, booked=False))
     assert order.statuses.reconcile_status == "pending"
@@ -168,7 +168,7 @@ def story_ends(teller: Teller) -> list[tuple[str, list[PaymentEvent], ProviderSn
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_looks_and_webhooks_come_to_the_same_end(teller: Teller, number: int) -> None:
+def test_reconciles_and_webhooks_give_the_same_result(teller: Teller, number: int) -> None:
     name, events, snapshot = story_ends(teller)[number]
     told = teller.tell(teller.order(), *events)
     found = reconcile(teller, teller.order(), snapshot)
@@ -203,7 +203,7 @@ def test_a_held_payment_is_a_mismatch_until_it_is_decided(teller: Teller) -> Non
     assert order.statuses.reconcile_status == "reconciled"
 
 
-def test_a_held_payment_given_no_credit_reconciles_once_it_is_sent_back(teller: Teller) -> None:
+def test_a_held_payment_without_credit_reconciles_once_refunded(teller: Teller) -> None:
     short: dict[str, Any] = {"amount_received": 900, "charge": {"amount_captured": 900}}
     held = teller.tell(teller.order(), teller.paid(amount_received=900))
     step = resolve_held(held, "cancel", teller.noon, reason="no", new_operation_id=teller.new_operation_id)
@@ -215,13 +215,13 @@ def test_a_held_payment_given_no_credit_reconciles_once_it_is_sent_back(teller: 
     assert order.statuses.reconcile_status == "reconciled"
 
 
-def test_a_second_payment_stays_a_mismatch_though_the_first_one_fits(teller: Teller) -> None:
+def test_a_second_payment_is_a_mismatch_although_the_first_matches(teller: Teller) -> None:
     order = teller.tell(teller.order(), teller.paid(), teller.paid(id="pi_2", latest_charge="ch_2"))
     order = reconcile(teller, order, look(teller))
     assert (order.net_micro, order.statuses.reconcile_status) == (10_000_000, "mismatch")
 
 
-def test_an_order_that_is_being_paid_wakes_for_its_next_look_not_for_its_expiry(teller: Teller) -> None:
+def test_a_processing_order_wakes_for_its_reconcile_not_for_its_expiry(teller: Teller) -> None:
     order = teller.tell(attach_intent(teller.order(), "pi_1", teller.noon).order, teller.attempt("processing"))
     late = 60 * 24 + 5
     under_way = look(teller, status="processing", amount_received=0, latest_charge="ch_1")
@@ -243,7 +243,7 @@ def test_a_provider_out_of_reach_is_an_error_and_leaves_the_rest(teller: Teller)
     assert again.state.history == after.state.history
 
 
-def test_an_unpaid_intent_leaves_the_comparison_pending_and_a_dead_one_ends_it(teller: Teller) -> None:
+def test_an_unpaid_intent_stays_pending_and_a_canceled_one_reconciles(teller: Teller) -> None:
     open_intent = look(teller, status="requires_payment_method", amount_received=0, latest_charge=None)
     order = reconcile(teller, teller.order(), open_intent)
     assert (order.status, order.statuses.reconcile_status) == ("pending", "pending")
@@ -268,7 +268,7 @@ def test_a_second_attempt_in_the_same_state_is_seen(teller: Teller) -> None:
     assert reconcile(teller, order, later).status == "pending"
 
 
-def test_looks_that_find_nothing_come_ever_later_and_end_after_thirty_days(teller: Teller) -> None:
+def test_unchanged_reconciles_back_off_and_end_after_thirty_days(teller: Teller) -> None:
     order = teller.tell(teller.order(), teller.paid())
     assert order.state.reconcile_due_at == teller.noon + timedelta(seconds=60)
     waits = []
@@ -283,7 +283,7 @@ def test_looks_that_find_nothing_come_ever_later_and_end_after_thirty_days(telle
     assert order.wake_at is None
 
 
-def test_money_that_moves_after_a_look_asks_for_another(teller: Teller) -> None:
+def test_money_that_moves_after_a_reconcile_requires_another(teller: Teller) -> None:
     order = reconcile(teller, teller.order(), look(teller))
     order = teller.tell(order, teller.refund("re_1", "succeeded", 300))
     assert order.statuses.reconcile_status == "unreconciled"
@@ -292,7 +292,7 @@ def test_money_that_moves_after_a_look_asks_for_another(teller: Teller) -> None:
     assert reconcile(teller, order, look(teller, refunds=[refund])).statuses.reconcile_status == "reconciled"
 
 
-def test_a_synthetic_id_follows_from_what_it_tells() -> None:
+def test_a_synthetic_id_is_derived_from_its_fact() -> None:
     given = synthetic_event_id("cardprovider", "re_1", "refund", "succeeded", 1)
     assert given == synthetic_event_id("cardprovider", "re_1", "refund", "succeeded", 1)
     assert given.startswith("syn_")
@@ -307,7 +307,7 @@ def test_a_synthetic_id_follows_from_what_it_tells() -> None:
     assert len(others | {given}) == 6
 
 
-def test_an_answer_that_is_no_intent_is_told_apart(teller: Teller) -> None:
+def test_a_response_that_is_no_intent_is_malformed(teller: Teller) -> None:
     with pytest.raises(Malformed):
         snapshot_of({"id": "pi_1", "status": "succeeded"}, provider="cardprovider", as_of=AS_OF)
     with pytest.raises(Malformed):

@@ -40,7 +40,7 @@ def test_a_refund_is_taken_back_as_soon_as_it_is_asked_for(teller: Teller, statu
     assert step.entries[-1].operation_id == step.postings[0].operation_id
 
 
-def test_a_refund_that_goes_from_pending_to_done_is_one_refund(teller: Teller) -> None:
+def test_a_refund_that_goes_from_pending_to_succeeded_is_one_refund(teller: Teller) -> None:
     order = teller.tell(
         teller.order(),
         teller.paid(),
@@ -50,7 +50,7 @@ def test_a_refund_that_goes_from_pending_to_done_is_one_refund(teller: Teller) -
     assert cents(order) == [1000, -400]
 
 
-def test_two_partial_refunds_told_by_both_families_are_two(teller: Teller) -> None:
+def test_two_partial_refunds_in_both_event_families_count_as_two(teller: Teller) -> None:
     order = teller.tell(
         teller.order(),
         teller.paid(),
@@ -206,7 +206,7 @@ def test_an_inquiry_may_become_a_dispute(teller: Teller) -> None:
     assert cents(order) == [1000, -1000]
 
 
-def test_a_prevented_dispute_gives_back_what_it_took_and_leaves_its_refund(teller: Teller) -> None:
+def test_a_prevented_dispute_is_reversed_and_its_refund_stays(teller: Teller) -> None:
     order = teller.tell(
         teller.order(),
         teller.paid(),
@@ -224,7 +224,7 @@ def test_a_partial_dispute_takes_a_part(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize("stage", ["appeal_needs_response", "appeal_under_review"])
-def test_an_appeal_keeps_the_money_gone(teller: Teller, stage: str) -> None:
+def test_an_appeal_leaves_the_money_withdrawn(teller: Teller, stage: str) -> None:
     order = teller.tell(
         teller.order(), teller.paid(), teller.dispute("updated", stage), teller.dispute("closed", "won")
     )
@@ -239,7 +239,7 @@ def test_reinstated_funds_do_not_turn_a_lost_case_into_a_won_one(teller: Teller)
     assert cents(order) == [1000, -1000, 1000]
 
 
-def test_balance_transactions_tell_how_much_was_taken_and_how_much_came_back(teller: Teller) -> None:
+def test_balance_transactions_decide_what_was_withdrawn_and_returned(teller: Teller) -> None:
     order = teller.tell(teller.order(), teller.paid(), teller.dispute("created", "needs_response", moves=(-1000,)))
     assert cents(order) == [1000, -1000]
     order = teller.tell(

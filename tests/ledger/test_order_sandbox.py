@@ -71,7 +71,7 @@ def test_the_same_callback_again_is_a_duplicate_even_after_expiry(teller: Teller
 
 
 @pytest.mark.parametrize("status", ["failed", "canceled"])
-def test_a_descriptor_may_be_made_to_fail(teller: Teller, status: str) -> None:
+def test_a_descriptor_may_simulate_a_failure(teller: Teller, status: str) -> None:
     order = new_order(teller)
     step = call(teller, order, values(status))
     assert (step.order.status, step.order.statuses.processing_status) == (status, status)

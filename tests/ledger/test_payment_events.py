@@ -87,7 +87,7 @@ def test_livemode_is_taken_from_the_event_where_the_object_is_silent() -> None:
     assert paid.livemode is True
 
 
-def test_refunds_disputes_warnings_and_reviews_name_their_payment_alone(teller: Teller) -> None:
+def test_reversals_warnings_and_reviews_name_only_their_payment(teller: Teller) -> None:
     refund = teller.read("refund.created", teller.refund_object("re_1", "pending", 250))
     assert (refund.order_id, refund.payment_id, refund.charge_id) == (None, "pi_1", "ch_1")
     assert facts_of(refund) == (
@@ -119,7 +119,7 @@ def test_types_we_do_not_act_on_are_left_alone(teller: Teller, kind: str) -> Non
     assert (card.handling, card.payment) == ("unhandled_type", None)
 
 
-def test_an_order_of_somebody_else_is_not_taken_for_ours(teller: Teller) -> None:
+def test_a_foreign_order_id_is_not_used(teller: Teller) -> None:
     for metadata in ({}, None, {"order_id": "1234"}, {"order_id": "ord_" + "x" * 80}, {"order_id": 5}):
         card = teller.read("payment_intent.succeeded", teller.intent(metadata=metadata))
         assert (card.order_id, card.payment_id) == (None, "pi_1")
@@ -127,7 +127,7 @@ def test_an_order_of_somebody_else_is_not_taken_for_ours(teller: Teller) -> None
     assert (nameless.handling, nameless.payment) == ("not_ours", None)
 
 
-def test_a_status_without_a_word_of_ours_tells_nothing(teller: Teller) -> None:
+def test_an_unknown_status_adds_no_fact(teller: Teller) -> None:
     refund = teller.read("refund.updated", teller.refund_object("re_1", "under_moonlight", 5))
     assert facts_of(refund) == ()
     dispute = teller.read("charge.dispute.updated", teller.dispute_object("under_moonlight", moves=(-1000,)))
@@ -139,7 +139,7 @@ def test_a_status_without_a_word_of_ours_tells_nothing(teller: Teller) -> None:
     assert teller.tell(order, dispute.payment).net_micro == 0
 
 
-def test_a_line_of_the_books_may_leave_out_what_follows(teller: Teller) -> None:
+def test_a_balance_transaction_may_omit_derived_fields(teller: Teller) -> None:
     def line(**fields: Any) -> BalanceTransaction:
         found = {"id": "txn_1", "amount": 1000, "currency": "usd"} | fields
         fact = facts_of(teller.read("charge.updated", teller.charge(balance_transaction=found)))[-1]
@@ -158,7 +158,7 @@ def test_minor_units_follow_the_currency(currency: str, micro: int) -> None:
     assert micro_per_minor(currency) == micro
 
 
-def test_free_text_of_the_provider_never_gets_into_the_history(teller: Teller) -> None:
+def test_free_text_of_the_provider_is_not_recorded_in_the_history(teller: Teller) -> None:
     error = {"message": "Card <script> declined", "code": "not a code at all"}
     event = teller.attempt("payment_failed", last_payment_error=error)
     assert event.reason == "payment_failed"
@@ -224,7 +224,7 @@ GOOD = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id"
         ),
     ],
 )
-def test_what_is_no_event_is_refused(raw: bytes) -> None:
+def test_a_body_that_is_no_event_is_refused(raw: bytes) -> None:
     refused = parse_card_event(raw)
     assert isinstance(refused, Refusal)
     assert refused.code == "invalid_event"

@@ -103,7 +103,7 @@ def test_an_unknown_model_is_refused_first() -> None:
     assert len(long.message) < 100
 
 
-def test_a_disabled_model_is_refused_before_its_input_is_looked_at() -> None:
+def test_a_disabled_model_is_refused_before_its_input_is_validated() -> None:
     catalog = parse_catalog(LOOSE + 'status = "disabled"\n', read_schema=lambda name: "{}")
     refused(quote_input(catalog, "loose", 7), "model_not_available", "model")
 
@@ -139,7 +139,7 @@ def test_what_the_schema_forbids_is_refused(given_input: dict[str, object], para
     assert said in refused(quote_input(CATALOG, "studio/image-1", given_input), "invalid_input", param).message
 
 
-def test_all_violations_are_told_in_one_answer() -> None:
+def test_all_violations_are_listed_in_one_refusal() -> None:
     answer = quote_input(CATALOG, "studio/image-1", {"n": 9, "style": "oil", "seed": -1})
     assert isinstance(answer, Refusal)
     for place in ("input.prompt", "input.n", "input.style", "input.seed"):
@@ -252,7 +252,7 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys(value: object) -> N
     assert json.loads(canonical_json(value)) == value
 
 
-def test_canonical_json_tells_values_apart() -> None:
+def test_canonical_json_distinguishes_values() -> None:
     assert canonical_json({"b": [1, "1", None], "a": "é"}) == '{"a":"é","b":[1,"1",null]}'.encode()
     assert canonical_json({"a": 1}) != canonical_json({"a": "1"})
     assert canonical_json({"a": True}) != canonical_json({"a": 1})

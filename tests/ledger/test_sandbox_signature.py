@@ -67,7 +67,7 @@ def test_the_signed_form_is_a_json_array_of_the_values() -> None:
         json.dumps(PAYLOAD | {"provider_event_id": None}),
     ],
 )
-def test_writing_the_json_anew_breaks_nothing(rewritten: str) -> None:
+def test_reencoding_the_json_keeps_the_signature_valid(rewritten: str) -> None:
     read = read_values(json.loads(rewritten))
     assert isinstance(read, SandboxValues)
     assert verdict(SIGNATURE, read) == "valid"
@@ -100,12 +100,12 @@ def test_an_altered_value_is_no_longer_signed(changes: dict[str, str]) -> None:
     assert verdict(SIGNATURE, values(**changes)) == "invalid_signature"
 
 
-def test_what_the_body_says_of_the_event_is_not_what_is_signed() -> None:
+def test_the_signed_event_id_is_the_stored_one() -> None:
     assert verdict(SIGNATURE, values(provider_event_id="evt_2")) == "valid"
     assert verdict(SIGNATURE, values(), event_id="evt_2") == "invalid_signature"
 
 
-def test_an_order_that_does_not_exist_looks_like_a_wrong_signature() -> None:
+def test_an_unknown_order_is_refused_like_a_wrong_signature() -> None:
     unknown = verify(SIGNATURE, values(), (SECRET,), event_id=None)
     wrong = verify(SIGNATURE, values(status="failed"), (SECRET,), event_id=EVENT)
     assert unknown is not None
@@ -137,14 +137,14 @@ def test_only_a_payment_can_be_signed() -> None:
         sign(SECRET, values(), event_id=EVENT, at=-1)
 
 
-def test_blanks_upper_case_and_several_signatures_in_the_header_are_fine() -> None:
+def test_blanks_upper_case_and_several_signatures_are_accepted() -> None:
     moment, _, digest = SIGNATURE.partition(",v1=")
     assert verdict(f"  {moment} , v1 = {digest.upper()} ", values()) == "valid"
     assert verdict(f"{moment},v1={'0' * 64},v1={digest},v0=x", values()) == "valid"
 
 
 @pytest.mark.parametrize("header", [None, "", "   "])
-def test_no_header_is_said_to_be_missing(header: str | None) -> None:
+def test_a_missing_header_is_refused_as_missing(header: str | None) -> None:
     assert verdict(header, values()) == "missing_signature"
 
 

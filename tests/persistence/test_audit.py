@@ -386,13 +386,13 @@ def tamper(url: str, *statements: str) -> None:
             assert connection.execute(statement).rowcount > 0, statement
 
 
-def test_an_empty_database_keeps_every_promise(database_url: str) -> None:
+def test_an_empty_database_passes_every_check(database_url: str) -> None:
     checks = audit(database_url)
     assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES)
     assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
 
 
-def test_an_honest_history_keeps_every_promise(books_url: str) -> None:
+def test_a_valid_history_passes_every_check(books_url: str) -> None:
     checks = audit(books_url)
     assert [check for check in checks if not check.ok] == []
     counted = {check.name: check.counted for check in checks}
@@ -591,12 +591,12 @@ def test_a_fault_names_its_rows_and_counts_the_rest(books_url: str) -> None:
     assert detail.endswith(" and 2 more")
 
 
-def test_a_fault_of_the_history_says_where(books_url: str) -> None:
+def test_a_fault_of_the_history_names_its_operation(books_url: str) -> None:
     tamper(books_url, "update operations set reason = '' where account_id = 'acct_bob' and number = 2")
     assert broken(books_url) == {CHAINS: "acct_bob operation 2: its hash does not match"}
 
 
-def test_spending_what_is_not_there_is_found_even_when_everything_adds_up(database_url: str) -> None:
+def test_overspending_is_found_even_when_all_sums_agree(database_url: str) -> None:
     with connected(database_url) as connection:
         books = Books(connection, "acct_eve")
         books.credit(1_000_000)
@@ -627,7 +627,7 @@ def test_the_audit_reads_one_snapshot_and_writes_nothing(books_url: str) -> None
             connection.execute(text("delete from sessions"))
 
 
-def test_every_kind_of_operation_is_in_the_honest_history(books_url: str) -> None:
+def test_the_valid_history_has_every_kind_of_operation(books_url: str) -> None:
     with connected(books_url) as connection:
         kinds = set(connection.execute(text("select distinct kind from operations")).scalars())
     assert kinds == {str(kind) for kind in OperationKind}

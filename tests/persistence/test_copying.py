@@ -42,9 +42,7 @@ def test_the_copies_become_durable_with_the_commit_and_not_before(
     assert counted(database_url) == (2, 3)
 
 
-def test_they_belong_to_the_transaction_that_is_open(
-    connection: psycopg.Connection[Any], database_url: str
-) -> None:
+def test_copies_belong_to_the_open_transaction(connection: psycopg.Connection[Any], database_url: str) -> None:
     connection.execute("insert into two values (9)")
     copy_all(connection, [(ONE, "1\ta\n"), (TWO, "1\n")])
     connection.rollback()
@@ -82,7 +80,7 @@ def test_the_first_error_is_raised_and_nothing_stays(
     assert counted(database_url) == (0, 1)
 
 
-def test_a_refusal_in_the_middle_of_a_long_text_is_heard(
+def test_an_error_in_the_middle_of_a_long_text_is_raised(
     connection: psycopg.Connection[Any], database_url: str
 ) -> None:
     wrong_first = "x\ty\n" + "".join(f"{number}\t{'z' * 1000}\n" for number in range(20 * CHUNK_BYTES // 1000))

@@ -190,7 +190,7 @@ def assert_sound(url: str) -> None:
 
 @pytest.mark.parametrize("how_many", [3, BULK_ROWS + 3], ids=["few", "copied"])
 @pytest.mark.parametrize("falls", ["first", "last"])
-def test_nothing_of_a_unit_that_falls_is_written_and_the_head_is_the_last_that_stands(
+def test_a_void_unit_writes_nothing_and_the_head_is_the_last_committed_one(
     writer: BatchWriter, rows: psycopg.Connection[Any], how_many: int, falls: str
 ) -> None:
     ours, neighbour = opened(writer, 2)
@@ -207,7 +207,7 @@ def test_nothing_of_a_unit_that_falls_is_written_and_the_head_is_the_last_that_s
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_falls_in_a_batch_the_rows_are_those_of_the_units_that_stand(
+def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     database_url: str,
@@ -321,7 +321,7 @@ def _api_key(key_id: str) -> ApiKeyRow:
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", SICK)
-def test_a_sick_unit_falls_alone_with_what_was_decided_on_it(
+def test_a_failing_unit_is_voided_with_those_decided_on_it(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     name: str,
@@ -414,7 +414,7 @@ def test_wherever_the_connection_breaks_a_batch_is_whole_or_not_there(
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_change_finds_its_task_and_its_usage_entry_to_the_microsecond_in_any_time_zone(
+def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     begun = datetime(2026, 10, 25, 1, 59, 59, 999999, tzinfo=timezone(timedelta(hours=-3, minutes=-30)))
@@ -440,7 +440,7 @@ def test_a_change_finds_its_task_and_its_usage_entry_to_the_microsecond_in_any_t
     assert set(found(rows, "select version from tasks where status = 'succeeded' and wake_at is null")) == {2}
 
 
-def test_a_session_that_was_told_another_encoding_writes_the_same_text(
+def test_a_session_with_another_encoding_writes_the_same_text(
     database_url: str, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
@@ -457,9 +457,7 @@ def test_a_session_that_was_told_another_encoding_writes_the_same_text(
 # -------------------------------------------------------------------------------------------------------- the plans
 
 
-def test_the_writer_finds_every_row_by_its_whole_key_however_the_table_was_filled(
-    database_url: str, rows: psycopg.Connection[Any]
-) -> None:
+def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: psycopg.Connection[Any]) -> None:
     """Statistics of a day on which every account had one task must make no plan that reads all of an account's."""
     rows.execute(
         "insert into tasks select 'acct_' || i, 'task_' || i, 1, 'queued', 'm', 'p', now(), now(), now(), false, "
@@ -495,7 +493,7 @@ def test_the_writer_finds_every_row_by_its_whole_key_however_the_table_was_fille
     assert "pk_accounts" in plans["AccountHead"]
 
 
-def test_plans_made_for_a_handful_of_rows_are_given_up_as_the_tables_grow(
+def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     rows.execute("alter table accounts set (autovacuum_enabled = off)")
@@ -530,7 +528,7 @@ def _plans(writer: BatchWriter) -> list[str]:
 # ----------------------------------------------------------------------------------------------------- the question
 
 
-def test_a_question_names_each_row_once_and_asks_first_for_sign_ins_never_seen() -> None:
+def test_a_question_names_each_row_once_and_new_sign_ins_first() -> None:
     probe = IdempotencyProbe("a", "POST /x", "k")
     seen, new = Fence("sign_in", "email:seen", 3), Fence("sign_in", "email:new", 0)
     units = [

@@ -182,7 +182,7 @@ def test_ten_thousand_tasks_come_once_each_while_new_ones_arrive(rows: Connectio
     [(tasks_of_account, "created_at", "pk_tasks"), (usage_of_account, "ts", "pk_usage_entries")],
     ids=["tasks", "usage"],
 )
-def test_the_last_page_costs_what_the_first_does(
+def test_the_last_page_costs_as_much_as_the_first(
     rows: Connection, list_page: Callable[..., list[Any]], time: str, index: str
 ) -> None:
     reads = Reads(rows)
@@ -202,7 +202,7 @@ def test_the_last_page_costs_what_the_first_does(
 @pytest.mark.parametrize(
     "filters", [{"status": "succeeded"}, {"model": "studio/tone-1"}, {"status": "failed"}, {"status": "canceled"}]
 )
-def test_a_filter_reads_the_accounts_own_rows_and_stops_when_the_page_is_full(
+def test_a_filter_reads_only_the_accounts_rows_until_the_page_is_full(
     rows: Connection, filters: dict[str, str]
 ) -> None:
     """One that lets little through has to look at more rows: at worst at all of the account's, never at others'."""
@@ -222,7 +222,7 @@ def test_a_filter_reads_the_accounts_own_rows_and_stops_when_the_page_is_full(
         assert cost <= all_of_them + 10, (all_of_them, cost)
 
 
-def test_open_reviews_are_found_without_a_look_at_ended_tasks(rows: Connection) -> None:
+def test_open_reviews_are_found_without_reading_ended_tasks(rows: Connection) -> None:
     for number in range(10):
         add_tasks(rows, f"acct_{number}", number * 100, 100, status="processing", wakes=True)
     add_tasks(rows, BOB, 2 * COUNT, 30, status="review", wakes=True)

@@ -64,7 +64,7 @@ async def test_another_amount_under_the_same_order_is_rejected(start_bank: Start
     assert caught.value.provider_code == "idempotency_error"
 
 
-async def test_many_creates_at_once_for_one_order_make_one_intent(start_bank: StartBank) -> None:
+async def test_concurrent_creates_for_one_order_create_one_intent(start_bank: StartBank) -> None:
     found: set[str] = set()
     with trio.fail_after(30):
         async with start_bank(adapter={"retries_count": 5}) as bank, trio.open_nursery() as nursery:
@@ -109,7 +109,7 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
     assert booked.available_on > booked.created
 
 
-async def test_an_intent_that_does_not_say_what_was_received_is_not_read_as_nothing(
+async def test_an_intent_without_amount_received_is_not_read_as_zero(
     start_bank: StartBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(*args: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ async def test_an_intent_that_does_not_say_what_was_received_is_not_read_as_noth
     assert (seen.status, seen.amount_minor, seen.amount_received_minor) == ("succeeded", 1000, None)
 
 
-async def test_a_declined_attempt_tells_why_and_the_intent_may_be_paid_later(start_bank: StartBank) -> None:
+async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id = await bank.order()
@@ -167,7 +167,7 @@ async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: St
     }
 
 
-async def test_more_refunds_than_one_page_are_all_seen(start_bank: StartBank) -> None:
+async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
@@ -177,7 +177,7 @@ async def test_more_refunds_than_one_page_are_all_seen(start_bank: StartBank) ->
     assert sum(each.reporting_category == "refund" for each in seen.balance_transactions) == 12
 
 
-async def test_canceling_shuts_an_open_intent_and_finds_a_shut_one_shut(start_bank: StartBank) -> None:
+async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id = await bank.order()
@@ -188,7 +188,7 @@ async def test_canceling_shuts_an_open_intent_and_finds_a_shut_one_shut(start_ba
     assert again.snapshot.status == "canceled"
 
 
-async def test_canceling_a_paid_intent_tells_of_the_payment(start_bank: StartBank) -> None:
+async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid()
@@ -240,7 +240,7 @@ async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBan
             assert (await bank.order()).startswith("pi_")
 
 
-async def test_nobody_listening_is_unavailability() -> None:
+async def test_a_refused_connection_is_unavailability() -> None:
     provider: CardProvider
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
@@ -272,7 +272,7 @@ async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> Non
 
 
 @pytest.mark.parametrize(("told_s", "heard_s"), [(7, 7), (0, 1), (3600, 3600)])
-async def test_a_rate_limit_tells_how_long_to_wait(start_bank: StartBank, told_s: int, heard_s: int) -> None:
+async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, told_s: int, heard_s: int) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             await bank.outage("rate_limit", retry_after_s=told_s)
@@ -312,7 +312,7 @@ async def test_a_cancelled_call_ends_at_once_and_cleanly(start_bank: StartBank) 
         (500, b'{"error": {"message": "oops"}}', CardUnavailable),
     ],
 )
-async def test_whatever_is_answered_becomes_a_typed_fault(
+async def test_every_bad_response_becomes_a_typed_fault(
     serve_app: ServeApp, status: int, body: bytes, fault: type[CardFault]
 ) -> None:
     app = QuartTrio("odd", static_folder=None)

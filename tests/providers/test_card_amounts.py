@@ -20,13 +20,13 @@ def test_amounts_are_counted_in_minor_units(amount_micro: int, currency: str, am
 
 
 @pytest.mark.parametrize(("amount_micro", "currency"), [(2_500, "USD"), (500_000, "JPY"), (1, "KWD")])
-def test_what_no_coin_can_pay_is_refused(amount_micro: int, currency: str) -> None:
+def test_amounts_below_the_minor_unit_are_refused(amount_micro: int, currency: str) -> None:
     with pytest.raises(ValueError, match="not whole minor units"):
         minor_from_micro(amount_micro, currency)
 
 
 @given(amount_minor=st.integers(-(10**15), 10**15), currency=st.sampled_from(sorted(MICRO_PER_MINOR)))
-def test_every_whole_number_of_minor_units_is_told_exactly(amount_minor: int, currency: str) -> None:
+def test_every_whole_number_of_minor_units_is_exact(amount_minor: int, currency: str) -> None:
     assert minor_from_micro(amount_minor * MICRO_PER_MINOR[currency], currency) == amount_minor
 
 

@@ -14,7 +14,7 @@ from .conftest import CARD_WEBHOOK_SECRET, Letterbox, StartBank
 PAID = ["payment_intent.created", "charge.succeeded", "payment_intent.succeeded", "charge.updated"]
 
 
-async def test_a_payment_is_told_and_both_verifiers_believe_it(start_bank: StartBank, letterbox: Letterbox) -> None:
+async def test_a_payments_webhook_passes_both_verifiers(start_bank: StartBank, letterbox: Letterbox) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
@@ -54,7 +54,7 @@ async def test_a_payment_is_told_and_both_verifiers_believe_it(start_bank: Start
         ("charges", [("warn", {})], ["radar.early_fraud_warning.created"]),
     ],
 )
-async def test_each_button_tells_its_events(
+async def test_each_action_sends_its_events(
     start_bank: StartBank,
     letterbox: Letterbox,
     kind: str,
@@ -79,7 +79,7 @@ async def test_each_button_tells_its_events(
         ("respond", ["charge.dispute.updated"]),
     ],
 )
-async def test_a_disputes_way_is_told(
+async def test_a_disputes_transitions_are_sent(
     start_bank: StartBank, letterbox: Letterbox, action: str, told: list[str]
 ) -> None:
     with trio.fail_after(20):
@@ -93,7 +93,7 @@ async def test_a_disputes_way_is_told(
     assert letterbox.posted[6].object["id"] == dispute_id
 
 
-async def test_a_failing_refund_is_told_by_every_family(start_bank: StartBank, letterbox: Letterbox) -> None:
+async def test_a_failing_refund_is_sent_in_every_event_family(start_bank: StartBank, letterbox: Letterbox) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             _, charge_id = await bank.paid()
@@ -129,7 +129,7 @@ async def test_a_webhook_is_sent_again_until_it_is_taken(start_bank: StartBank, 
     assert state["tries"] == 4
 
 
-async def test_a_webhook_nobody_takes_is_given_up_and_can_be_sent_by_hand(
+async def test_an_undeliverable_webhook_is_given_up_and_can_be_resent(
     start_bank: StartBank, letterbox: Letterbox
 ) -> None:
     letterbox.answers = [500] * 4
@@ -204,7 +204,7 @@ async def test_delayed_webhooks_come_late(start_bank: StartBank, letterbox: Lett
             assert trio.current_time() - begun >= 0.4
 
 
-async def test_a_forged_signature_convinces_nobody(start_bank: StartBank, letterbox: Letterbox) -> None:
+async def test_a_forged_signature_fails_both_verifiers(start_bank: StartBank, letterbox: Letterbox) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             await bank.faults(wrong_signature=True)
@@ -239,7 +239,7 @@ async def test_events_and_payments_of_the_testers_own_making(start_bank: StartBa
     assert (paid.object["amount"], paid.object["amount_received"], paid.object["currency"]) == (1000, 900, "eur")
 
 
-async def test_buttons_want_json_and_refuse_what_cannot_be(start_bank: StartBank) -> None:
+async def test_actions_require_json_and_refuse_invalid_changes(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id = await bank.order()

@@ -92,7 +92,7 @@ async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) ->
     ("method", "status"),
     [("pm_card_threeDSecure2Required", "requires_action"), ("pm_card_processing", "processing")],
 )
-async def test_other_methods_leave_the_intent_on_its_way(v1: Any, method: str, status: str) -> None:
+async def test_other_methods_leave_the_intent_unfinished(v1: Any, method: str, status: str) -> None:
     with trio.fail_after(20):
         made = await v1.payment_intents.create_async(ORDER)
         seen = await v1.payment_intents.confirm_async(made.id, {"payment_method": method})
@@ -114,7 +114,7 @@ async def test_other_methods_leave_the_intent_on_its_way(v1: Any, method: str, s
         ({"amount": 1000, "currency": "usd", "payment_method": "pm_nothing"}, "resource_missing"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_its_code(v1: Any, params: dict[str, Any], code: str) -> None:
+async def test_invalid_requests_are_refused_with_their_code(v1: Any, params: dict[str, Any], code: str) -> None:
     with trio.fail_after(20), pytest.raises(stripe.InvalidRequestError) as caught:
         await v1.payment_intents.create_async(params)
     assert (caught.value.http_status, caught.value.code) == (400, code)
@@ -137,7 +137,7 @@ async def test_an_intent_without_method_cannot_be_confirmed(v1: Any) -> None:
     assert caught.value.code == "payment_intent_unexpected_state"
 
 
-async def test_one_key_answers_alike_for_ever_and_refuses_other_parameters(bank: RunningBank, v1: Any) -> None:
+async def test_a_key_replays_its_response_and_refuses_other_parameters(bank: RunningBank, v1: Any) -> None:
     key = {**BEARER, "Idempotency-Key": "k1"}
     with trio.fail_after(20):
         first = await bank.http.post("/v1/payment_intents", data={"amount": "1000", "currency": "usd"}, headers=key)
@@ -150,7 +150,7 @@ async def test_one_key_answers_alike_for_ever_and_refuses_other_parameters(bank:
     assert (other.status_code, other.json()["error"]["type"]) == (400, "idempotency_error")
 
 
-async def test_a_key_remembers_declines_and_kept_errors_but_no_misspelling(bank: RunningBank, v1: Any) -> None:
+async def test_a_key_stores_declines_and_server_errors_but_no_invalid_request(bank: RunningBank, v1: Any) -> None:
     with trio.fail_after(20):
         made = await v1.payment_intents.create_async(ORDER)
         for _ in range(2):
@@ -188,7 +188,7 @@ async def test_a_key_at_work_conflicts_until_its_answer_is_out(bank: RunningBank
     assert sorted(statuses) == [200, 409]
 
 
-async def test_wrong_keys_are_unauthorized_and_unknown_paths_are_told_in_json(bank: RunningBank) -> None:
+async def test_wrong_keys_are_unauthorized_and_unknown_paths_return_json(bank: RunningBank) -> None:
     with trio.fail_after(20):
         nobody = await bank.http.get("/v1/payment_intents")
         wrong = await bank.http.get("/v1/refunds", headers={"Authorization": "Bearer sk_test_other"})
@@ -310,7 +310,7 @@ async def test_lists_are_newest_first_and_paged_by_the_official_client(v1: Any) 
 
 
 @pytest.mark.parametrize("path", ["amount", "latest_charge.refunds.data.charge.payment_intent", "nothing"])
-async def test_what_cannot_be_expanded_is_refused(bank: RunningBank, v1: Any, path: str) -> None:
+async def test_an_unknown_expansion_is_refused(bank: RunningBank, v1: Any, path: str) -> None:
     with trio.fail_after(20):
         paid = await pay(v1)
         await bank.press("charges", paid.latest_charge, "refund", amount=1)
@@ -318,7 +318,7 @@ async def test_what_cannot_be_expanded_is_refused(bank: RunningBank, v1: Any, pa
             await v1.payment_intents.retrieve_async(paid.id, {"expand": [path]})
 
 
-async def test_state_outlives_the_process_and_settles_what_was_left(start_bank: StartBank) -> None:
+async def test_state_survives_the_process_and_pending_settlements_resume(start_bank: StartBank) -> None:
     key = {**BEARER, "Idempotency-Key": "k1"}
     order = {"amount": "1000", "currency": "usd"}
     with trio.fail_after(20):
@@ -415,6 +415,6 @@ def test_forms_nest_by_their_brackets() -> None:
 @pytest.mark.parametrize(
     "raw", ["a[b=1", "a[b]c=1", "a[b]=1&a[b][c]=1", "a=1&a[b]=1", "a[b][c][d][e][f]=1", b"\xff=1"]
 )
-def test_forms_that_are_none_are_refused(raw: str | bytes) -> None:
+def test_malformed_forms_are_refused(raw: str | bytes) -> None:
     with pytest.raises(ApiError):
         parse_form(raw)

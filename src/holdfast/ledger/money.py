@@ -40,9 +40,9 @@ def format_amount(amount_micro: int) -> str:
 
 
 def format_price(price: str) -> str:
-    """Write a plain decimal string with at least 2 decimals: "1" is "1.00".
+    """Format a plain decimal string with at least 2 decimals: "1" is "1.00".
 
-    A price may be finer than a micro-credit; then all its decimals are kept, for rounding would make it another.
+    A price may be finer than a micro-credit; all its decimals are retained, since rounding would change it.
     """
     whole, _, fraction = price.partition(".")
     return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"

@@ -129,8 +129,8 @@ tasks = Table(
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", unique=True),
-    # A transition changes wake_at, so that the row's index entries are written again in any case. A task is in one of
-    # these two at a time: the first finds the next waiting task of each account, the second what is due.
+    # A transition changes wake_at, so that the row's index entries are written again in any case. A task is in one
+    # of these two at a time: the first finds the next waiting task of each account, the second what is due.
     Index(
         "ix_tasks_waiting",
         "provider",

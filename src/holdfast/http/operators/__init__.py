@@ -1,1 +1,1 @@
-"""Calls of those who run the service: what they decide about reviews and payments."""
+"""The operators' endpoints: decisions about reviews and payments."""

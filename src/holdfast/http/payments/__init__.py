@@ -1,1 +1,1 @@
-"""Calls about payment orders, and the notices by which payments are heard of."""
+"""The payment endpoints and the payment providers' webhooks."""

@@ -92,14 +92,14 @@ log = structlog.get_logger("holdfast.http")
 )
 async def create_card_order(call: Call) -> Outcome:
     """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
-    settings, desk = call.front.settings, call.front.card
+    settings, card = call.front.settings, call.front.card
     amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
-    if desk is None:
+    if card is None:
         if isinstance(amount_micro, Refusal):
             return amount_micro
         return _NOT_CONFIGURED
     written = await write_order(
-        call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=desk.livemode
+        call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
     )
     match written:
         case Refusal():
@@ -108,13 +108,13 @@ async def create_card_order(call: Call) -> Outcome:
             assert isinstance(answer, Refusal)
             return ReplayedAnswer(answer)
         case (order, is_replayed):
-            intent = await _intent_of(call, desk, order)
+            intent = await _intent_of(call, card, order)
             if isinstance(intent, Refusal):
                 return intent
             body = card_order_created(
                 _with_intent(order, intent),
                 client_secret=intent.client_secret,
-                publishable_key=desk.publishable_key,
+                publishable_key=card.publishable_key,
             )
             return ReplayedAnswer(body) if is_replayed else body
 
@@ -150,9 +150,9 @@ async def hear_card_webhook(call: Call) -> Outcome:
     Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
     are stored too.
     """
-    front, desk, body = call.front, call.front.card, call.raw
-    secrets = () if desk is None else desk.webhook_secrets
-    if desk is None or not any(secret.strip() for secret in secrets):
+    front, card, body = call.front, call.front.card, call.raw
+    secrets = () if card is None else card.webhook_secrets
+    if card is None or not any(secret.strip() for secret in secrets):
         return _NOT_CONFIGURED
     verdict = verify(_signature(call), body, secrets, now=front.now())
     if verdict != "valid":
@@ -161,16 +161,16 @@ async def hear_card_webhook(call: Call) -> Outcome:
     stored_body = _without_secrets(body)
     if isinstance(event, Refusal):
         # It has no usable id of its own to be stored under.
-        await desk.unmatched.keep(
+        await card.unmatched.keep(
             f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
         )
         return event
     if event.payment is None:
-        await desk.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
+        await card.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
     order = await _order_of(front, event)
     if order is None:
-        await desk.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
+        await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
     command = HearPayment(order_id=order.order_id, event=event.payment, body=stored_body)
     reply = await call.ask(front.accounts, order.account_id, command)
@@ -190,12 +190,12 @@ def _card_amount(text: str, max_micro: int) -> int | Refusal:
     return amount_micro
 
 
-async def _intent_of(call: Call, desk: CardDesk, order: Order) -> IntentCreated | Refusal:
+async def _intent_of(call: Call, card: CardDesk, order: Order) -> IntentCreated | Refusal:
     """Create the order's intent, or find the one created before, and attach it to the order."""
     front, request = call.front, order.request
     amount_minor = minor_from_micro(request.amount_micro, request.currency)
     try:
-        intent = await desk.provider.create_intent(
+        intent = await card.provider.create_intent(
             request.order_id, request.account_id, amount_minor, request.currency, env=front.settings.env
         )
     except CardRejected as fault:
