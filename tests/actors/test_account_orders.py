@@ -456,9 +456,7 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(wo
     assert await totals(world.database, account_id) == (20 * CREDIT, 0, 2)
 
 
-async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(
-    world: Any, payments: Any
-) -> None:
+async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)

@@ -49,7 +49,7 @@ async def test_the_openai_client_reads_models_and_errors(stage: Stage) -> None:
             with pytest.raises(openai.NotFoundError) as caught:
                 client.models.retrieve("studio/nope")
             assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-            assert "no such model" in str(caught.value)
+            assert "does not exist" in str(caught.value)
             assert caught.value.request_id is not None
             assert caught.value.request_id.startswith("req_")
 
