@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
         "select count(*) from assets",
         """
         select f.asset_id || ': its content is '
-               case when c.sha256 is null then 'unknown' else 'marked for deletion' end
+               || case when c.sha256 is null then 'unknown' else 'marked for deletion' end
         from assets f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
         where c.sha256 is null or c.doomed_at is not null
         """,
