@@ -21,9 +21,9 @@ from holdfast.actors.account_messages import (
     ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
-    NoteKeyUse,
     Recharge,
     Recharged,
+    RecordKeyUse,
     RevokeApiKey,
     SettleTask,
     TaskAccepted,
@@ -272,7 +272,7 @@ async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         at = utc_now()
-        await world.accounts.ask(account_id, NoteKeyUse(key_id, at))
+        await world.accounts.ask(account_id, RecordKeyUse(key_id, at))
         sql = text("select version, last_used_at from accounts a join api_keys k on k.account_id = a.id")
         row = await world.database.read(lambda connection: connection.execute(sql).one())
     assert (row.version, row.last_used_at) == (0, at)

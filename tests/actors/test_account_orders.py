@@ -21,10 +21,10 @@ from holdfast.actors.order_messages import (
     CreateOrder,
     ExpireOrder,
     HearPayment,
-    NoteIntentRefused,
     OrderHeard,
     PaySandboxOrder,
     ReconcileOrder,
+    RecordIntentRefused,
 )
 from holdfast.actors.stored_replies import Replayed
 from holdfast.ledger.clock import utc_now
@@ -449,7 +449,7 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(wo
         late = await made(world, payments, account_id, expires_at=past)
         refused = await made(world, payments, account_id)
         expired = await world.accounts.ask(account_id, ExpireOrder(late.order_id))
-        failed = await world.accounts.ask(account_id, NoteIntentRefused(refused.order_id, "amount_too_small"))
+        failed = await world.accounts.ask(account_id, RecordIntentRefused(refused.order_id, "amount_too_small"))
         credited = [await told(world, order, payments.paid(order.order_id)) for order in (late, refused)]
     assert (expired.order.status, failed.order.status) == ("expired", "failed")
     assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2

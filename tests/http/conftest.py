@@ -19,7 +19,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart import Response
 
-from holdfast.actors.account_messages import NoteKeyUse
+from holdfast.actors.account_messages import RecordKeyUse
 from holdfast.actors.messages import Command
 from holdfast.http.app import FrontApp, create_app
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
@@ -63,7 +63,7 @@ class FakeDirectory:
     answer: Any = None
     asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
     deadlines_s: list[float] = field(default_factory=list)
-    told: list[tuple[str, NoteKeyUse]] = field(default_factory=list)
+    told: list[tuple[str, RecordKeyUse]] = field(default_factory=list)
 
     async def ask(self, key: str, command: Command[R], *, deadline_s: float = 10.0) -> R | Refusal:
         self.asked.append((key, command))
@@ -75,7 +75,7 @@ class FakeDirectory:
         return cast(R, answer)
 
     def tell(self, key: str, command: Command[R]) -> None:
-        assert isinstance(command, NoteKeyUse), "but for the use of keys, the front end only asks"
+        assert isinstance(command, RecordKeyUse), "but for the use of keys, the front end only asks"
         self.told.append((key, command))
 
 

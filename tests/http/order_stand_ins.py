@@ -14,9 +14,9 @@ from holdfast.actors.order_messages import (
     AttachIntent,
     CreateOrder,
     HearPayment,
-    NoteIntentRefused,
     OrderHeard,
     PaySandboxOrder,
+    RecordIntentRefused,
 )
 from holdfast.actors.stored_replies import Replayed
 from holdfast.ledger.ids import new_id
@@ -85,13 +85,13 @@ class OrderBook:
             if key:
                 self.keys[key] = heard
             return await self._keep(heard)
-        assert isinstance(command, AttachIntent | NoteIntentRefused | HearPayment | PaySandboxOrder)
+        assert isinstance(command, AttachIntent | RecordIntentRefused | HearPayment | PaySandboxOrder)
         order = self.orders[command.order_id]
         assert order.account_id == account_id
         match command:
             case AttachIntent():
                 step = attach_intent(order, command.payment_id, self.now)
-            case NoteIntentRefused():
+            case RecordIntentRefused():
                 step = on_create_refused(order, command.reason, self.now)
             case HearPayment():
                 step = on_event(order, command.event, self.now, new_operation_id=lambda: new_id("op"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from quart import Response
 
-from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment, NoteIntentRefused
+from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment, RecordIntentRefused
 from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
 from holdfast.providers.signatures import sign
 
@@ -153,7 +153,7 @@ async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
     error = await world.refused(response, 502, "provider_rejected")
     assert error["provider_code"] == "amount_too_odd"
     assert response.headers["X-Should-Retry"] == "false"
-    assert isinstance(world.accounts.asked[-1][1], NoteIntentRefused)
+    assert isinstance(world.accounts.asked[-1][1], RecordIntentRefused)
     [order] = book.orders.values()
     assert (order.status, order.state.history[-1].reason) == ("failed", "create_refused: amount_too_odd")
 

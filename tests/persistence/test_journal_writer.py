@@ -24,9 +24,9 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.database import Database
 from holdfast.persistence.drafts import Prepared, prepare
 from holdfast.persistence.outbox_rows import (
-    OutboxAgainRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
+    OutboxResendRow,
     OutboxRow,
     WebhookSecretRow,
 )
@@ -37,8 +37,8 @@ from holdfast.persistence.rows import (
     ApiKeyRow,
     ApiKeyUsedRow,
     AssetRow,
-    AssetsKeptRow,
-    AssetsRemovedRow,
+    AssetsDeletedRow,
+    AssetsExpiryRow,
     BatchRow,
     HoldRow,
     HoldSettledRow,
@@ -46,7 +46,6 @@ from holdfast.persistence.rows import (
     OperationRow,
     OrderChangedRow,
     OrderRow,
-    PaymentEventKeptRow,
     PaymentEventRow,
     PostingRow,
     Row,
@@ -56,6 +55,7 @@ from holdfast.persistence.rows import (
     TaskChangedRow,
     TaskEventRow,
     TaskRow,
+    UnappliedPaymentEventRow,
     UsageChangedRow,
     UsageRow,
 )
@@ -227,7 +227,7 @@ def stored(rows: psycopg.Connection[Any], table: str, row: Any, keyed: Sequence[
 JSON_FIELDS = {"request", "state", "status_history", "snapshot"}
 
 
-def is_gone(rows: psycopg.Connection[Any], removed: AssetsRemovedRow) -> bool:
+def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow) -> bool:
     """Whether nothing of what was to be removed is left."""
     query = "select 1 from assets where account_id = %s and request_id = %s"
     return rows.execute(query, removed).fetchone() is None
@@ -271,18 +271,22 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
         ("task_events", TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()), ["account_id", "request_id"]),
         ("orders", order, ["account_id", "order_id"]),
         ("orders", order_changed, ["account_id", "order_id"]),
-        ("payment_events", PaymentEventKeptRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"), ["provider", "event_id"]),
+        (
+            "payment_events",
+            UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
+            ["provider", "event_id"],
+        ),
         ("payment_events", PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()), ["provider", "event_id"]),
         ("usage_entries", usage, ["account_id", "request_id"]),
         ("usage_entries", usage_changed, ["account_id", "request_id"]),
         ("outbox", OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, t, 0, AT, 0, doc), ["account_id", "event_id"]),
         ("outbox", OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t), ["account_id", "event_id"]),
-        ("outbox", OutboxAgainRow(a, f"evt{i}{t}", None, t + "!", later, 7, None, t), ["account_id", "event_id"]),
+        ("outbox", OutboxResendRow(a, f"evt{i}{t}", None, t + "!", later, 7, None, t), ["account_id", "event_id"]),
         ("outbox_attempts", OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12), ["account_id", "event_id"]),
         ("webhook_secrets", WebhookSecretRow(a, 1, AT), ["account_id", "generation"]),
-        ("assets", AssetsRemovedRow(a, f"gone{i}{t}"), ["account_id", "request_id"]),
+        ("assets", AssetsDeletedRow(a, f"gone{i}{t}"), ["account_id", "request_id"]),
         ("assets", AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, AT), ["account_id", "request_id"]),
-        ("assets", AssetsKeptRow(a, r, later), ["account_id", "request_id"]),
+        ("assets", AssetsExpiryRow(a, r, later), ["account_id", "request_id"]),
         ("api_keys", api_key, ["account_id", "key_id"]),
         ("api_keys", ApiKeyUsedRow(a, f"key{i}{t}", later), ["account_id", "key_id"]),
         ("api_keys", ApiKeyRevokedRow(a, f"key{i}{t}", later), ["account_id", "key_id"]),
@@ -315,12 +319,12 @@ def test_every_kind_of_row_carries_hostile_text_unharmed(
         # A later row of the same key says more about some of the columns; those it leaves alone must stand.
         newest: dict[tuple[str, str], Any] = {}
         for table, row, _ in known:
-            if isinstance(row, AssetsRemovedRow):
+            if isinstance(row, AssetsDeletedRow):
                 continue
             for name, value in zip(row._fields, given(row), strict=True):
                 newest[table, name] = value
         for table, row, keyed in known:
-            if isinstance(row, AssetsRemovedRow):
+            if isinstance(row, AssetsDeletedRow):
                 assert is_gone(rows, row)
                 continue
             assert stored(rows, table, row, keyed) == tuple(newest[table, name] for name in row._fields)
@@ -330,7 +334,7 @@ def test_an_event_taken_in_replaces_one_kept_and_is_never_replaced(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     def kept(body: bytes) -> Unit:
-        return Unit(rows=(PaymentEventKeptRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
+        return Unit(rows=(UnappliedPaymentEventRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
 
     def taken(body: bytes) -> Unit:
         return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", "ord", "t", AT, "applied", body),))

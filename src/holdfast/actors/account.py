@@ -17,9 +17,9 @@ from holdfast.actors.account_messages import (
     CreateApiKey,
     CreateTask,
     KeyClaim,
-    NoteKeyUse,
     Recharge,
     Recharged,
+    RecordKeyUse,
     RevokeApiKey,
     SettleTask,
     SignedOut,
@@ -284,7 +284,7 @@ class AccountActor(JournaledActor):
         row = ApiKeyRevokedRow(self._account_id, command.key_id, at)
         return self._commit(ApiKeyRevoked(command.key_id, at), rows=(row,))
 
-    def _note_key_use(self, command: NoteKeyUse) -> Commit:
+    def _record_key_use(self, command: RecordKeyUse) -> Commit:
         return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
 
     def _sign_out(self, command: SignOut) -> Commit:
@@ -357,7 +357,7 @@ _HANDLERS: dict[type[Any], Callable[[AccountActor, Any], Any]] = {
     SettleTask: AccountActor._settle_task,
     CreateApiKey: AccountActor._create_api_key,
     RevokeApiKey: AccountActor._revoke_api_key,
-    NoteKeyUse: AccountActor._note_key_use,
+    RecordKeyUse: AccountActor._record_key_use,
     SignOut: AccountActor._sign_out,
     **dict.fromkeys(ORDER_COMMANDS, AccountActor._change_order),
 }

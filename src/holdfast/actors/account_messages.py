@@ -138,7 +138,7 @@ class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteKeyUse(Command[None]):
+class RecordKeyUse(Command[None]):
     """Record that an API key was used; sent at most once a minute for each key."""
 
     key_id: str

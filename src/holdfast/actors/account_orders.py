@@ -25,10 +25,10 @@ from holdfast.actors.order_messages import (
     CreateOrder,
     ExpireOrder,
     HearPayment,
-    NoteIntentRefused,
     OrderHeard,
     PaySandboxOrder,
     ReconcileOrder,
+    RecordIntentRefused,
     ResolveOrder,
 )
 from holdfast.actors.order_rows import changed_order_row, new_order_row, synthetic_event_rows
@@ -54,7 +54,7 @@ from holdfast.ledger.payment_snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.task_progress import clean_message
 from holdfast.persistence.database import DatabaseAway
-from holdfast.persistence.rows import PaymentEventKeptRow, PaymentEventRow, Row
+from holdfast.persistence.rows import PaymentEventRow, Row, UnappliedPaymentEventRow
 from holdfast.persistence.units import Unit
 
 log = structlog.get_logger(__name__)
@@ -69,9 +69,9 @@ class OrderReads(Protocol):
 
     async def order(self, account_id: str, order_id: str) -> Order | None: ...
 
-    async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool: ...
+    async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool: ...
 
-    async def event_is_anothers(self, provider: str, event_id: str, order_id: str) -> bool: ...
+    async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool: ...
 
     async def pending_count(self, account_id: str) -> int: ...
 
@@ -149,7 +149,7 @@ class AccountOrders:
     async def _attach(self, command: AttachIntent, order: Order, state: AccountState) -> OrderTurn:
         return await self._apply(order, attach_intent(order, command.payment_id, self._now()), state)
 
-    async def _record_refused(self, command: NoteIntentRefused, order: Order, state: AccountState) -> OrderTurn:
+    async def _record_refused(self, command: RecordIntentRefused, order: Order, state: AccountState) -> OrderTurn:
         return await self._apply(order, on_create_refused(order, command.reason, self._now()), state)
 
     async def _hear(self, command: HearPayment, order: Order, state: AccountState) -> OrderTurn:
@@ -159,7 +159,7 @@ class AccountOrders:
         row = PaymentEventRow(
             provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
         )
-        if step.order is not order and await self._event_is_anothers(order, event.event_id):
+        if step.order is not order and await self._event_of_another_order(order, event.event_id):
             # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
             log.warning(
                 "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
@@ -244,10 +244,10 @@ class AccountOrders:
         payment_id = step.order.state.payment_id
         if payment_id is not None and payment_id != order.state.payment_id:
             provider, order_id = order.request.provider, order.order_id
-            is_anothers = any(
+            is_of_another_order = any(
                 each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
-            ) or await self._read(lambda: self._reads.payment_is_anothers(provider, payment_id, order_id))
-            if is_anothers:
+            ) or await self._read(lambda: self._reads.payment_of_another_order(provider, payment_id, order_id))
+            if is_of_another_order:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
@@ -256,13 +256,13 @@ class AccountOrders:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
 
-    async def _event_is_anothers(self, order: Order, event_id: str) -> bool:
+    async def _event_of_another_order(self, order: Order, event_id: str) -> bool:
         """Whether an event with this id was applied to another order, durable or not."""
         provider, order_id = order.request.provider, order.order_id
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
             for each in self._cache.values()
-        ) or await self._read(lambda: self._reads.event_is_anothers(provider, event_id, order_id))
+        ) or await self._read(lambda: self._reads.event_of_another_order(provider, event_id, order_id))
 
     # --------------------------------------------------------------------------------------------------- the cache
 
@@ -294,7 +294,7 @@ _Decider = Callable[[AccountOrders, Any, Order, AccountState], Awaitable[OrderTu
 
 _DECIDERS: dict[type[Any], _Decider] = {
     AttachIntent: AccountOrders._attach,
-    NoteIntentRefused: AccountOrders._record_refused,
+    RecordIntentRefused: AccountOrders._record_refused,
     HearPayment: AccountOrders._hear,
     PaySandboxOrder: AccountOrders._pay_sandbox,
     ExpireOrder: AccountOrders._expire,
@@ -333,8 +333,8 @@ def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> 
     return operation
 
 
-def _unapplied(event: PaymentEventRow, *, event_id: str) -> PaymentEventKeptRow:
-    return PaymentEventKeptRow(*event._replace(event_id=event_id, verdict="refused"))
+def _unapplied(event: PaymentEventRow, *, event_id: str) -> UnappliedPaymentEventRow:
+    return UnappliedPaymentEventRow(*event._replace(event_id=event_id, verdict="refused"))
 
 
 def _tell_if_odd(before: Order, after: Order) -> None:

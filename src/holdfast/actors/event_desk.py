@@ -11,7 +11,7 @@ from holdfast.actors.turns import Teller
 from holdfast.ledger.clock import Now
 from holdfast.ledger.webhook_secrets import Rotation
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.outbox_rows import OutboxAgainRow, WebhookSecretRow
+from holdfast.persistence.outbox_rows import OutboxResendRow, WebhookSecretRow
 from holdfast.persistence.rows import Row
 from holdfast.persistence.units import Committed, Unit, Unknown
 
@@ -29,7 +29,7 @@ class EventDesk:
     async def send_again(self, account_id: str, event_id: str) -> None:
         """Make an event due at once, under its own id, however its delivery ended; its attempts begin anew."""
         at = self._now()
-        row = OutboxAgainRow(
+        row = OutboxResendRow(
             account_id=account_id,
             event_id=event_id,
             due_at=at,

@@ -46,7 +46,7 @@ class AttachIntent(Command[OrderHeard]):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteIntentRefused(Command[OrderHeard]):
+class RecordIntentRefused(Command[OrderHeard]):
     """The card provider refused to create an intent for the order; ``reason`` is its code."""
 
     order_id: str

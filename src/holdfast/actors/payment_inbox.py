@@ -8,7 +8,7 @@ from __future__ import annotations
 from holdfast.actors.faults import OutcomeUnknown, Unavailable
 from holdfast.ledger.clock import Now
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.rows import PaymentEventKeptRow
+from holdfast.persistence.rows import UnappliedPaymentEventRow
 from holdfast.persistence.units import Committed, Unit, Unknown
 
 
@@ -25,7 +25,7 @@ class PaymentInbox:
 
         Raises :class:`Unavailable` where it was not written, :class:`OutcomeUnknown` where nobody can say.
         """
-        row = PaymentEventKeptRow(self._provider, event_id, None, None, kind, self._now(), verdict, body)
+        row = UnappliedPaymentEventRow(self._provider, event_id, None, None, kind, self._now(), verdict, body)
         settled = await self._journal.write(Unit(rows=(row,)))
         if isinstance(settled, Unknown):
             raise OutcomeUnknown("nobody can say whether the event was kept")

@@ -58,7 +58,7 @@ from holdfast.ledger.task_steps import (
 from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.rows import AssetRow, AssetsKeptRow, AssetsRemovedRow, Row, TaskEventRow
+from holdfast.persistence.rows import AssetRow, AssetsDeletedRow, AssetsExpiryRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 from holdfast.providers.media.silences import ProviderSilences
@@ -241,7 +241,7 @@ class TaskActor(JournaledActor):
         return tuple(each for each in results if isinstance(each, HostingFailure) or each.expires_at >= soonest)
 
     async def _expire_assets(self, _: ExpireAssets) -> Any:
-        gone = AssetsRemovedRow(self._task.account_id, self._request_id)
+        gone = AssetsDeletedRow(self._task.account_id, self._request_id)
         step = on_assets_expired(self._task, self._world.now())
         if step.task is not None:
             return await self._take(step, gone)
@@ -314,9 +314,9 @@ class TaskActor(JournaledActor):
         kept = [item.expires_at for item in after.state.output if item.expires_at is not None]
         if after.status == "succeeded" and kept:
             # Their time begins with the delivery: what waited through a review may have been over already.
-            return AssetsKeptRow(after.account_id, self._request_id, max(kept))
+            return AssetsExpiryRow(after.account_id, self._request_id, max(kept))
         # Stored in vain: without a row the sweeper takes the content away.
-        return AssetsRemovedRow(after.account_id, self._request_id)
+        return AssetsDeletedRow(after.account_id, self._request_id)
 
     def _confirm(self, reply: Any, *rows: Row) -> Commit:
         """Answer what leaves the task as it is; only of its newest version, for others may have moved it."""

@@ -20,7 +20,7 @@ import msgspec
 from quart import Request
 from sqlalchemy import Connection
 
-from holdfast.actors.account_messages import KeyClaim, NoteKeyUse
+from holdfast.actors.account_messages import KeyClaim, RecordKeyUse
 from holdfast.actors.directory import Directory
 from holdfast.actors.messages import Command, IdempotencyKey
 from holdfast.actors.stored_replies import Replayed, StoredReply
@@ -247,7 +247,7 @@ class Call:
         assert self.bearer is not None
         now = self.front.now()
         if self.front.key_cache.is_use_due(self.bearer.sha256, now):
-            self.front.accounts.tell(key.account_id, NoteKeyUse(key.key_id, now))
+            self.front.accounts.tell(key.account_id, RecordKeyUse(key.key_id, now))
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Prove the session and run ``query`` in one read.

@@ -36,7 +36,7 @@ def order_of(row: Any) -> Order:
     )
 
 
-def payment_is_anothers(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
+def payment_of_another_order(connection: Connection, provider: str, payment_id: str, order_id: str) -> bool:
     """Whether a provider's payment already belongs to an order other than ``order_id``."""
     orders = tables.orders
     found = connection.execute(
@@ -49,7 +49,7 @@ def payment_is_anothers(connection: Connection, provider: str, payment_id: str, 
     return found is not None
 
 
-def event_is_anothers(connection: Connection, provider: str, event_id: str, order_id: str) -> bool:
+def event_of_another_order(connection: Connection, provider: str, event_id: str, order_id: str) -> bool:
     """Whether a provider's event with this id was applied to an order other than ``order_id``."""
     events = tables.payment_events
     found = connection.execute(
@@ -73,13 +73,13 @@ class OrderReads:
         """Load an order of the account."""
         return await self._database.read(lambda c: load_order(c, order_id, account_id=account_id))
 
-    async def payment_is_anothers(self, provider: str, payment_id: str, order_id: str) -> bool:
+    async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool:
         """Whether the payment already belongs to another order, of any account."""
-        return await self._database.read(lambda c: payment_is_anothers(c, provider, payment_id, order_id))
+        return await self._database.read(lambda c: payment_of_another_order(c, provider, payment_id, order_id))
 
-    async def event_is_anothers(self, provider: str, event_id: str, order_id: str) -> bool:
+    async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool:
         """Whether an event with this id was applied to another order, of any account."""
-        return await self._database.read(lambda c: event_is_anothers(c, provider, event_id, order_id))
+        return await self._database.read(lambda c: event_of_another_order(c, provider, event_id, order_id))
 
     async def pending_count(self, account_id: str) -> int:
         """Return how many orders of the account are pending."""

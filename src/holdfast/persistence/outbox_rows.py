@@ -39,7 +39,7 @@ class OutboxOutcomeRow(NamedTuple):
     reason: str | None
 
 
-class OutboxAgainRow(NamedTuple):
+class OutboxResendRow(NamedTuple):
     """An event to be resent: a new round, due at once."""
 
     account_id: str

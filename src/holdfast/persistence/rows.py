@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from holdfast.persistence.outbox_rows import (
-    OutboxAgainRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
+    OutboxResendRow,
     OutboxRow,
     WebhookSecretRow,
 )
@@ -188,7 +188,7 @@ class PaymentEventRow(NamedTuple):
     body: bytes
 
 
-class PaymentEventKeptRow(NamedTuple):
+class UnappliedPaymentEventRow(NamedTuple):
     """An event without effect: refused, ignored, or of an unknown order. The first one received is stored."""
 
     provider: str
@@ -252,7 +252,7 @@ class AssetRow(NamedTuple):
     expires_at: datetime
 
 
-class AssetsKeptRow(NamedTuple):
+class AssetsExpiryRow(NamedTuple):
     """The new expiry of all assets of a task."""
 
     account_id: str
@@ -260,7 +260,7 @@ class AssetsKeptRow(NamedTuple):
     expires_at: datetime
 
 
-class AssetsRemovedRow(NamedTuple):
+class AssetsDeletedRow(NamedTuple):
     """The deletion of all assets of a task."""
 
     account_id: str
@@ -356,12 +356,12 @@ Row: TypeAlias = (
     | OrderRow
     | OrderChangedRow
     | PaymentEventRow
-    | PaymentEventKeptRow
+    | UnappliedPaymentEventRow
     | UsageRow
     | UsageChangedRow
     | AssetRow
-    | AssetsKeptRow
-    | AssetsRemovedRow
+    | AssetsExpiryRow
+    | AssetsDeletedRow
     | ApiKeyRow
     | ApiKeyRevokedRow
     | ApiKeyUsedRow
@@ -371,7 +371,7 @@ Row: TypeAlias = (
     | IdempotencyRow
     | OutboxRow
     | OutboxOutcomeRow
-    | OutboxAgainRow
+    | OutboxResendRow
     | OutboxAttemptRow
     | WebhookSecretRow
     | BatchRow

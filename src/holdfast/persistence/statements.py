@@ -17,9 +17,9 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from holdfast.persistence import tables
 from holdfast.persistence.literals import ColumnCodec, codec_of
 from holdfast.persistence.outbox_rows import (
-    OutboxAgainRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
+    OutboxResendRow,
     OutboxRow,
     WebhookSecretRow,
 )
@@ -30,8 +30,8 @@ from holdfast.persistence.rows import (
     ApiKeyRow,
     ApiKeyUsedRow,
     AssetRow,
-    AssetsKeptRow,
-    AssetsRemovedRow,
+    AssetsDeletedRow,
+    AssetsExpiryRow,
     BatchRow,
     HoldRow,
     HoldSettledRow,
@@ -39,7 +39,6 @@ from holdfast.persistence.rows import (
     OperationRow,
     OrderChangedRow,
     OrderRow,
-    PaymentEventKeptRow,
     PaymentEventRow,
     PostingRow,
     SessionRevokedRow,
@@ -49,6 +48,7 @@ from holdfast.persistence.rows import (
     TaskEventRow,
     TaskRequestRow,
     TaskRow,
+    UnappliedPaymentEventRow,
     UsageChangedRow,
     UsageRow,
 )
@@ -152,12 +152,14 @@ STATEMENTS: dict[type[Any], Statement] = {
         "or payment_events.order_id is distinct from excluded.order_id",
         once_by=["provider", "event_id", "order_id"],
     ),
-    PaymentEventKeptRow: _insert(tables.payment_events, PaymentEventKeptRow, on_conflict="on conflict do nothing"),
+    UnappliedPaymentEventRow: _insert(
+        tables.payment_events, UnappliedPaymentEventRow, on_conflict="on conflict do nothing"
+    ),
     UsageRow: _insert(tables.usage_entries, UsageRow),
     UsageChangedRow: _update(tables.usage_entries, UsageChangedRow, keyed=["account_id", "ts", "request_id"]),
     AssetRow: _insert(tables.assets, AssetRow),
-    AssetsKeptRow: _update(tables.assets, AssetsKeptRow, keyed=["account_id", "request_id"]),
-    AssetsRemovedRow: _delete(tables.assets, AssetsRemovedRow),
+    AssetsExpiryRow: _update(tables.assets, AssetsExpiryRow, keyed=["account_id", "request_id"]),
+    AssetsDeletedRow: _delete(tables.assets, AssetsDeletedRow),
     ApiKeyRow: _insert(tables.api_keys, ApiKeyRow),
     ApiKeyRevokedRow: _update(tables.api_keys, ApiKeyRevokedRow, keyed=["account_id", "key_id"]),
     ApiKeyUsedRow: _update(tables.api_keys, ApiKeyUsedRow, keyed=["account_id", "key_id"]),
@@ -174,7 +176,7 @@ STATEMENTS: dict[type[Any], Statement] = {
     OutboxOutcomeRow: _update(
         tables.outbox, OutboxOutcomeRow, keyed=["account_id", "event_id", "attempts", "round_at"]
     ),
-    OutboxAgainRow: _update(tables.outbox, OutboxAgainRow, keyed=["account_id", "event_id"]),
+    OutboxResendRow: _update(tables.outbox, OutboxResendRow, keyed=["account_id", "event_id"]),
     OutboxAttemptRow: _insert(tables.outbox_attempts, OutboxAttemptRow, on_conflict="on conflict do nothing"),
     WebhookSecretRow: _insert(tables.webhook_secrets, WebhookSecretRow, on_conflict="on conflict do nothing"),
     BatchRow: _insert(tables.journal_batches, BatchRow),

@@ -13,7 +13,13 @@ import structlog
 from holdfast import metrics
 from holdfast.actors.directory import Directory
 from holdfast.actors.messages import Command
-from holdfast.actors.order_messages import AttachIntent, ExpireOrder, NoteIntentRefused, OrderHeard, ReconcileOrder
+from holdfast.actors.order_messages import (
+    AttachIntent,
+    ExpireOrder,
+    OrderHeard,
+    ReconcileOrder,
+    RecordIntentRefused,
+)
 from holdfast.actors.workers.card_looks import look_at
 from holdfast.ledger.clock import Now
 from holdfast.ledger.order_moves import can_expire
@@ -115,7 +121,7 @@ class OrderErrands:
                 request.order_id, request.account_id, amount_minor, request.currency, env=self._env
             )
         except CardRejected as fault:
-            await self._tell(order, NoteIntentRefused(order.order_id, fault.provider_code))
+            await self._tell(order, RecordIntentRefused(order.order_id, fault.provider_code))
             return "refused"
         except CardFault as fault:
             log.info("an intent could not be asked for", order_id=order.order_id, reason=_word(fault))

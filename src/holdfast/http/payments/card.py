@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from holdfast.actors.order_messages import AttachIntent, HearPayment, NoteIntentRefused
+from holdfast.actors.order_messages import AttachIntent, HearPayment, RecordIntentRefused
 from holdfast.actors.stored_replies import Replayed
 from holdfast.http.calls import Auth, Call
 from holdfast.http.front import CardDesk, Front
@@ -200,7 +200,7 @@ async def _intent_of(call: Call, card: CardDesk, order: Order) -> IntentCreated 
         )
     except CardRejected as fault:
         recorded = await call.ask(
-            front.accounts, request.account_id, NoteIntentRefused(request.order_id, fault.provider_code)
+            front.accounts, request.account_id, RecordIntentRefused(request.order_id, fault.provider_code)
         )
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
         return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
