@@ -307,7 +307,7 @@ def _moved_clock(folder: Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_RESET": "1",
     }

@@ -41,7 +41,7 @@ async def kill_service(deployment: Deployment, rng: random.Random) -> None:
     """``kill -9`` of one process, sometimes again while it starts."""
     service = rng.choice(deployment.services)
     service.kill()
-    while rng.random() < 0.25:
+    while rng.random() < 0.4:
         await trio.sleep(rng.uniform(0.1, 1.8))
         service.kill()
 
@@ -96,7 +96,8 @@ async def disturb_card(deployment: Deployment, rng: random.Random) -> None:
 async def move_clock(deployment: Deployment, rng: random.Random) -> None:
     """The clock jumps, and mostly jumps back."""
     deployment.move_clock(rng.choice(CLOCK_MOVES_S))
-    await trio.sleep(rng.uniform(0.3, 1.5))
+    # The service looks once in a second whether its clock was moved.
+    await trio.sleep(rng.uniform(1.1, 2.5))
     if rng.random() < 0.7:
         deployment.move_clock(0)
 
