@@ -50,10 +50,11 @@ class Caller:
     is_stopping: bool = False
 
     async def work(self) -> None:
-        """Create and read until told to stop."""
+        """Create and read until told to stop; a call that was turned away is repeated under its key."""
         while not self.is_stopping:
-            key = f"key-{next(self.numbers)}"
-            self.keys.append(key)
+            if not self.keys or self.keys[-1] in self.created:
+                self.keys.append(f"key-{next(self.numbers)}")
+            key = self.keys[-1]
             answer = await self._call("POST", "/v2/task/create", key)
             if answer.status_code == 200:
                 self.created[key] = answer.json()["request_id"]
