@@ -48,7 +48,8 @@ async def post(stage: Stage, path: str, json: Any = None) -> Any:
 def frozen(world: World, number: int, *, reason: str = "content_flagged", **fields: Any) -> Task:
     """A task in review, ``number`` minutes after noon."""
     at = world.now + timedelta(minutes=number)
-    task = world.task(f"task_{number}", at=at, status="review", wake_at=at + timedelta(hours=24), **fields)
+    until = at + timedelta(hours=24)
+    task = world.task(f"task_{number}", at=at, status="review", wake_at=until, dispatched=True, **fields)
     state = msgspec.structs.replace(
         task.state,
         status_history=(*task.state.status_history, StatusEntry(status="review", ts=at)),

@@ -34,7 +34,14 @@ from holdfast.actors.task_messages import (
     TaskRef,
     Wake,
 )
-from holdfast.actors.task_rows import changed_request_row, changed_task_row, changed_usage_row, new_event_rows
+from holdfast.actors.task_rows import (
+    changed_request_row,
+    changed_task_row,
+    changed_usage_row,
+    ended_assets_row,
+    new_asset_rows,
+    new_event_rows,
+)
 from holdfast.actors.turns import Commit, Tell, Teller
 from holdfast.actors.worker_messages import CancelJob, Host, PlaceFreed, Poll, Submit
 from holdfast.ledger import task_moves
@@ -58,7 +65,7 @@ from holdfast.ledger.task_steps import (
 from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal import Journal
-from holdfast.persistence.rows import AssetRow, AssetsDeletedRow, AssetsExpiryRow, Row, TaskEventRow
+from holdfast.persistence.rows import AssetsDeletedRow, Row, TaskEventRow
 from holdfast.persistence.units import Fence, Unit
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 from holdfast.providers.media.silences import ProviderSilences
@@ -213,23 +220,7 @@ class TaskActor(JournaledActor):
         )
         if step.task is None:
             return await self._take(step)
-        known = {item.asset_id for item in self._task.state.output}
-        stored = {item.asset_id: item for item in step.task.state.output if item.asset_id not in known}
-        rows = [
-            AssetRow(
-                self._task.account_id,
-                self._request_id,
-                result.position,
-                result.asset_id,
-                result.sha256,
-                result.bytes,
-                result.content_type,
-                at,
-                stored[result.asset_id].expires_at or result.expires_at,
-            )
-            for result in results
-            if isinstance(result, HostedOutput) and result.asset_id in stored
-        ]
+        rows = new_asset_rows(self._task, step.task, results)
         return await self._take(step, *rows)
 
     def _in_time(
@@ -296,7 +287,7 @@ class TaskActor(JournaledActor):
         if usage_of(after) != usage_of(before):
             rows = (*rows, changed_usage_row(after))
         if after.is_terminal and not before.is_terminal and before.state.output:
-            rows = (*rows, self._stored_before(after))
+            rows = (*rows, ended_assets_row(after))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
@@ -308,15 +299,6 @@ class TaskActor(JournaledActor):
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()
-
-    def _stored_before(self, after: Task) -> Row:
-        """What becomes of assets whose rows were there before the task ended."""
-        kept = [item.expires_at for item in after.state.output if item.expires_at is not None]
-        if after.status == "succeeded" and kept:
-            # Their time begins with the delivery: what waited through a review may have been over already.
-            return AssetsExpiryRow(after.account_id, self._request_id, max(kept))
-        # Stored in vain: without a row the sweeper takes the content away.
-        return AssetsDeletedRow(after.account_id, self._request_id)
 
     def _confirm(self, reply: Any, *rows: Row) -> Commit:
         """Answer what leaves the task as it is; only of its newest version, for others may have moved it."""

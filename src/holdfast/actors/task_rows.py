@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.task_events import events_of, pictured
 from holdfast.ledger.task_inputs import input_until
+from holdfast.ledger.task_moves import HostedOutput, HostingFailure
 from holdfast.ledger.tasks import Task, usage_of
 from holdfast.persistence.outbox_rows import OutboxRow
-from holdfast.persistence.rows import TaskChangedRow, TaskRequestRow, TaskRow, UsageChangedRow, UsageRow
+from holdfast.persistence.rows import (
+    AssetRow,
+    AssetsDeletedRow,
+    AssetsExpiryRow,
+    TaskChangedRow,
+    TaskRequestRow,
+    TaskRow,
+    UsageChangedRow,
+    UsageRow,
+)
 
 _json = msgspec.json.Encoder()
 
@@ -116,3 +128,36 @@ def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
         )
         for kind in kinds
     )
+
+
+def new_asset_rows(
+    before: Task, after: Task, results: Iterable[HostedOutput | HostingFailure]
+) -> tuple[AssetRow, ...]:
+    """The rows of the assets that a step took from the results of a hosting round."""
+    known = {item.asset_id for item in before.state.output}
+    stored = {item.asset_id: item for item in after.state.output if item.asset_id not in known}
+    return tuple(
+        AssetRow(
+            after.account_id,
+            after.request_id,
+            result.position,
+            result.asset_id,
+            result.sha256,
+            result.bytes,
+            result.content_type,
+            after.updated_at,
+            stored[result.asset_id].expires_at or result.expires_at,
+        )
+        for result in results
+        if isinstance(result, HostedOutput) and result.asset_id in stored
+    )
+
+
+def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:
+    """What becomes of the assets that an ended task had stored before it ended."""
+    expiries = [item.expires_at for item in task.state.output if item.expires_at is not None]
+    if task.status == "succeeded" and expiries:
+        # Their retention begins with the delivery: a review may have taken longer than it.
+        return AssetsExpiryRow(task.account_id, task.request_id, max(expiries))
+    # Without a row the sweeper removes the content.
+    return AssetsDeletedRow(task.account_id, task.request_id)
