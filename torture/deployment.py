@@ -220,7 +220,7 @@ async def deploy(
                     _make_services(deployment)
                     for service in deployment.services:
                         await nursery.start(service.run)
-                        await deployment.first_answers(trio.current_time())
+                    await deployment.first_answers(trio.current_time())
                     await deployment.new_customers(rng)
                     yield deployment
                 finally:
