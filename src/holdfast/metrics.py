@@ -10,6 +10,13 @@ HTTP_ANSWER_S = Histogram(
     ["route", "status"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
+HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Connections that are open.")
+HTTP_CUT = Counter(
+    "holdfast_http_connections_cut",
+    "Connections the server ended, by why: head_timeout, body_timeout, send_timeout, refused, "
+    "room (idle, closed for a new one), stop, fault.",
+    ["reason"],
+)
 JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
 JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work by how their batch ended.", ["verdict"])
 JOURNAL_BATCH_UNITS = Histogram(

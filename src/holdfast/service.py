@@ -1,27 +1,25 @@
 """The service as a process: what starts in which order, what the signals mean, and the ordered way down.
 
-Down: stop accepting, finish requests, drain the tree in reverse (mailboxes, last commit, database), stop the
-embedded server. A second signal ends the waiting, and what was cut is named in the log.
+Down: the tree is drained in reverse (accept what waits, finish requests, mailboxes, last commit, database), then
+the embedded server is stopped. A second signal ends the waiting, and what was cut is named in the log.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import structlog
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve as serve_http
 
 from holdfast import __version__
-from holdfast.http.app import create_app
+from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.persistence.embedded import EmbeddedPostgres
@@ -29,14 +27,17 @@ from holdfast.persistence.migrate import migrate
 from holdfast.providers.outward.name_lookups import limit_name_lookups
 from holdfast.scrubbing import learn_secrets
 from holdfast.settings import Settings
-from holdfast.supervision.faults import GaveUp
+from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
+from holdfast.wiring.http_factory import ListeningSockets
 
 log = structlog.get_logger(__name__)
 
 CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
-FINISH_REQUESTS_S = 5.0
 BACKLOG = 1024
+CLOSE_CLIENTS_S = 2.0
+AT_ONCE_S = 3.0
+"""How long the end may take that a second signal asks for."""
 
 
 def serve(settings: Settings) -> int:
@@ -50,23 +51,46 @@ def serve(settings: Settings) -> int:
     learn_secrets(settings.secret_values())
     for warning in settings.warnings:
         log.warning(warning)
-    try:
-        listener = _listen(settings)
-    except OSError as exc:
-        print(f"Cannot listen on {settings.host}:{settings.port}: {exc.strerror}.", file=sys.stderr)  # noqa: T201
-        return BAD_CONFIGURATION
-    with listener, _database_url(settings) as (database_url, embedded):
+    open_files = raise_open_files_limit()
+    with ExitStack() as stack:
+        listening: list[socket.socket] = []
+        for host, port in _addresses(settings):
+            try:
+                listening.append(stack.enter_context(_listen(host, port)))
+            except OSError as exc:
+                print(f"Cannot listen on {host}:{port}: {exc.strerror}.", file=sys.stderr)  # noqa: T201
+                return BAD_CONFIGURATION
+        connections_max = connections_within(open_files, settings.connections_max)
+        if connections_max < settings.connections_max:
+            log.warning("fewer connections than wanted", connections_max=connections_max, open_files=open_files)
+        sockets = ListeningSockets(
+            public=listening[0],
+            operators=listening[1] if len(listening) > 1 else None,
+            connections_max=connections_max,
+        )
+        database_url, embedded = stack.enter_context(_database_url(settings))
         report = migrate(database_url)
         if report.applied:
             log.info("database migrated", applied=list(report.applied))
         try:
-            assembly = assemble(settings, database_url=database_url, local_url=_url_of(listener), embedded=embedded)
+            assembly = assemble(
+                settings,
+                database_url=database_url,
+                local_url=_url_of(sockets.public),
+                embedded=embedded,
+                sockets=sockets,
+            )
         except CatalogFault as fault:
             for line in fault.lines:
                 print(line, file=sys.stderr)  # noqa: T201
             return BAD_CONFIGURATION
         tune_interpreter()
-        return trio.run(_run, assembly, listener)
+        try:
+            return trio.run(_run, assembly, sockets)
+        except Exception:
+            # Through the log, which scrubs it: an exception may quote what a client sent.
+            log.critical("the service broke off", exc_info=True)
+            return GAVE_UP
 
 
 def tune_interpreter() -> None:
@@ -84,78 +108,88 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(20e-6)
 
 
-async def _run(assembly: Assembly, listener: socket.socket) -> int:
+async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
     limit_name_lookups()
-    stop = trio.Event()
     code = CLEAN
-    tree_done = trio.Event()
-
-    async def run_tree(*, task_status: trio.TaskStatus[None]) -> None:
-        nonlocal code
-        try:
-            await assembly.tree.run(task_status=task_status)
-        except GaveUp as gave_up:
-            log.critical("the tree gave up", reason=str(gave_up))
-            code = GAVE_UP
-            task_status.started()
-        finally:
-            tree_done.set()
-            stop.set()
-
     try:
         await assembly.store.prepare()
     except OSError as fault:
         print(f"Results cannot be stored: {fault.strerror}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_heed_signals, assembly, stop, nursery.cancel_scope)
-        await nursery.start(run_tree)
-        if not tree_done.is_set():
-            config = _http_config(assembly.settings, listener)
-            app = create_app(assembly.front)
-            url = _url_of(listener)
-            log.info(
-                "holdfast serves",
-                version=__version__,
-                url=url,
-                docs=f"{url}/docs",
-                env=assembly.settings.env,
-                database=assembly.database.url if not assembly.settings.is_production else "configured",
-                card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
-            )
-            await serve_http(app, config, shutdown_trigger=stop.wait)
-            log.info("no longer accepting requests")
-        await assembly.tree.stop()
-        await tree_done.wait()
+        nursery.start_soon(_heed_signals, assembly)
+        nursery.start_soon(_tell_when_up, assembly, sockets)
+        try:
+            await assembly.tree.run()
+        except GaveUp as gave_up:
+            log.critical("the tree gave up", reason=str(gave_up))
+            code = GAVE_UP
         if assembly.card is not None:
-            await assembly.card.provider.close()
+            with trio.move_on_after(CLOSE_CLIENTS_S):
+                await assembly.card.provider.close()
         nursery.cancel_scope.cancel()
     log.info("stopped", exit_code=code)
     return code
 
 
-async def _heed_signals(assembly: Assembly, stop: trio.Event, everything: trio.CancelScope) -> None:
+async def _tell_when_up(assembly: Assembly, sockets: ListeningSockets) -> None:
+    """Log where the service is reached, once every part of it has been up."""
+    try:
+        await assembly.tree.wait_ready()
+    except NotRunning:
+        return
+    url = _url_of(sockets.public)
+    log.info(
+        "holdfast serves",
+        version=__version__,
+        url=url,
+        docs=f"{url}/docs",
+        operators=None if sockets.operators is None else _url_of(sockets.operators),
+        env=assembly.settings.env,
+        database=assembly.database.url if not assembly.settings.is_production else "configured",
+        card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
+    )
+
+
+async def _heed_signals(assembly: Assembly) -> None:
     """INT and TERM stop in order, a second one at once; HUP reads the catalog again."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                await assembly.shelf.reload()
-            elif not stop.is_set():
-                log.info("stopping", signal=signal.Signals(number).name)
-                stop.set()
-            else:
-                cut = [child.child_id for child in assembly.tree.children() if child.state != "stopped"]
-                log.warning("stopping at once", signal=signal.Signals(number).name, cut=cut)
-                everything.cancel()
+    tree, is_asked = assembly.tree, False
+    # A thread that waits for a frozen database cannot be ended, and keeps the loop from ending. What was answered
+    # is durable, so to leave in the middle is no worse than a kill.
+    last_resort = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
+    last_resort.daemon = True
+    try:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    await assembly.shelf.reload()
+                elif not is_asked:
+                    is_asked = True
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    await tree.stop()
+                else:
+                    cut = [child.child_id for child in tree.children() if child.state != "stopped"]
+                    log.warning("stopping at once", signal=signal.Signals(number).name, cut=cut)
+                    tree.stop_at_once()
+                    if not last_resort.is_alive():
+                        last_resort.start()
+    finally:
+        last_resort.cancel()
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """The listening socket, made before anything else: the address is known, or taken, from the start."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def _addresses(settings: Settings) -> list[tuple[str, int]]:
+    """Where to listen: for everybody, and for operators where they have a port of their own."""
+    found = [(settings.host, settings.port)]
+    return found if settings.ops_port is None else [*found, (settings.ops_host, settings.ops_port)]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, made before anything else: the address is known, or taken, from the start."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
@@ -168,21 +202,6 @@ def _url_of(listener: socket.socket) -> str:
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - only recognised
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _http_config(settings: Settings, listener: socket.socket) -> Config:
-    config = Config()
-    # A duplicate: hypercorn closes what it serves on.
-    config.bind = [f"fd://{os.dup(listener.fileno())}"]
-    config.backlog = BACKLOG
-    config.graceful_timeout = FINISH_REQUESTS_S
-    config.keep_alive_timeout = 60
-    config.h11_max_incomplete_size = settings.header_bytes_max + 1024
-    config.include_server_header = False
-    config.accesslog = None
-    # Its own handler would write beside ours.
-    config.errorlog = logging.getLogger("hypercorn.error")
-    return config
 
 
 @contextmanager

@@ -52,13 +52,21 @@ class Settings:
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
     purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``s3`` None: results are
     stored in ``data_dir``. ``trusted_proxies``: the peers whose ``proxy_header`` tells where a request comes from.
-    ``webhook_local_allowed``: events may go to http and to private addresses.
-    ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
+    ``ops_port`` None: operators' routes are on the public port. ``webhook_local_allowed``: events may go to http and
+    to private addresses. ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
     """
 
     env: Literal["development", "production"]
     host: str
     port: int
+    ops_host: str
+    ops_port: int | None
+    connections_max: int
+    connections_per_peer_max: int
+    head_timeout_s: float
+    body_timeout_s: float
+    send_timeout_s: float
+    idle_timeout_s: float
     data_dir: Path
     database_url: str | None = field(repr=False)
     public_url: str | None
@@ -169,6 +177,14 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         env=env,
         host=reader.text("HOST") or "127.0.0.1",
         port=reader.whole("PORT", 8000, least=0, most=65535),
+        ops_host=reader.text("OPS_HOST") or "127.0.0.1",
+        ops_port=reader.whole_or_none("OPS_PORT", least=0, most=65535),
+        connections_max=reader.whole("CONNECTIONS_MAX", 2048),
+        connections_per_peer_max=reader.whole("CONNECTIONS_PER_PEER_MAX", 512),
+        head_timeout_s=reader.seconds("HEAD_TIMEOUT_S", 15.0),
+        body_timeout_s=reader.seconds("BODY_TIMEOUT_S", 60.0),
+        send_timeout_s=reader.seconds("SEND_TIMEOUT_S", 20.0),
+        idle_timeout_s=reader.seconds("IDLE_TIMEOUT_S", 60.0),
         data_dir=data_dir,
         database_url=reader.database_url(),
         public_url=reader.base_url("PUBLIC_URL"),
@@ -375,6 +391,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             lines.append(f"{PREFIX}WEBHOOK_LOCAL_ALLOWED is true: customers can have us call private addresses")
         if settings.card_api_key is not None and "_test_" in settings.card_api_key:
             lines.append(f"{PREFIX}CARD_API_KEY is a test key: credit is given for payments that are none")
+        if settings.ops_port is None:
+            lines.append(f"{PREFIX}OPS_PORT is not set: /ops and /metrics answer on the public port")
         if settings.public_url is None:
             lines.append(f"{PREFIX}PUBLIC_URL is not set: links will name the address the service listens on")
         elif settings.public_url.startswith("http:"):

@@ -91,6 +91,9 @@ class Reader:
 
         return self._read(name, default, convert, f"a whole number from {least} to {most}")
 
+    def whole_or_none(self, name: str, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
+        return None if self.text(name) is None else self.whole(name, least, least=least, most=most)
+
     def seconds(self, name: str, default: float) -> float:
         def convert(text: str) -> float | None:
             plain = re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,3})?", text, re.ASCII)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,8 +15,6 @@ import msgspec
 import pytest
 import sqlalchemy
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 from quart import Response
 
 from holdfast.actors.account_messages import RecordKeyUse
@@ -24,6 +22,10 @@ from holdfast.actors.messages import Command
 from holdfast.http.app import FrontApp, create_app
 from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
 from holdfast.http.front import CardDesk, Front, Readiness
+from holdfast.http.server.connection import AsgiApp
+from holdfast.http.server.connections import Connections
+from holdfast.http.server.limits import ServerLimits
+from holdfast.http.server.listener import Listener
 from holdfast.ledger.catalog import load_catalog
 from holdfast.ledger.orders import Order
 from holdfast.ledger.quotes import quote_input
@@ -253,19 +255,17 @@ class Stage:
         return make_order(order_id, account_id, at, **fields)
 
     @asynccontextmanager
-    async def serving(self, *, keep_alive_s: float = 60, finish_s: float = 1) -> AsyncIterator[str]:
-        """Serve the app by a real server on loopback; its base address."""
-        config = Config()
-        config.bind = ["127.0.0.1:0"]
-        config.errorlog = None
-        config.keep_alive_timeout = keep_alive_s
-        config.graceful_timeout = finish_s
-        done = trio.Event()
-        async with trio.open_nursery() as nursery:
-            start = partial(serve, self.app, config, shutdown_trigger=done.wait)
-            binds = await nursery.start(start)
-            yield binds[0]
-            done.set()
+    async def serving(self, **limits: Any) -> AsyncIterator[str]:
+        """Serve the app by the server itself on loopback; its base address."""
+        connections = Connections(ServerLimits(**{"finish_requests_s": 1.0, **limits}))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(connections.run)
+                await nursery.start(listener.run)
+                yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+                await listener.stop()
+                await connections.stop()
 
     async def refused(self, response: Response, status: int, code: str) -> dict[str, Any]:
         """Check that an answer is this refusal in the one error shape; its ``error`` object."""

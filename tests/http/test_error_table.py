@@ -31,6 +31,8 @@ EXPECTED = {
     "temporarily_unavailable": (503, "api_error"),
     "overloaded": (503, "api_error"),
     "internal_error": (500, "api_error"),
+    "not_implemented": (501, "invalid_request_error"),
+    "http_version_not_supported": (505, "invalid_request_error"),
     "invalid_idempotency_key": (400, "idempotency_error"),
     "idempotency_key_reused": (422, "idempotency_error"),
     "idempotency_key_in_use": (409, "idempotency_error"),

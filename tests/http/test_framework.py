@@ -105,22 +105,18 @@ async def test_a_body_above_the_limit_is_413_whether_or_not_it_says_so(stage: St
     big = b'{"email": "' + b"a" * 2000 + b'"}'
     headers = {"Content-Type": "application/json"}
     await stage.refused(await stage.call("POST", OTP, data=big, headers=headers), 413, "request_too_large")
-    async with stage.app.test_client().request(OTP, method="POST", headers=headers) as connection:
-        for start in range(0, len(big), 100):
-            await connection.send(big[start : start + 100])
-        await connection.send_complete()
-    response = await connection.as_response()
-    await stage.refused(response, 413, "request_too_large")
+    chunks = b"".join(b"64\r\n" + b"a" * 100 + b"\r\n" for _ in range(20)) + b"0\r\n\r\n"
+    answer = await _chunked(stage, chunks)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"request_too_large"' in answer
 
 
 async def test_a_body_above_every_limit_that_does_not_say_so_is_413(stage: Stage) -> None:
-    headers = {"Content-Type": "application/json"}
-    part = b"a" * 65536
-    async with stage.app.test_client().request(OTP, method="POST", headers=headers) as connection:
-        for _ in range(stage.front.settings.body_bytes_max // len(part) + 1):
-            await connection.send(part)
-        await connection.send_complete()
-    await stage.refused(await connection.as_response(), 413, "request_too_large")
+    part = b"10000\r\n" + b"a" * 65536 + b"\r\n"
+    count = stage.front.settings.body_bytes_max // 65536 + 1
+    answer = await _chunked(stage, part * count + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"request_too_large"' in answer
 
 
 @pytest.mark.parametrize(("target", "status"), [(b"/v2/nowhere", b"404"), (b"/v2/task/create", b"401")])
@@ -139,12 +135,11 @@ async def test_a_connection_serves_on_after_an_answer_that_came_before_the_body(
 
 
 async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connection_closed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage,
 ) -> None:
-    monkeypatch.setattr("holdfast.http.connection.REST_OF_BODY_S", 0.05)
     heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     with trio.fail_after(5):
-        async with stage.serving() as base, await _connect(base) as stream:
+        async with stage.serving(rest_of_body_s=0.05) as base, await _connect(base) as stream:
             await stream.send_all(heads)
             answer = await _answer(stream)
             assert answer.split()[1] == b"404"
@@ -153,7 +148,7 @@ async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connecti
 
 
 async def test_a_connection_left_idle_after_an_answer_is_closed(stage: Stage) -> None:
-    async with stage.serving(keep_alive_s=0.05) as base:
+    async with stage.serving(idle_timeout_s=0.05) as base:
         stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
         async with stream:
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -165,7 +160,7 @@ async def test_a_connection_left_idle_after_an_answer_is_closed(stage: Stage) ->
 
 async def test_an_idle_connection_does_not_hold_up_the_end(stage: Stage) -> None:
     with trio.fail_after(60):
-        async with stage.serving(keep_alive_s=3600, finish_s=3600) as base:
+        async with stage.serving(idle_timeout_s=3600, finish_requests_s=3600) as base:
             stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
@@ -174,13 +169,47 @@ async def test_an_idle_connection_does_not_hold_up_the_end(stage: Stage) -> None
                 assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
 
 
-async def test_too_many_or_too_large_headers_are_refused(stage: Stage) -> None:
-    stage.configure(header_count_max=20, header_bytes_max=2000)
-    many = {f"X-Many-{number}": "x" for number in range(30)}
-    await stage.refused(await stage.call("GET", "/healthz", headers=many), 431, "headers_too_large")
-    await stage.refused(
-        await stage.call("GET", "/healthz", headers={"X-Big": "x" * 3000}), 431, "headers_too_large"
-    )
+@pytest.mark.parametrize(
+    "headers", [b"X-Many: x\r\n" * 30, b"X-Big: " + b"x" * 3000 + b"\r\n", b"X-Big: " + b"x" * 200_000 + b"\r\n"]
+)
+async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: bytes) -> None:
+    with trio.fail_after(5):
+        async with stage.serving(header_count_max=20, header_bytes_max=2000) as base:
+            answer = await _exchange(base, b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in answer
+    assert b"x-request-id: req_" in answer
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"//metrics", b"/%6detrics", b"/%6Detrics", b"/./metrics", b"/x/../metrics", b"/x/..%2fmetrics",
+     b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61"],
+)  # fmt: skip
+async def test_a_path_that_is_not_in_its_normal_form_is_nowhere(stage: Stage, target: bytes) -> None:
+    with trio.fail_after(5):
+        async with stage.serving() as base:
+            answer = await _exchange(base, _request(b"GET", target, b"localhost"))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b'"code":"route_not_found"' in answer
+
+
+@pytest.mark.parametrize("target", [b"http://localhost/metrics", b"?", b"http://[", b"*", b"metrics", b"/a#b"])
+async def test_a_target_that_is_no_path_is_refused_in_the_error_shape(stage: Stage, target: bytes) -> None:
+    with trio.fail_after(5):
+        async with stage.serving() as base:
+            answer = await _exchange(base, _request(b"GET", target, b"localhost"))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"malformed_request"' in answer
+    assert b"x-request-id: req_" in answer
+
+
+async def test_a_models_id_may_have_an_encoded_slash(stage: Stage) -> None:
+    with trio.fail_after(5):
+        async with stage.serving() as base:
+            answer = await _exchange(base, _request(b"GET", b"/v1/models/studio%2Fimage-1", b"localhost"))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"id":"studio/image-1"' in answer
 
 
 async def test_a_caller_that_hangs_up_ends_its_handler_and_nothing_else(stage: Stage) -> None:
@@ -248,6 +277,14 @@ def _request(method: bytes, target: bytes, host: bytes, body: bytes = b"") -> by
         b"Content-Length: " + str(len(body)).encode(),
     ]
     return b"\r\n".join(heads) + b"\r\n\r\n" + body
+
+
+async def _chunked(stage: Stage, chunks: bytes) -> bytes:
+    """The answer to a sign-in whose body comes in chunks."""
+    head = b"POST " + OTP.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with trio.fail_after(10):
+        async with stage.serving() as base:
+            return await _exchange(base, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
 
 
 async def _connect(base: str) -> trio.SocketStream:

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import structlog
 import trio
-from quart import Request, Response
+from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.account_messages import Recharged, TaskAccepted
 from holdfast.actors.stored_replies import Replayed
+from holdfast.http.bounded_body import FrontRequest
 from holdfast.http.calls import Call
 from holdfast.http.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
 from holdfast.http.front import Front
@@ -36,7 +37,7 @@ def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[
             return shape(reply)
 
 
-async def answer_call(front: Front, route: Route, request: Request, path: dict[str, str]) -> Response:
+async def answer_call(front: Front, route: Route, request: FrontRequest, path: dict[str, str]) -> Response:
     """Serve one call: prepare, handle, render.
 
     Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
 from prometheus_client import Histogram
 from quart import Request, Response
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from holdfast import metrics
 from holdfast.http import catalog_listing, ops
@@ -26,7 +28,6 @@ from holdfast.http.payments import card, orders, sandbox
 from holdfast.http.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.tasks import asset_files, callbacks, events, media_tasks, provider_hooks, usage_log
 from holdfast.http.tracing import begin_trace
-from holdfast.ledger.refusals import Refusal
 
 ROUTES: Final[tuple[Route, ...]] = (
     *sign_in.route.routes,
@@ -48,20 +49,31 @@ ROUTES: Final[tuple[Route, ...]] = (
     *interface_pages(lambda: ROUTES).routes,
 )
 
-_HEADS_TOO_LARGE = Refusal(code="headers_too_large", message="The request's headers are too large.")
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
+
+
+def is_for_operators(route: Route) -> bool:
+    """Whether a route is for those who run the service, and so belongs on a listener of their own."""
+    return route.path == "/metrics" or route.path.startswith("/ops/")
+
+
+PUBLIC_ROUTES: Final = tuple(route for route in ROUTES if not is_for_operators(route))
+OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(route) or route.path in HEALTH_PATHS)
 
 
 class FrontApp(QuartTrio):
     """Quart on trio, with our answer to everything that goes wrong around a handler."""
 
     front: Front
-    asgi_http_class = FrontConnection
+    asgi_http_class = FrontConnection  # type: ignore[assignment]  # one task a call instead of quart-trio's three
     request_class = FrontRequest
 
-    def prepare_routing(self) -> None:
+    def prepare_routing(self, routes: Sequence[Route]) -> None:
         """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""
+        for route in routes:
+            self.add_url_rule(route.rule, route.name, methods=[route.method])
         self._adapter = self.url_map.bind("holdfast")
-        self._views: dict[str, Route] = {route.name: route for route in ROUTES}
+        self._views: dict[str, Route] = {route.name: route for route in routes}
         self._meters: dict[tuple[str, int], Histogram] = {}
 
     async def handle_request(self, request: Request) -> Response:
@@ -84,12 +96,13 @@ class FrontApp(QuartTrio):
         """
         name = "none"
         try:
-            if _heads_too_large(self.front, request):
-                return name, render_refusal(_HEADS_TOO_LARGE)
+            if not is_normal_path(request.scope["raw_path"]):
+                raise NotFound
             rule, path = self._adapter.match(request.path, request.method, return_rule=True, websocket=False)
             name = rule.endpoint
             if request.method == "OPTIONS":
                 return name, self._options(request.path)
+            assert isinstance(request, FrontRequest)
             return name, await answer_call(self.front, self._views[name], request, dict(path))
         except trio.Cancelled:
             raise
@@ -110,34 +123,41 @@ class FrontApp(QuartTrio):
         return meter
 
 
-def create_app(front: Front) -> FrontApp:
-    """The application that serves ``front``. It owns no task and no nursery: handlers only ask and read."""
+def create_app(front: Front, routes: Sequence[Route] = ROUTES) -> FrontApp:
+    """The application that serves ``routes``. It owns no task and no nursery: handlers only ask and read."""
     app = FrontApp(__name__, static_folder=None)
     app.front = front
     app.config["PROPAGATE_EXCEPTIONS"] = False
-    app.config["MAX_CONTENT_LENGTH"] = max(
-        front.settings.body_bytes_max, *(route.raw_body_bytes_max or 0 for route in ROUTES)
-    )
     app.url_map.merge_slashes = False
     app.url_map.converters["task"] = TaskIdConverter
     app.url_map.converters["order"] = OrderIdConverter
-    for route in ROUTES:
-        app.add_url_rule(route.rule, route.name, methods=[route.method])
-    app.prepare_routing()
+    app.prepare_routing(routes)
     return app
+
+
+_MODELS: Final = b"/v1/models/"
+_UNRESERVED: Final = re.compile(rb"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.IGNORECASE)
+_DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
+
+
+def is_normal_path(raw_path: bytes) -> bool:
+    """Whether a path is in its one normal form (RFC 3986, 6.2.2), so that a proxy's rules speak of the same path.
+
+    No empty and no dot segments, nothing percent-encoded that need not be, and an encoded slash only inside a
+    model's id.
+    """
+    if b"//" in raw_path or (b"/." in raw_path and _DOTS.search(raw_path)):
+        return False
+    if b"%" not in raw_path:
+        return True
+    if _UNRESERVED.search(raw_path):
+        return False
+    return b"%2f" not in raw_path.lower() or raw_path.startswith(_MODELS)
 
 
 def _framework_refusal(error: HTTPException) -> Response:
     refusal, headers = refusal_of_http(error)
     return render_refusal(refusal, headers)
-
-
-def _heads_too_large(front: Front, request: Request) -> bool:
-    heads: list[tuple[bytes, bytes]] = list(request.scope.get("headers", ()))
-    settings = front.settings
-    if len(heads) > settings.header_count_max:
-        return True
-    return sum(len(name) + len(value) for name, value in heads) > settings.header_bytes_max
 
 
 def _without_body(response: Response) -> Response:
@@ -149,4 +169,4 @@ def _without_body(response: Response) -> Response:
     return bare
 
 
-__all__ = ["ROUTES", "FrontApp", "create_app"]
+__all__ = ["OPERATORS_ROUTES", "PUBLIC_ROUTES", "ROUTES", "FrontApp", "create_app", "is_normal_path"]

@@ -1,34 +1,39 @@
-"""Requests whose bodies are bounded by what their route takes, not by the largest that any route takes.
-
-The server hands on what comes in whether or not anybody reads it, so a limit that is only looked at afterwards
-would let every route be filled up to the largest of them.
-"""
+"""Requests whose bodies are taken in when somebody asks for them, and bounded by what their route takes."""
 
 from __future__ import annotations
 
-from quart import Request
-from quart_trio.wrappers.request import TrioBody, TrioRequest
+from typing import Any
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable
+from quart_trio.wrappers.request import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge
 
 
-class BoundedBody(TrioBody):
-    """A body whose limit may be lowered while it comes in."""
-
-    def bound(self, bytes_max: int) -> None:
-        """Take no more than ``bytes_max`` bytes in all; whoever reads a longer body gets the framework's 413."""
-        self._max_content_length = bytes_max
-        if len(self._data) > bytes_max:
-            self._must_raise = RequestEntityTooLarge()
-            self.set_complete()
-
-
 class FrontRequest(TrioRequest):
-    """A request of this house."""
+    """A request whose body waits with the server below until it is read."""
 
-    body_class = BoundedBody
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.receive: ASGIReceiveCallable | None = None
 
+    async def read_body(self, bytes_max: int) -> bytes:
+        """The whole body, read once.
 
-def bound_body(request: Request, bytes_max: int) -> None:
-    """Lower the limit of a request's body."""
-    if isinstance(request.body, BoundedBody):
-        request.body.bound(bytes_max)
+        Raises the framework's ``RequestEntityTooLarge`` as soon as more than ``bytes_max`` bytes have come. Where
+        the client hangs up it does not return: the server below cancels the call.
+        """
+        assert self.receive is not None
+        parts: list[bytes] = []
+        count = 0
+        while True:
+            event = await self.receive()
+            if event["type"] != "http.request":
+                await trio.sleep_forever()
+            part = event.get("body", b"")
+            count += len(part)
+            if count > bytes_max:
+                raise RequestEntityTooLarge
+            parts.append(part)
+            if not event.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final, Literal, TypeVar
 
 import msgspec
-from quart import Request
 from sqlalchemy import Connection
 
 from holdfast.actors.account_messages import KeyClaim, RecordKeyUse
@@ -25,7 +24,7 @@ from holdfast.actors.directory import Directory
 from holdfast.actors.messages import Command, IdempotencyKey
 from holdfast.actors.stored_replies import Replayed, StoredReply
 from holdfast.http import bodies
-from holdfast.http.bounded_body import bound_body
+from holdfast.http.bounded_body import FrontRequest
 from holdfast.http.client_address import client_address, origin_of
 from holdfast.http.credentials import (
     INVALID_API_KEY,
@@ -116,7 +115,7 @@ class Call:
         "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session",
     )  # fmt: skip
 
-    def __init__(self, front: Front, route: Needs, request: Request, path: dict[str, str]) -> None:
+    def __init__(self, front: Front, route: Needs, request: FrontRequest, path: dict[str, str]) -> None:
         self.front = front
         self.route = route
         self.request = request
@@ -156,11 +155,7 @@ class Call:
             refusal = await self._prove_caller()
         if refusal is not None or self.route.method == "GET":
             return refusal
-        bound_body(self.request, bytes_max)
-        raw = await self.request.get_data(cache=True, as_text=False, parse_form_data=False)
-        if len(raw) > bytes_max:
-            return _too_large(bytes_max)
-        self.raw = raw
+        self.raw = raw = await self.request.read_body(bytes_max)
         if self.route.raw_body_bytes_max is not None:
             return None
         self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None

@@ -1,63 +1,55 @@
-"""How one request's body is taken in and its answer handed over, whatever the handler read of the body.
+"""How one request reaches the application and its answer leaves it.
 
-An answer may be ready before the body has arrived: a wrong path, no credential, a body said to be too large. The
-server below can use the connection again only when the body is through. So an answer waits a moment for the rest,
-which is thrown away; where it does not come, the answer says ``Connection: close``, and the connection is closed.
+The server below (:mod:`holdfast.http.server`) cancels the call of a client that hangs up, and hands out the body
+as it is asked for. So a call is one task, and nothing of a body is taken in before somebody wants it.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
+from typing import cast
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent, ASGISendCallable, ASGISendEvent, HTTPScope
-from quart import Request
-from quart.app import Quart
-from quart_trio.asgi import TrioASGIHTTPConnection
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+)
+from quart import Response
+from quart.asgi import ASGIHTTPConnection
+from quart.utils import encode_headers
+from quart.wrappers.response import DataBody
 
-REST_OF_BODY_S: Final = 2.0
-"""How long an answer waits for the rest of a body that nobody reads."""
-
-LAST_WORD_S: Final = 5.0
+from holdfast.http.bounded_body import FrontRequest
 
 
-class FrontConnection(TrioASGIHTTPConnection):
+class FrontConnection(ASGIHTTPConnection):
     """One request over the server below; made anew for each."""
 
-    def __init__(self, app: Quart, scope: HTTPScope) -> None:
-        super().__init__(app, scope)
-        self._body_is_through = trio.Event()
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer the request."""
+        request = self._create_request_from_scope(send)
+        assert isinstance(request, FrontRequest)
+        request.receive = receive
+        response = await self.app.handle_request(request)
+        assert isinstance(response, Response)
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": encode_headers(response.headers),
+        }
+        await send(cast(HTTPResponseStartEvent, start))
+        if isinstance(response.response, DataBody):
+            await send(_part(response.response.data, more=False))
+            return
+        timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
+        # What a client has not taken by then is given up; the server below sees that the answer is cut short.
+        with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            async with response.response as body:
+                async for data in body:
+                    await send(_part(data.encode() if isinstance(data, str) else data, more=True))
+            await send(_part(b"", more=False))
 
-    async def handle_messages(  # type: ignore[override]  # quart-trio's own signature differs from quart's
-        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
-    ) -> None:
-        """Take the body in, and end the handler when its caller hangs up."""
 
-        async def watched() -> ASGIReceiveEvent:
-            event = await receive()
-            if event["type"] != "http.request" or not event.get("more_body", False):
-                self._body_is_through.set()
-            return event
-
-        await super().handle_messages(nursery, request, watched)
-
-    async def handle_request(  # type: ignore[override]  # as above
-        self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
-    ) -> None:
-        """Answer; a connection that cannot be used again is really closed."""
-        await super().handle_request(nursery, request, partial(self._send, send))
-
-    async def _send(self, send: ASGISendCallable, event: ASGISendEvent) -> None:
-        if event["type"] == "http.response.start" and not self._body_is_through.is_set():
-            with trio.move_on_after(REST_OF_BODY_S):
-                await self._body_is_through.wait()
-            if not self._body_is_through.is_set() and self.scope["http_version"].startswith("1"):
-                event["headers"] = [*event["headers"], (b"connection", b"close")]
-        if event["type"] == "http.response.body" and not event.get("more_body", False):
-            # The server below first tells us that the call is over, which cancels us, and only then closes the
-            # connection or begins to time its idleness, still in our task. Cut off in between, it would do neither.
-            with trio.move_on_after(LAST_WORD_S, shield=True):
-                await send(event)
-        else:
-            await send(event)
+def _part(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -71,6 +71,8 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
     "overloaded": ErrorRow(503, API, retry_after_s=1),
     "internal_error": ErrorRow(500, API),
+    "not_implemented": ErrorRow(501, INVALID),
+    "http_version_not_supported": ErrorRow(505, INVALID),
     # Idempotency.
     "invalid_idempotency_key": ErrorRow(400, IDEMPOTENCY),
     "idempotency_key_reused": ErrorRow(422, IDEMPOTENCY),

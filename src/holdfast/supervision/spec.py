@@ -51,13 +51,23 @@ class Placed(Protocol):
         ...
 
 
+@runtime_checkable
+class Hurried(Protocol):
+    """A child that can be told to end without patience; a supervisor passes it on to the children below."""
+
+    def stop_at_once(self) -> None:
+        """Give up waiting for anybody; ``run`` returns as soon as its own code has unwound."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """One child of a supervisor. ``start`` makes a fresh object for every incarnation and may raise.
 
     ``shutdown_s`` is the patience after a polite stop; then the child is killed (0: killed at once). Give a child
-    that is itself a supervisor at least its ``drain_timeout_s``. A child that stayed up for ``backoff.max_s`` has
-    recovered: its next crash waits ``backoff.min_s`` again.
+    that is itself a supervisor at least its ``drain_timeout_s``. An ``independent`` child keeps running when a
+    sibling before it is restarted. A child that stayed up for ``backoff.max_s`` has recovered: its next crash
+    waits ``backoff.min_s`` again.
 
     Raises ValueError for an id that would not fit into a path, an endless patience, or a significant child that is
     permanent (it never finishes, so it can never be the reason to shut down).
@@ -69,6 +79,7 @@ class ChildSpec:
     shutdown_s: float = 5.0
     significant: bool = False
     backoff: Backoff = DEFAULT_BACKOFF
+    independent: bool = False
 
     def __post_init__(self) -> None:
         if not self.child_id or "/" in self.child_id:

@@ -23,7 +23,7 @@ from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_o
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.reports import Context, Reporter, ReportKind, describe
 from holdfast.supervision.slots import Life, Slot, StartSignal
-from holdfast.supervision.spec import AutoShutdown, ChildSpec, Intensity, Placed, Strategy
+from holdfast.supervision.spec import AutoShutdown, ChildSpec, Hurried, Intensity, Placed, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 
 KILL_GRACE_S = 1.0
@@ -74,6 +74,7 @@ class Supervisor:
         self._task_status: trio.TaskStatus[None] | None = None
         self._booted = False
         self._ending = trio.Event()
+        self._patience = trio.CancelScope(shield=True)
         self._gave_up: GaveUp | None = None
         self._cut: list[str] = []
         self._changed = trio.Event()
@@ -117,7 +118,21 @@ class Supervisor:
         """Ask for the ordered drain; returns at once, :meth:`run` returns when all is down."""
         self._ending.set()
 
+    def stop_at_once(self) -> None:
+        """End the patience of a drain, here and in the supervisors below: what has not stopped is killed."""
+        self._ending.set()
+        self._patience.cancel(reason=f"{self.path} is stopped at once")
+        for slot in self._slots:
+            child: object = slot.life.child
+            if isinstance(child, Hurried):
+                child.stop_at_once()
+
     # ---------------------------------------------------------------------------------- introspection
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it goes down for good: it was asked to, or has given up."""
+        return self._ending.is_set()
 
     @property
     def is_ready(self) -> bool:
@@ -323,7 +338,7 @@ class Supervisor:
             return
         first = 0 if self.strategy == "one_for_all" else self._slots.index(slot)
         for other in self._slots[first:]:
-            if other is slot:
+            if other is slot or other.spec.independent:
                 continue
             other.doomed = other.live
             if other.spec.restart == "temporary" and other.incarnation and other.settled is None:
@@ -381,7 +396,8 @@ class Supervisor:
         self._pulse()
         for slot in self._slots:
             slot.clear_timer()
-        with trio.move_on_after(self.drain_timeout_s, shield=True):
+        self._patience.deadline = trio.current_time() + self.drain_timeout_s
+        with self._patience:
             for slot in reversed(self._slots):
                 if slot.phase == "stopping":  # its stopper is at work, and kills it in time
                     with trio.move_on_after(slot.spec.shutdown_s + KILL_GRACE_S):

@@ -11,17 +11,22 @@
     ├── emulators       one_for_one    stand-ins for other people's machines; strangers to each other
     │   ├── studio
     │   └── card
-    └── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
-        ├── heartbeat                  renews the process's lease and measures service time
-        ├── dispatcher
-        ├── desk
-        ├── hosting
-        ├── outbox                     delivers events to customers' servers
-        ├── reconciler                 compares card orders with their provider
-        ├── order-sweeper              ends orders that nobody has paid in time
-        ├── provider-watch             probes providers that nobody has called for a while
-        ├── asset-sweeper              ends the time of stored results, and empties the store behind them
-        └── sweeper
+    ├── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
+    │   ├── heartbeat                  renews the process's lease and measures service time
+    │   ├── dispatcher
+    │   ├── desk
+    │   ├── hosting
+    │   ├── outbox                     delivers events to customers' servers
+    │   ├── reconciler                 compares card orders with their provider
+    │   ├── order-sweeper              ends orders that nobody has paid in time
+    │   ├── provider-watch             probes providers that nobody has called for a while
+    │   ├── asset-sweeper              ends the time of stored results, and empties the store behind them
+    │   └── sweeper
+    └── http            rest_for_one   independent: it answers 503 while what it asks is started again
+        ├── application                the web framework's start and end
+        ├── connections                all open connections
+        ├── listener                   accepts them
+        └── operators-listener         accepts those to the operators' own port, where there is one
 
 A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
 their mailboxes stay. Keyed groups guard themselves with two budgets (see :mod:`holdfast.supervision.directory`),
@@ -40,6 +45,9 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+
+HTTP_SHUTDOWN_S = 10.0
+"""More than the HTTP server's own drain takes, which bounds itself."""
 
 
 class Runner(Protocol):
@@ -80,6 +88,7 @@ class House:
     tasks: KeyedDirectory
     workers: Sequence[tuple[str, Callable[[], Child]]]
     emulators: Sequence[tuple[str, Callable[[], Child]]] = field(default_factory=tuple)
+    http: Callable[[], Child] | None = None
 
 
 def build_tree(house: House, reporter: Reporter, *, shutdown_s: float) -> Supervisor:
@@ -110,6 +119,9 @@ def build_tree(house: House, reporter: Reporter, *, shutdown_s: float) -> Superv
     if house.emulators:
         specs.append(ChildSpec("emulators", emulators, shutdown_s=15.0))
     specs.append(ChildSpec("workers", workers, shutdown_s=8.0))
+    if house.http is not None:
+        # The last to start and the first to stop: nobody is let in before all is up, or while anything goes down.
+        specs.append(ChildSpec("http", house.http, shutdown_s=HTTP_SHUTDOWN_S, independent=True))
     # rest_for_one: whoever stands on a part that fell starts again with it.
     return Supervisor(
         "holdfast",

@@ -37,6 +37,7 @@ from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import House, RunningChild, build_tree
 from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
 from holdfast.wiring.card_line import PROVIDER, CardLine, card_line, noted_port
+from holdfast.wiring.http_factory import ListeningSockets, http_factory, server_limits
 from holdfast.wiring.shelf import Shelf, studio_token
 from holdfast.wiring.worker_factories import worker_factories, worker_posts
 
@@ -65,8 +66,12 @@ def assemble(
     database_url: str,
     local_url: str,
     embedded: EmbeddedPostgres | None = None,
+    sockets: ListeningSockets | None = None,
 ) -> Assembly:
-    """Put the service together. ``local_url`` is where it listens. Raises :class:`CatalogFault`."""
+    """Put the service together. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
+
+    Without ``sockets`` nothing is served over HTTP.
+    """
     studio_port = _studio_port(settings)
     studio_url = f"http://{STUDIO_HOST}:{studio_port}"
     public_url = settings.public_url or local_url
@@ -139,6 +144,15 @@ def assemble(
             silences=silences,
         ),
         emulators=_emulators(settings, shelf, studio_port, card),
+        http=None
+        if sockets is None
+        else http_factory(
+            sockets,
+            server_limits(settings, sockets.connections_max),
+            lambda: front,
+            reporter,
+            is_final=lambda: tree.is_stopping,
+        ),
     )
     tree = build_tree(house, reporter, shutdown_s=settings.shutdown_s)
     front = Front(

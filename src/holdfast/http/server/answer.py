@@ -1,0 +1,124 @@
+"""How an answer goes on the wire: its head, and how its body is framed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+from holdfast.http.errors import error_answer
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+_BODILESS: Final = frozenset({204, 304})
+
+
+class BadAnswer(Exception):
+    """The application's answer cannot be sent as it is: a bug of the application."""
+
+
+class AnswerFraming:
+    """Turns the application's answer into bytes. One object frames one answer.
+
+    ``close`` says that the connection ends with it; it may be set until the head is made.
+    """
+
+    __slots__ = ("_chunked", "_head", "_left_bytes", "_silent", "close", "is_complete", "is_started")
+
+    def __init__(self, *, close: bool) -> None:
+        self.close = close
+        self.is_started = False
+        self.is_complete = False
+        self._head: tuple[int, Iterable[tuple[bytes, bytes]]] | None = None
+        self._chunked = False
+        self._silent = False
+        self._left_bytes: int | None = None
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep the head until the first part of the body comes, so that both leave together."""
+        if self._head is not None:
+            raise BadAnswer("the answer was started twice")
+        self._head = status, headers
+
+    def frame(self, body: bytes, *, more: bool, method: str, version: str) -> bytes:
+        """The next bytes to send. Raises :class:`BadAnswer` where they would not be a sound answer."""
+        if self._head is None or self.is_complete:
+            raise BadAnswer("a part of a body outside of an answer")
+        out = b"" if self.is_started else self._make_head(method, version)
+        self.is_complete = not more
+        if self._silent:
+            return out
+        if self._left_bytes is not None:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (not more and self._left_bytes > 0):
+                raise BadAnswer("the body has another length than its head says")
+        if not self._chunked:
+            return out + body
+        framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return out + framed if more else out + framed + b"0\r\n\r\n"
+
+    def _make_head(self, method: str, version: str) -> bytes:
+        assert self._head is not None
+        status, headers = self._head
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        length: int | None = None
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                self.close = self.close or value.lower() == b"close"
+                continue
+            if b"\r" in value or b"\n" in value or b"\0" in value:
+                raise BadAnswer("a line break in a header")
+            parts.append(b"%b: %b\r\n" % (name, value))
+        self._silent = method == "HEAD" or status in _BODILESS
+        if not self._silent:
+            self._left_bytes = length
+            if length is None:
+                # Without a length the end of the body is told by chunks, or to HTTP/1.0 by the end of the
+                # connection.
+                self._chunked = version == "1.1"
+                self.close = self.close or not self._chunked
+                if self._chunked:
+                    parts.append(b"transfer-encoding: chunked\r\n")
+        parts.append(date_header())
+        if self.close:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        self.is_started = True
+        return b"".join(parts)
+
+
+def refusal_bytes(refusal: Refusal) -> bytes:
+    """A whole answer that refuses and ends the connection, in the one error shape, with a request id of its own."""
+    request_id = new_id("req")
+    status, body, headers = error_answer(refusal, request_id)
+    told = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+        *((name.lower().encode(), value.encode()) for name, value in headers.items()),
+    ]
+    framing = AnswerFraming(close=True)
+    framing.start(status, told)
+    return framing.frame(body, more=False, method="GET", version="1.1")
+
+
+_date = (0, b"")
+
+
+def date_header() -> bytes:
+    """The Date header's line, made once a second."""
+    global _date  # noqa: PLW0603 - a cache of one line
+    now = int(time.time())
+    if _date[0] != now:
+        _date = now, b"date: %b\r\n" % formatdate(now, usegmt=True).encode()
+    return _date[1]

@@ -1,0 +1,161 @@
+"""All open connections: how many there may be, whose time is up, and how they end when the server stops."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.http.server.connection import Address, AsgiApp, Connection
+from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, SWEEP_INTERVAL_S, ServerLimits
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.reports import describe
+
+log = structlog.get_logger("holdfast.http")
+
+_CROWDED = Refusal(code="overloaded", message="Too many connections are open; try again shortly.")
+_TOO_MANY_OF_PEER = Refusal(code="overloaded", message="Too many connections are open from this address.")
+
+
+class Connections:
+    """One incarnation of the group of connections; a child of a supervisor.
+
+    ``is_exempt`` says of a peer's address whether it may open more than its share, as a proxy must. A fault
+    inside a connection ends that connection and is logged; none ends this group.
+    """
+
+    def __init__(self, limits: ServerLimits, *, is_exempt: Callable[[str], bool] = lambda _peer: False) -> None:
+        self.is_stopping = False
+        self._limits = limits
+        self._is_exempt = is_exempt
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
+        self._per_peer: Counter[str] = Counter()
+        self._refused_count = 0
+        self._nursery: trio.Nursery | None = None
+        self._stop_asked = trio.Event()
+        self._changed = trio.Event()
+
+    # -------------------------------------------------------------------------------------------- life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve what is admitted until asked to stop; then finish what is under way, and cut what is left."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._sweep)
+            task_status.started()
+            await self._stop_asked.wait()
+            self.is_stopping = True
+            for connection in tuple(self._open):
+                connection.begin_stop()
+            with trio.move_on_after(self._limits.finish_requests_s):
+                await self._all_gone()
+            for connection in tuple(self._open):
+                connection.abort("stop")
+            await self._all_gone()
+            nursery.cancel_scope.cancel()
+
+    async def stop(self) -> None:
+        """Ask for the ordered end, which takes ``finish_requests_s`` at most."""
+        self._stop_asked.set()
+
+    async def _all_gone(self) -> None:
+        while self._open:
+            await self._changed.wait()
+
+    async def _sweep(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_INTERVAL_S)
+            now = trio.current_time()
+            for connection in tuple(self._open):
+                connection.expire(now)
+
+    # ---------------------------------------------------------------------------------------- admission
+
+    @property
+    def count(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def admit(self, app: AsgiApp, stream: trio.abc.HalfCloseableStream, client: Address, server: Address) -> None:
+        """Serve a connection that was just accepted, or refuse it.
+
+        Over the limit the connection that has been idle longest makes room; where none is idle, and where an
+        address has more than its share, the newcomer is answered 503.
+        """
+        assert self._nursery is not None, "connections are admitted while the group runs"
+        peer = peer_of(client[0])
+        refusal = None
+        if self._per_peer[peer] >= self._limits.connections_per_peer_max and not self._is_exempt(client[0]):
+            refusal = _TOO_MANY_OF_PEER
+        elif (
+            len(self._open) - self._refused_count >= self._limits.connections_max and not self.close_longest_idle()
+        ):
+            refusal = _CROWDED
+        connection = Connection(app, stream, self._limits, self, client=client, server=server, refusal=refusal)
+        self._nursery.start_soon(self._serve, connection, peer, refusal is not None)
+
+    def close_longest_idle(self) -> bool:
+        """End the connection that has been idle longest, if one is."""
+        longest = next(iter(self._idle), None)
+        if longest is None:
+            return False
+        self.became_busy(longest)
+        longest.close()
+        metrics.HTTP_CUT.labels("room").inc()
+        return True
+
+    def became_idle(self, connection: Connection) -> None:
+        """Note that a connection waits for its next request."""
+        self._idle[connection] = None
+
+    def became_busy(self, connection: Connection) -> None:
+        """Note that it does not wait any more."""
+        self._idle.pop(connection, None)
+
+    async def _serve(self, connection: Connection, peer: str, is_refused: bool) -> None:
+        if is_refused:
+            metrics.HTTP_CUT.labels("refused").inc()
+            if self._refused_count >= REFUSED_AT_ONCE_MAX:
+                connection.abort("refused")
+                return
+        self._open.add(connection)
+        self._per_peer[peer] += 1
+        self._refused_count += is_refused
+        metrics.HTTP_CONNECTIONS.set(len(self._open))
+        try:
+            await connection.run()
+        except Exception as fault:
+            # A bug of this server; what the exception was about may be the client's, so it is scrubbed.
+            metrics.HTTP_CUT.labels("fault").inc()
+            found = describe(fault)
+            log.error(
+                "a connection broke off", type=found.reason_type, reason=found.reason, location=found.location
+            )
+        finally:
+            self._open.discard(connection)
+            self._idle.pop(connection, None)
+            self._refused_count -= is_refused
+            self._per_peer[peer] -= 1
+            if not self._per_peer[peer]:
+                del self._per_peer[peer]
+            metrics.HTTP_CONNECTIONS.set(len(self._open))
+            changed, self._changed = self._changed, trio.Event()
+            changed.set()
+
+
+def peer_of(address: str) -> str:
+    """Whose connections are counted together: an IPv4 address, or the /64 network of an IPv6 address."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, 64), strict=False))

@@ -1,0 +1,130 @@
+"""The accept loop of one listening socket.
+
+A crash of the loop leaves the socket open: what connects meanwhile waits in its queue, and the next incarnation
+takes it from there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+import trio
+
+from holdfast.http.server.connection import Address, AsgiApp
+from holdfast.http.server.connections import Connections
+
+log = structlog.get_logger("holdfast.http")
+
+PAUSE_S: Final = 0.1
+"""How long nothing is accepted while the process or the system has no file left for a connection."""
+
+ACCEPTED_AT_ONCE_MAX: Final = 128
+"""How many connections are accepted before those that are open get their turn."""
+
+_NO_FILE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_GONE_AGAIN: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPERM,
+        errno.EPROTO,
+        errno.ENETDOWN,
+        errno.ENOPROTOOPT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP,
+        errno.ENETUNREACH,
+        errno.EINTR,
+    }
+)
+_SO_ATTACH_FILTER: Final = 26
+
+
+class Listener:
+    """One incarnation of an accept loop; a child of a supervisor.
+
+    ``is_final`` tells a stop from a restart: only at the end of the whole service is the socket closed, after
+    everything in its queue has been accepted.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        app: AsgiApp,
+        connections: Callable[[], Connections],
+        *,
+        is_final: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._socket = listening
+        self._app = app
+        self._connections = connections
+        self._is_final = is_final
+        self._scope = trio.CancelScope()
+        self._has_no_file = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept until stopped. Raises OSError where the socket itself is broken."""
+        self._socket.setblocking(False)
+        task_status.started()
+        with self._scope:
+            while True:
+                await trio.lowlevel.wait_readable(self._socket)
+                if not self._accept_waiting(ACCEPTED_AT_ONCE_MAX):
+                    await trio.sleep(PAUSE_S)
+        if self._is_final():
+            refuse_new_connections(self._socket)
+            self._accept_waiting(sys.maxsize)
+            self._socket.close()
+
+    async def stop(self) -> None:
+        """End the loop."""
+        self._scope.cancel()
+
+    def _accept_waiting(self, count_max: int) -> bool:
+        """Accept what waits in the queue. False where the system has no file left for more."""
+        for _ in range(count_max):
+            try:
+                accepted, address = self._socket.accept()
+            except BlockingIOError:
+                return True
+            except OSError as fault:
+                if fault.errno in _GONE_AGAIN:
+                    continue
+                if fault.errno not in _NO_FILE_LEFT:
+                    raise
+                if not self._has_no_file:
+                    self._has_no_file = True
+                    log.error("no file is left for a new connection", reason=fault.strerror)
+                self._connections().close_longest_idle()
+                return False
+            self._has_no_file = False
+            try:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+                server = _address(accepted.getsockname())
+            except OSError:
+                accepted.close()  # it is gone already
+                continue
+            self._connections().admit(self._app, stream, _address(address), server)
+        return True
+
+
+def refuse_new_connections(listening: socket.socket) -> None:
+    """Have the system ignore new connections on a socket that is about to close, where it can do so.
+
+    Without it, one that is made between the last accept and the close would be reset.
+    """
+    instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # a socket filter that lets nothing pass
+    program = ctypes.create_string_buffer(instruction)
+    with suppress(OSError):  # another system; the moment is short
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+
+
+def _address(found: tuple[Any, ...]) -> Address:
+    return str(found[0]), int(found[1])
