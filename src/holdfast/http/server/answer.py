@@ -51,13 +51,13 @@ class AnswerFraming:
         if self._head is None or self.is_complete:
             raise BadAnswer("a part of a body outside of an answer")
         out = b"" if self.is_started else self._make_head(method, version)
-        self.is_complete = not more
-        if self._silent:
-            return out
         if self._left_bytes is not None:
             self._left_bytes -= len(body)
             if self._left_bytes < 0 or (not more and self._left_bytes > 0):
                 raise BadAnswer("the body has another length than its head says")
+        self.is_complete = not more
+        if self._silent:
+            return out
         if not self._chunked:
             return out + body
         framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""

@@ -53,17 +53,18 @@ class Connections:
             for connection in tuple(self._open):
                 connection.begin_stop()
             with trio.move_on_after(self._limits.finish_requests_s):
-                await self._all_gone()
+                await self.wait_empty()
             for connection in tuple(self._open):
                 connection.abort("stop")
-            await self._all_gone()
+            await self.wait_empty()
             nursery.cancel_scope.cancel()
 
     async def stop(self) -> None:
         """Ask for the ordered end, which takes ``finish_requests_s`` at most."""
         self._stop_asked.set()
 
-    async def _all_gone(self) -> None:
+    async def wait_empty(self) -> None:
+        """Return once no connection is open."""
         while self._open:
             await self._changed.wait()
 

@@ -29,6 +29,8 @@ _CODING: Final = Refusal(code="not_implemented", message="The only transfer codi
 _VERSION: Final = Refusal(code="http_version_not_supported", message="This server speaks HTTP/1.1.")
 _CHUNKS: Final = Refusal(code="malformed_request", message="The chunks have too much around their data.")
 
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+
 
 class Request:
     """One request as far as it has arrived; or, with a ``refusal``, the answer to what cannot become one.
@@ -93,6 +95,8 @@ class RequestParser:
         self.is_done = False
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
+        self._offering: Request | None = None
+        self._is_repeated = False
         self._begun = False
         self._head_raw_bytes = 0
         self._heads = 0
@@ -156,13 +160,30 @@ class RequestParser:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # The offer is not taken: what follows is the next request.
                 data = data[upgrade.args[0] :]
                 if self.is_done:
                     return
-                self._parser = httptools.HttpRequestParser(self)
+                self._decline_upgrade()
             else:
                 return
+
+    def _decline_upgrade(self) -> None:
+        """Read on behind a head that offers an upgrade: its body, or the next request.
+
+        llhttp leaves such a head at its end and takes what follows for another protocol. So a new parser is told
+        that it has just read the same head without the offer.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        request, self._offering = self._offering, None
+        if request is None:
+            return
+        framing = [(name, value) for name, value in request.headers if name in _FRAMING]
+        head = b"".join(b"%b: %b\r\n" % header for header in framing)
+        self._is_repeated = True
+        try:
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + head + b"\r\n")
+        finally:
+            self._is_repeated = False
 
     def _stumble(self, error: httptools.HttpParserError) -> None:
         if self.is_done:
@@ -180,17 +201,23 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
-        self._begun = True
-        self._clear_head()
+        if not self._is_repeated:
+            self._begun = True
+            self._clear_head()
 
     def on_url(self, part: bytes) -> None:
         """A part of the target."""
+        if self._is_repeated:
+            return
         self._url += part
         if len(self._url) > self._limits.header_bytes_max:
             raise _Refused(HEADERS_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; behind a body, a trailer, which is only counted."""
+        if self._is_repeated:
+            return
+        value = value.rstrip(b" \t")
         self._header_bytes += len(name) + len(value)
         self._headers.append((name.lower(), value))
         limits = self._limits
@@ -199,6 +226,8 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """A head is whole: judge it and pass the request on."""
+        if self._is_repeated:
+            return
         self._heads += 1
         if self.is_done:
             raise _Refused(MALFORMED)  # stops the parser; the answer before ends the connection
@@ -216,6 +245,8 @@ class RequestParser:
         self._headers, self._header_bytes = [], 0
         self._body_bytes = self._body_raw_bytes = 0
         self.ready.append(request)
+        if self._parser.should_upgrade() and any(name in _FRAMING for name, _ in request.headers):
+            self._offering = request
 
     def on_body(self, data: bytes) -> None:
         """A part of a body."""
@@ -227,6 +258,8 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self._offering is not None:
+            return  # its head is; the body follows
         request, self.receiving = self.receiving, None
         self._begun = False
         self._messages += 1

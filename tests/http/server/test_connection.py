@@ -1,0 +1,342 @@
+"""One connection: what is answered and in which order, what is bounded, and what ends it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.limits import READ_AHEAD_BYTES, RECEIVE_BYTES
+
+from .memory_server import Scope, answer, answers, echo, read_body, rest_of, serving
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /p HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Time that passes by itself where all wait for it."""
+    return MockClock(autojump_threshold=0)
+
+
+async def never(scope: Scope, receive: Receive, send: Send) -> None:
+    await trio.sleep_forever()
+
+
+def error_of(told: bytes) -> dict[str, str]:
+    """The error of an answer, which has the one shape and a request id."""
+    head, _, body = told.partition(b"\r\n\r\n")
+    error: dict[str, str] = msgspec.json.decode(body)["error"]
+    assert f"x-request-id: {error['request_id']}".encode() in head
+    assert b"connection: close" in head
+    return error
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with serving() as server:
+        stream = server.connect()
+        bodies = [b"%d" % number for number in range(20)]
+        sent = [POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies]
+        await stream.send_all(b"".join(sent))
+        told = await answers(stream, 20)
+        assert [part.rpartition(b"|")[2] for part in told.split(b"HTTP/1.1 200 OK")[1:]] == bodies
+        assert server.calls == ["/p"] * 20
+
+
+async def test_an_answer_whose_body_is_known_leaves_in_one_send() -> None:
+    async with serving() as server:
+        stream = server.connect_unbuffered()
+        await stream.send_all(GET)
+        told = bytes(await stream.receive_some())
+        assert told.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert told.endswith(b"/a|")
+        await stream.aclose()
+
+
+async def test_chunks_are_a_body_and_an_answer_without_a_length_is_chunked() -> None:
+    async def stream_back(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (body[:3], b"", body[3:]):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with serving() as server:
+        server.handler = stream_back
+        stream = server.connect()
+        await stream.send_all(POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        await stream.send_all(b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n")
+        told = await rest_of(stream)
+        assert b"transfer-encoding: chunked\r\n" in told
+        assert told.endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+
+
+async def test_100_continue_is_sent_when_the_body_is_wanted_and_never_before() -> None:
+    wanted = trio.Event()
+
+    async def hesitate(scope: Scope, receive: Receive, send: Send) -> None:
+        await wanted.wait()
+        await answer(send, await read_body(receive))
+
+    async with serving() as server:
+        server.handler = hesitate
+        stream = server.connect()
+        await stream.send_all(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        await wait_all_tasks_blocked()
+        wanted.set()
+        assert await stream.receive_some() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await stream.send_all(b"{}" + GET)
+        assert (await answers(stream, 1)).endswith(b"\r\n\r\n{}")
+
+
+async def test_an_early_answer_to_who_waits_for_100_closes_without_waiting(clock: MockClock) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"no", status=401)
+
+    async with serving() as server:
+        server.handler = refuse
+        stream = server.connect()
+        started_s = trio.current_time()
+        await stream.send_all(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        told = await rest_of(stream)
+        assert b"connection: close" in told
+        assert b"100 Continue" not in told
+        assert trio.current_time() == started_s
+
+
+async def test_http_1_0_and_head_get_what_they_can_take() -> None:
+    async with serving() as server:
+        old = server.connect()
+        await old.send_all(b"GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        told = await rest_of(old)
+        assert b"connection: close" in told
+        assert told.endswith(b"/old|")
+        head = server.connect()
+        await head.send_all(GET.replace(b"GET", b"HEAD") + GET.replace(b"/a", b"/b"))
+        told = b""
+        while not told.endswith(b"/b|"):
+            told += await head.receive_some()
+        first, _, second = told.partition(b"\r\n\r\n")
+        assert b"content-length: 3" in first
+        assert second.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("leave", ["close", "half-close"])
+async def test_a_client_that_leaves_cancels_its_own_call_alone(leave: str) -> None:
+    async with serving() as server:
+        server.handler = never
+        leaving, staying = server.connect(), server.connect()
+        await leaving.send_all(GET.replace(b"/a", b"/leaving"))
+        await staying.send_all(GET.replace(b"/a", b"/staying"))
+        await wait_all_tasks_blocked()
+        await (leaving.aclose() if leave == "close" else leaving.send_eof())
+        await wait_all_tasks_blocked()
+        assert server.cancelled == ["/leaving"]
+        assert server.connections.count == 1
+        await staying.aclose()
+
+
+async def test_an_answer_that_is_being_written_is_written_although_its_client_half_closes() -> None:
+    async with serving() as server:
+        stream = server.connect_unbuffered()
+        await stream.send_all(GET)
+        await wait_all_tasks_blocked()
+        await stream.send_eof()
+        await wait_all_tasks_blocked()
+        assert (await rest_of(stream)).endswith(b"/a|")
+
+
+async def test_a_head_that_does_not_come_to_its_end_is_timed_out(clock: MockClock) -> None:
+    async with serving(head_timeout_s=10.0) as server:
+        stream = server.connect()
+        started_s = trio.current_time()
+
+        async def drip() -> None:
+            while True:
+                await stream.send_all(b"X: y\r\n")
+                await trio.sleep(1)
+
+        async with trio.open_nursery() as nursery:
+            await stream.send_all(GET[:-2])
+            nursery.start_soon(drip)
+            told = bytes(await stream.receive_some())
+            nursery.cancel_scope.cancel()
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert error_of(told)["code"] == "request_timeout"
+        assert 10.0 <= trio.current_time() - started_s <= 11.0
+        assert server.calls == []
+
+
+async def test_a_body_that_does_not_come_to_its_end_is_timed_out(clock: MockClock) -> None:
+    async with serving(body_timeout_s=30.0) as server:
+        stream = server.connect()
+        await stream.send_all(POST + b"Content-Length: 5\r\n\r\nhel")
+        told = await rest_of(stream)
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert error_of(told)["code"] == "request_timeout"
+        assert server.cancelled == ["/p"]
+
+
+async def test_an_idle_connection_is_closed_and_one_that_is_used_is_not(clock: MockClock) -> None:
+    async with serving(idle_timeout_s=20.0) as server:
+        unused, used = server.connect(), server.connect()
+        for _ in range(10):
+            await used.send_all(GET)
+            await answers(used, 1)
+            await trio.sleep(15)
+        assert await unused.receive_some() == b""
+        assert server.connections.count == 1
+        await trio.sleep(10)
+        assert await used.receive_some() == b""
+
+
+async def test_a_client_that_does_not_take_its_answer_is_cut_off(clock: MockClock) -> None:
+    async with serving(send_timeout_s=20.0) as server:
+        stream = server.connect_unbuffered()
+        started_s = trio.current_time()
+        await stream.send_all(GET)
+        await server.connections.wait_empty()
+        assert 20.0 <= trio.current_time() - started_s <= 22.0
+        await stream.aclose()
+
+
+async def test_a_client_that_takes_a_long_answer_slowly_gets_all_of_it(clock: MockClock) -> None:
+    whole = bytes(range(256)) * 4096
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, whole)
+
+    async with serving(send_timeout_s=20.0) as server:
+        server.handler = much
+        stream = server.connect_unbuffered()
+        await stream.send_all(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        told = b""
+        while part := bytes(await stream.receive_some(65536)):
+            told += part
+            await trio.sleep(10)
+        assert told.endswith(whole)
+        await stream.aclose()
+
+
+async def test_a_body_that_nobody_reads_is_not_taken_in() -> None:
+    async with serving() as server:
+        server.handler = never
+        stream = server.connect_unbuffered()
+        sent = 0
+
+        async def send_all() -> None:
+            nonlocal sent
+            await stream.send_all(POST + b"Content-Length: 33554432\r\n\r\n")
+            while True:
+                await stream.send_all(b"x" * 16384)
+                sent += 16384
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all)
+            await wait_all_tasks_blocked(0.01)
+            assert 0 < sent <= READ_AHEAD_BYTES + RECEIVE_BYTES
+            nursery.cancel_scope.cancel()
+        await stream.aclose()
+
+
+async def test_an_answer_before_the_body_waits_a_moment_for_it_and_then_closes(clock: MockClock) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"no", status=404)
+
+    async with serving(rest_of_body_s=2.0) as server:
+        server.handler = refuse
+        complete, cut = server.connect(), server.connect()
+        for stream in (complete, cut):
+            await stream.send_all(POST + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
+        await trio.sleep(1)
+        await complete.send_all(b"x" * 100_000 + GET)
+        assert b"connection: close" not in await answers(complete, 2)
+        assert b"connection: close" in await rest_of(cut)
+
+
+async def test_bytes_behind_the_last_request_do_no_harm() -> None:
+    async with serving() as server:
+        stream = server.connect()
+        await stream.send_all(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"x")
+        await stream.send_all(b"y" * 1000)
+        assert (await rest_of(stream)).count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_what_is_refused_below_the_application_waits_for_the_answers_before_it() -> None:
+    async with serving() as server:
+        stream = server.connect()
+        await stream.send_all(GET + b"GET ? HTTP/1.1\r\n\r\n" + GET)
+        told = await rest_of(stream)
+        assert [part[:3] for part in told.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+        assert server.calls == ["/a"]
+
+
+async def test_a_body_that_turns_bad_is_refused_though_its_handler_waits_for_it() -> None:
+    async with serving() as server:
+        stream = server.connect()
+        await stream.send_all(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+        await wait_all_tasks_blocked()
+        await stream.send_all(b"zzz\r\n")
+        told = await rest_of(stream)
+        assert told.startswith(b"HTTP/1.1 400 ")
+        assert error_of(told)["code"] == "malformed_request"
+
+
+@pytest.mark.parametrize("when", ["before", "within", "longer", "shorter", "line break"])
+async def test_a_fault_of_the_application_ends_its_connection_alone(when: str) -> None:
+    async def break_off(scope: Scope, receive: Receive, send: Send) -> None:
+        if when == "before":
+            raise RuntimeError("Authorization: Bearer hunter2")
+        value = b"a\r\nb" if when == "line break" else b"a"
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4"), (b"x", value)]}
+        )
+        await send({"type": "http.response.body", "body": b"ab", "more_body": when != "shorter"})
+        if when == "longer":
+            await send({"type": "http.response.body", "body": b"cdefg", "more_body": True})
+        raise RuntimeError("Authorization: Bearer hunter2")
+
+    async with serving() as server:
+        healthy = server.connect()
+        server.handler = break_off
+        broken = server.connect()
+        with structlog.testing.capture_logs() as logs:
+            await broken.send_all(GET)
+            told = await rest_of(broken)
+        assert [line["event"] for line in logs] == ["the application broke off"]
+        assert "hunter2" not in str(logs)
+        if when in {"before", "line break"}:
+            assert told.startswith(b"HTTP/1.1 500 ")
+            assert error_of(told)["code"] == "internal_error"
+        server.handler = echo
+        await healthy.send_all(GET)
+        assert b"200 OK" in await answers(healthy, 1)
+
+
+async def test_a_fault_of_the_server_ends_its_connection_alone_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from holdfast.http.server.request_parser import RequestParser
+
+    whole = RequestParser.feed
+
+    def stumble(parser: RequestParser, data: bytes) -> None:
+        if b"/evil" in data:
+            raise ZeroDivisionError("Cookie: hunter2")
+        whole(parser, data)
+
+    monkeypatch.setattr(RequestParser, "feed", stumble)
+    async with serving() as server:
+        evil, healthy = server.connect(), server.connect()
+        with structlog.testing.capture_logs() as logs:
+            await evil.send_all(GET.replace(b"/a", b"/evil"))
+            assert await rest_of(evil) == b""
+            await wait_all_tasks_blocked()
+        assert [(line["event"], line["type"]) for line in logs] == [("a connection broke off", "ZeroDivisionError")]
+        assert "hunter2" not in str(logs)
+        await healthy.send_all(GET)
+        assert b"200 OK" in await answers(healthy, 1)

@@ -1,0 +1,135 @@
+"""All connections together: how many there may be, who makes room, and how they end when the server stops."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.connections import peer_of
+from holdfast.http.server.open_files import connections_within
+
+from .memory_server import Scope, answers, rest_of, serving
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Time that passes by itself where all wait for it."""
+    return MockClock(autojump_threshold=0)
+
+
+async def never(scope: Scope, receive: Receive, send: Send) -> None:
+    await trio.sleep_forever()
+
+
+def refused(told: bytes) -> bool:
+    """Whether an answer is the 503 of a server with too many connections, in the error shape."""
+    head, _, body = told.partition(b"\r\n\r\n")
+    return (
+        head.startswith(b"HTTP/1.1 503 ")
+        and b"retry-after: 1" in head
+        and msgspec.json.decode(body)["error"]["code"] == "overloaded"
+    )
+
+
+async def test_over_the_limit_the_connection_idle_longest_makes_room() -> None:
+    async with serving(connections_max=3) as server:
+        first, second, third = (server.connect() for _ in range(3))
+        for stream in (first, second, third, first):
+            await stream.send_all(GET)
+            await answers(stream, 1)
+        fourth = server.connect()
+        assert await second.receive_some() == b""
+        for stream in (first, third, fourth):
+            await stream.send_all(GET)
+            assert b"200 OK" in await answers(stream, 1)
+
+
+async def test_where_no_connection_is_idle_the_newcomer_is_told_so_in_the_error_shape() -> None:
+    async with serving(connections_max=2) as server:
+        server.handler = never
+        busy = [server.connect() for _ in range(2)]
+        for stream in busy:
+            await stream.send_all(GET)
+        await wait_all_tasks_blocked()
+        assert refused(await rest_of(server.connect()))
+        await busy[0].aclose()
+        await wait_all_tasks_blocked()
+        accepted = server.connect()
+        await accepted.send_all(GET)
+        await wait_all_tasks_blocked()
+        assert len(server.calls) == 3
+        for stream in (*busy, accepted):
+            await stream.aclose()
+
+
+async def test_an_address_has_its_share_and_no_more_unless_it_is_exempt() -> None:
+    async with serving(connections_per_peer_max=2, is_exempt=lambda peer: peer == "10.0.0.1") as server:
+        for _ in range(2):
+            server.connect("203.0.113.7")
+        await wait_all_tasks_blocked()
+        assert refused(await rest_of(server.connect("203.0.113.7")))
+        other = server.connect("203.0.113.8")
+        proxied = [server.connect("10.0.0.1") for _ in range(5)]
+        for stream in (other, *proxied):
+            await stream.send_all(GET)
+            assert b"200 OK" in await answers(stream, 1)
+
+
+def test_an_ipv6_network_counts_as_one_peer_and_a_mapped_address_as_what_it_maps() -> None:
+    assert peer_of("2001:db8:1:2:3::4") == peer_of("2001:db8:1:2:ffff::1") != peer_of("2001:db8:1:3::4")
+    assert peer_of("::ffff:203.0.113.9") == peer_of("203.0.113.9") == "203.0.113.9"
+    assert peer_of("fe80::1%eth0") == peer_of("fe80::2%eth0")
+    assert peer_of("not:an:address") == "not:an:address"
+
+
+def test_connections_leave_files_to_others() -> None:
+    assert connections_within(1024, 2048) == 768
+    assert connections_within(100_000, 2048) == 2048
+    assert connections_within(256, 2048) == 128
+    assert connections_within(1, 2048) == 1
+
+
+async def test_a_stop_answers_an_idle_connection_once_more_and_closes_it(clock: MockClock) -> None:
+    async with serving(linger_s=2.0) as server:
+        asking, silent = server.connect(), server.connect()
+        await wait_all_tasks_blocked()
+        started_s = trio.current_time()
+        await server.connections.stop()
+        await trio.sleep(1)
+        await asking.send_all(GET)
+        told = await rest_of(asking)
+        assert told.endswith(b"/a|")
+        assert b"connection: close" in told
+        assert await rest_of(silent) == b""
+        await server.connections.wait_empty()
+        assert trio.current_time() - started_s <= 4.0
+
+
+async def test_a_stop_finishes_what_is_under_way_and_cuts_what_does_not_finish(clock: MockClock) -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await trio.sleep(3 if scope["path"] == "/a" else 3600)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+    async with serving(finish_requests_s=5.0) as server:
+        server.handler = slow
+        finishing, endless, half = server.connect(), server.connect(), server.connect()
+        unread = server.connect_unbuffered()
+        await finishing.send_all(GET)
+        await endless.send_all(GET.replace(b"/a", b"/b"))
+        await half.send_all(GET[:-2])
+        await unread.send_all(GET)
+        await wait_all_tasks_blocked()
+        started_s = trio.current_time()
+        await server.connections.stop()
+        told = await rest_of(finishing)
+        assert told.endswith(b"ok")
+        assert b"connection: close" in told
+        await server.connections.wait_empty()
+        assert trio.current_time() - started_s == 5.0
+        assert sorted(server.cancelled) == ["/a", "/b"]  # the one in the middle of its unread answer
