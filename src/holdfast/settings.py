@@ -52,8 +52,8 @@ class Settings:
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
     purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``s3`` None: results are
     stored in ``data_dir``. ``trusted_proxies``: the peers whose ``proxy_header`` tells where a request comes from.
-    ``ops_port`` None: operators' routes are on the public port. ``webhook_local_allowed``: events may go to http and
-    to private addresses. ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
+    ``ops_port`` None: operators' routes are on the public port. ``webhook_local_allowed``: events may go to http
+    and to private addresses. ``warnings`` are lines worth showing at start. Secrets are left out of the repr.
     """
 
     env: Literal["development", "production"]

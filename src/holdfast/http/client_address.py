@@ -44,7 +44,7 @@ def client_address(
     the peer is trusted; malformed ones count as none. Where all hops are trusted, the farthest is the client.
     """
     address = parse_address(peer)
-    if address is None or not header_lines or not _is_trusted(address, trusted):
+    if address is None or not header_lines or not is_trusted(address, trusted):
         return address
     hops = _forwarded(header_lines) if header == "Forwarded" else _forwarded_for(header_lines)
     if hops is None or not 0 < len(hops) <= HOPS_MAX:
@@ -55,7 +55,7 @@ def client_address(
         if said is None:
             return address
         found = said
-        if not _is_trusted(said, trusted):
+        if not is_trusted(said, trusted):
             break
     return found
 
@@ -82,7 +82,8 @@ def parse_address(text: str | None) -> IPAddress | None:
     return mapped or address
 
 
-def _is_trusted(address: IPAddress, trusted: Iterable[IPNetwork]) -> bool:
+def is_trusted(address: IPAddress, trusted: Iterable[IPNetwork]) -> bool:
+    """Whether an address is one of a trusted proxy."""
     return any(address in network for network in trusted)
 
 

@@ -37,7 +37,7 @@ from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import House, RunningChild, build_tree
 from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
 from holdfast.wiring.card_line import PROVIDER, CardLine, card_line, noted_port
-from holdfast.wiring.http_factory import ListeningSockets, http_factory, server_limits
+from holdfast.wiring.http_factory import ListeningSockets, http_factory
 from holdfast.wiring.shelf import Shelf, studio_token
 from holdfast.wiring.worker_factories import worker_factories, worker_posts
 
@@ -148,7 +148,7 @@ def assemble(
         if sockets is None
         else http_factory(
             sockets,
-            server_limits(settings, sockets.connections_max),
+            settings,
             lambda: front,
             reporter,
             is_final=lambda: tree.is_stopping,

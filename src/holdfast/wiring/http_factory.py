@@ -13,6 +13,7 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, ROUTES, create_app
+from holdfast.http.client_address import is_trusted, parse_address
 from holdfast.http.front import Front
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
@@ -58,14 +59,19 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
 
 def http_factory(
     sockets: ListeningSockets,
-    limits: ServerLimits,
+    settings: Settings,
     front: Callable[[], Front],
     reporter: Reporter,
     *,
     is_final: Callable[[], bool],
-    is_exempt: Callable[[str], bool] = lambda _peer: False,
 ) -> Callable[[], Supervisor]:
     """Make incarnations of the HTTP server. ``is_final``: whether a stop is the end of the whole service."""
+    limits = server_limits(settings, sockets.connections_max)
+
+    def is_exempt(peer: str) -> bool:
+        # Everybody comes through a proxy's connections, so a proxy has no share of its own.
+        address = parse_address(peer)
+        return address is not None and is_trusted(address, settings.trusted_proxies)
 
     def make() -> Supervisor:
         public = create_app(front(), ROUTES if sockets.operators is None else PUBLIC_ROUTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.http.client_address import origin_of, parse_address
 from holdfast.http.server.connection import Address, AsgiApp, Connection
 from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, SWEEP_INTERVAL_S, ServerLimits
 from holdfast.ledger.refusals import Refusal
@@ -89,7 +89,7 @@ class Connections:
         address has more than its share, the newcomer is answered 503.
         """
         assert self._nursery is not None, "connections are admitted while the group runs"
-        peer = peer_of(client[0])
+        peer = origin_of(parse_address(client[0]))
         refusal = None
         if self._per_peer[peer] >= self._limits.connections_per_peer_max and not self._is_exempt(client[0]):
             refusal = _TOO_MANY_OF_PEER
@@ -147,16 +147,3 @@ class Connections:
             metrics.HTTP_CONNECTIONS.set(len(self._open))
             changed, self._changed = self._changed, trio.Event()
             changed.set()
-
-
-def peer_of(address: str) -> str:
-    """Whose connections are counted together: an IPv4 address, or the /64 network of an IPv6 address."""
-    if ":" not in address:
-        return address
-    try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Network((found, 64), strict=False))
