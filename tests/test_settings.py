@@ -335,6 +335,7 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
         "HOLDFAST_SMTP_URL",
         "HOLDFAST_SANDBOX_ENABLED",
         "HOLDFAST_WEBHOOK_LOCAL_ALLOWED",
+        "HOLDFAST_OPS_PORT",
         "HOLDFAST_PUBLIC_URL",
         "HOLDFAST_CARD_WEBHOOK_SECRET",
         "HOLDFAST_CARD_PUBLISHABLE_KEY",

@@ -53,7 +53,10 @@ def new_folder() -> Path:
 
 
 class Service:
-    """One service process. ``settings`` are environment variables without their prefix."""
+    """One service process. ``settings`` are environment variables without their prefix.
+
+    ``open_files``, set before the start, is the hard limit of open files it runs under.
+    """
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.data_dir = folder / "var"
@@ -61,6 +64,7 @@ class Service:
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._told = 0
+        self.open_files: int | None = None
         generous = {
             "CALLBACK_SECRET": CALLBACK_SECRET,
             "OTP_PER_ORIGIN_HOUR": "100000",
@@ -81,9 +85,10 @@ class Service:
     def start(self) -> None:
         """Start it, on the same port as before, and wait until it says that it is ready."""
         self._told = self.log_path.stat().st_size if self.log_path.exists() else 0
+        limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "serve"],
+                [*limited, sys.executable, "-m", "holdfast", "serve"],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -19,6 +19,7 @@ def test_ctrl_c_stops_everything_in_order(new_service: NewService) -> None:
     log = service.log_path.read_text()
     assert "Traceback" not in log
     assert [line["path"] for line in service.log_lines() if line.get("event") == "supervision.drain"] == [
+        "holdfast/http",
         "holdfast/workers",
         "holdfast/emulators",
         "holdfast",

@@ -138,7 +138,7 @@ def by_h11(data: bytes) -> Read:
                     break
                 connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
                 connection.send(h11.EndOfMessage())
-                if connection.our_state is not h11.DONE:
+                if connection.states[h11.SERVER] is not h11.DONE:
                     break
                 connection.start_next_cycle()
             else:

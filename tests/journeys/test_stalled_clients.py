@@ -1,0 +1,132 @@
+"""Clients that do not read, do not send, or only sit there: others are served, and a stop ends in its time."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from .conftest import NewService
+from .house import Service
+
+STOP_WITHIN_S = 20.0
+"""HOLDFAST_SHUTDOWN_S, the documented bound of an orderly stop."""
+
+GET = b"GET /v2/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY_BYTES = 31 * 1024 * 1024
+
+
+def connect(service: Service, *, receive_bytes: int | None = None) -> socket.socket:
+    """A connection, with a small receive buffer if asked for."""
+    parts = urlsplit(service.url)
+    line = socket.socket()
+    if receive_bytes is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    line.settimeout(10)
+    line.connect((str(parts.hostname), parts.port))
+    return line
+
+
+def stall(service: Service) -> socket.socket:
+    """A client that asks for much and reads none of it."""
+    line = connect(service, receive_bytes=4096)
+    line.settimeout(0.5)
+    with suppress(OSError):
+        for _ in range(5000):
+            line.sendall(GET * 20)
+    return line
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process that is in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def served(service: Service) -> None:
+    with httpx.Client(base_url=service.url, verify=False, timeout=20) as client:
+        for path in ("/healthz", "/readyz", "/v2/models"):
+            assert client.get(path).status_code == 200, path
+
+
+def test_idle_sockets_beyond_the_limit_of_files_stop_nobody(new_service: NewService) -> None:
+    service = new_service()
+    service.open_files = 320
+    service.start()
+    with ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(connect(service))
+        served(service)
+        assert service.is_alive()
+        told = [line["event"] for line in service.log_lines()]
+        assert "fewer connections than wanted" in told
+        assert service.faults() == []
+        started_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - started_s < STOP_WITHIN_S
+
+
+def test_unread_answers_and_bodies_bind_neither_memory_nor_the_stop(new_service: NewService) -> None:
+    service = new_service()
+    service.start()
+    assert service.process is not None
+    before_bytes = resident_bytes(service.process.pid)
+    head = b"POST /v2/callback/studio HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for _ in range(12):
+            line = stack.enter_context(connect(service))
+            line.settimeout(0.3)
+            with suppress(OSError):
+                line.sendall(head + b"Content-Length: %d\r\n\r\n" % BODY_BYTES)
+                line.sendall(b" " * BODY_BYTES)
+        for _ in range(3):
+            stack.enter_context(stall(service))
+        half = stack.enter_context(connect(service))
+        half.sendall(GET[:-2])
+        served(service)
+        assert resident_bytes(service.process.pid) - before_bytes < 60 * 1024 * 1024
+        started_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - started_s < STOP_WITHIN_S
+    assert "Traceback" not in service.log_path.read_text()
+
+
+def test_a_second_signal_waits_for_nobody(new_service: NewService) -> None:
+    service = new_service()
+    service.start()
+    assert service.process is not None
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(stall(service))
+        service.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while "stopping" not in [line["event"] for line in service.log_lines()]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=20) == 0
+    told = service.log_lines()
+    assert "stopping at once" in [line["event"] for line in told]
+    assert "Traceback" not in service.log_path.read_text()
+
+
+def test_operators_have_a_listener_of_their_own(new_service: NewService) -> None:
+    service = new_service(OPS_PORT="0", OPERATOR_TOKEN="operator-token-of-the-listener-0123456789")
+    service.start()
+    told = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
+    asks = {"Authorization": "Bearer operator-token-of-the-listener-0123456789"}
+    with httpx.Client(base_url=service.url, verify=False) as public:
+        for path in ("/metrics", "/ops/reviews", "/ops/payments"):
+            assert public.get(path, headers=asks).status_code == 404
+        for path in ("/healthz", "/readyz", "/v2/models"):
+            assert public.get(path).status_code == 200
+    with httpx.Client(base_url=str(told["operators"]), verify=False, headers=asks) as operators:
+        for path in ("/healthz", "/readyz", "/metrics", "/ops/reviews", "/ops/payments"):
+            assert operators.get(path).status_code == 200
+        assert operators.get("/v2/models").status_code == 404
+    assert service.stop() == 0
