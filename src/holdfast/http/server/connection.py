@@ -36,7 +36,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
-Cut = Literal["send_timeout", "head_timeout", "body_timeout", "refused", "stop", "fault"]
+Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop", "fault"]
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -124,7 +124,9 @@ class Connection:
             self._idle_by = trio.current_time() + self._limits.linger_s
 
     def close(self) -> None:
-        """End an idle connection."""
+        """End a connection on which no request is under way; its file is free when this returns."""
+        if isinstance(self._stream, trio.SocketStream):
+            self._stream.socket.close()
         self._scope.cancel()
 
     def abort(self, reason: Cut) -> None:

@@ -98,6 +98,16 @@ class Connections:
         ):
             refusal = _CROWDED
         connection = Connection(app, stream, self._limits, self, client=client, server=server, refusal=refusal)
+        if refusal is not None:
+            metrics.HTTP_CUT.labels("refused").inc()
+            if self._refused_count >= REFUSED_AT_ONCE_MAX:
+                connection.close()
+                return
+        # Counted here and not in its task: many are accepted before the first of their tasks runs.
+        self._open.add(connection)
+        self._per_peer[peer] += 1
+        self._refused_count += refusal is not None
+        metrics.HTTP_CONNECTIONS.set(len(self._open))
         self._nursery.start_soon(self._serve, connection, peer, refusal is not None)
 
     def close_longest_idle(self) -> bool:
@@ -119,15 +129,6 @@ class Connections:
         self._idle.pop(connection, None)
 
     async def _serve(self, connection: Connection, peer: str, is_refused: bool) -> None:
-        if is_refused:
-            metrics.HTTP_CUT.labels("refused").inc()
-            if self._refused_count >= REFUSED_AT_ONCE_MAX:
-                connection.abort("refused")
-                return
-        self._open.add(connection)
-        self._per_peer[peer] += 1
-        self._refused_count += is_refused
-        metrics.HTTP_CONNECTIONS.set(len(self._open))
         try:
             await connection.run()
         except Exception as fault:

@@ -26,7 +26,7 @@ log = structlog.get_logger("holdfast.http")
 PAUSE_S: Final = 0.1
 """How long nothing is accepted while the process or the system has no file left for a connection."""
 
-ACCEPTED_AT_ONCE_MAX: Final = 128
+ACCEPTED_AT_ONCE_MAX: Final = 16
 """How many connections are accepted before those that are open get their turn."""
 
 _NO_FILE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
