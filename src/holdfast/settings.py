@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.kept_secrets import kept_secret
 from holdfast.secret_strength import is_plainly_weak, weakness
 from holdfast.settings_reader import PREFIX, IPNetwork, Reader, SettingsFault
+from holdfast.settings_warnings import warnings_of
 
 __all__ = ["Place", "Settings", "SettingsFault", "environment", "load_place", "load_settings"]
 
@@ -268,7 +269,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         sandbox_secret=made["SANDBOX_SECRET"],
         server_key=hmac.digest(made["SERVER_KEY"].encode(), b"holdfast server key", "sha256"),
     )
-    return replace(settings, warnings=(*_warnings(settings), *_weak_in_development(settings, given)))
+    return replace(settings, warnings=(*warnings_of(settings), *_weak_in_development(settings, given)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,28 +379,3 @@ def _development_secrets(data_dir: Path, given: Mapping[str, str | None]) -> dic
         return {name: value or kept_secret(folder / name.lower()) for name, value in given.items()}
     except OSError as exc:
         raise SettingsFault((f"{PREFIX}DATA_DIR: secrets cannot be kept in {folder}: {exc.strerror}",)) from exc
-
-
-def _warnings(settings: Settings) -> tuple[str, ...]:
-    lines: list[str] = []
-    if settings.is_production:
-        if settings.smtp_url is None:
-            lines.append(f"{PREFIX}SMTP_URL is not set: sign-in codes cannot be mailed")
-        if settings.sandbox_enabled:
-            lines.append(f"{PREFIX}SANDBOX_ENABLED is true: every account can give itself credit without paying")
-        if settings.webhook_local_allowed:
-            lines.append(f"{PREFIX}WEBHOOK_LOCAL_ALLOWED is true: customers can have us call private addresses")
-        if settings.card_api_key is not None and "_test_" in settings.card_api_key:
-            lines.append(f"{PREFIX}CARD_API_KEY is a test key: credit is given for payments that are none")
-        if settings.ops_port is None:
-            lines.append(f"{PREFIX}OPS_PORT is not set: /ops and /metrics answer on the public port")
-        if settings.public_url is None:
-            lines.append(f"{PREFIX}PUBLIC_URL is not set: links will name the address the service listens on")
-        elif settings.public_url.startswith("http:"):
-            lines.append(f"{PREFIX}PUBLIC_URL is not https: tokens would travel in clear")
-    if settings.card_api_key is not None:
-        if not settings.card_webhook_secrets:
-            lines.append(f"{PREFIX}CARD_WEBHOOK_SECRET is not set: the card webhook stays shut")
-        if settings.card_publishable_key is None:
-            lines.append(f"{PREFIX}CARD_PUBLISHABLE_KEY is not set: card orders carry no key for the browser")
-    return tuple(lines)

@@ -54,5 +54,5 @@ async def test_a_stop_at_once_needs_no_stop_before_it(troupe: Troupe, autojump_c
     supervisor = troupe.supervisor(*(troupe.spec(name, shutdown_s=100.0) for name in "ab"))
     async with troupe.playing(supervisor):
         supervisor.stop_at_once()
-    assert sorted(troupe.take_log()) == ["-a", "-b"]
+    assert {"-a", "-b"} <= set(troupe.take_log())
     assert trio.current_time() < 3.0
