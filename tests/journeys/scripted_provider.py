@@ -439,9 +439,13 @@ def scripted_provider() -> Iterator[ScriptedProvider]:
         provider.visits.append(f"{exchange.command} {exchange.headers.get('Host')}{exchange.path}")
         return is_file(PICTURE)
 
+    def other_visited(exchange: Exchange) -> Answer:
+        # A configured provider is asked for its health; nothing else has business there.
+        return says(200, {}) if exchange.path == "/health-check" else visited(exchange)
+
     with ExitStack() as stack:
         main = stack.enter_context(_served(lambda exchange: provider.answer(exchange)))  # noqa: PLW0108 - bound late
-        other, trap = (stack.enter_context(_served(visited)) for _ in range(2))
+        other, trap = (stack.enter_context(_served(answer)) for answer in (other_visited, visited))
         # Bound and not listening: whoever connects is refused, and nobody else can take the port.
         deaf = stack.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
