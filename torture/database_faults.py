@@ -20,6 +20,7 @@ from .postgres import PostgresFault, backends_of, children_of, frozen, postmaste
 
 LOCKED_TABLES = ("accounts", "tasks", "operations", "holds", "idempotency_records", "orders", "journal_batches")
 LOG_FILES = 12
+MEND_S_MAX = 60.0
 BALLAST_ROUNDS = 20
 
 
@@ -179,11 +180,13 @@ async def mend(deployment: Deployment) -> None:
     """Start the harness's own server, where it has ended."""
     if deployment.database is None:
         return
-    for _ in range(5):
-        try:
-            await trio.to_thread.run_sync(deployment.database.start)
-        except PostgresFault:
-            await trio.sleep(0.5)
-        else:
-            return
+    # The last backends of a killed server may hold its shared memory for a while.
+    with trio.move_on_after(MEND_S_MAX):
+        while True:
+            try:
+                await trio.to_thread.run_sync(deployment.database.start)
+            except PostgresFault:
+                await trio.sleep(0.2)
+            else:
+                return
     await trio.to_thread.run_sync(deployment.database.start)
