@@ -24,15 +24,10 @@ async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
     return summary
 
 
-async def test_some_rounds_of_faults_lose_and_double_nothing() -> None:
-    summary = await rounds_of("embedded", "power", "cut", "postmaster", "media")
-    assert summary.kills == 1
+async def test_a_kill_cut_connections_and_a_failover_lose_and_double_nothing() -> None:
+    summary = await rounds_of("pair", "kill", "cut", "failover")
+    assert summary.kills >= 1
     assert summary.database_faults == 2
-
-
-async def test_a_failover_to_a_synchronous_standby_loses_and_doubles_nothing() -> None:
-    summary = await rounds_of("pair", "failover")
-    assert summary.database_faults == 1
 
 
 @pytest.mark.skipif("TORTURE" not in os.environ, reason="TORTURE=1 tries every fault on every deployment")
