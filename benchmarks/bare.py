@@ -1,4 +1,4 @@
-"""The yardstick of the HTTP benchmark: one POST endpoint on the same quart-trio and hypercorn, doing nothing.
+"""The yardstick of the HTTP benchmark: one POST endpoint on quart-trio and hypercorn as they come, doing nothing.
 
 It reads the body as JSON and answers one of the size a created task has.
 """

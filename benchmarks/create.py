@@ -1,4 +1,4 @@
-"""``POST /v2/task/create`` over HTTP beside a bare POST endpoint of the same quart-trio and hypercorn.
+"""``POST /v2/task/create`` over HTTP beside a bare POST endpoint of quart-trio on hypercorn as they come.
 
 Both run as processes of their own, in turn and several times over, under the same client with the same number of
 connections. Two ratios are told: the median of neighbouring runs, where the service works off its queue while the
