@@ -36,7 +36,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
-Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop", "fault"]
+Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop"]
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -243,7 +243,9 @@ class Connection:
         if not framing.is_complete:
             refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
             if framing.is_started:
-                self.abort("fault")
+                # Closed without its end, so that no client takes it for the whole; what was sent still arrives.
+                metrics.HTTP_CUT.labels("fault").inc()
+                self._scope.cancel()
             elif refusal is not None:
                 framing.close = framing.is_complete = True
                 await self._write(refusal_bytes(refusal))
