@@ -306,5 +306,9 @@ class Campaign:
             f"python -m torture --seed {self.options.seed} --first {number} --rounds {self.options.settle_every}"
             f" --kinds {kind} --faults {names}"
         )
-        for difference in differences:
-            self._say(f"       DIFFERENCE {difference}")
+        lines = [f"DIFFERENCE {difference}" for difference in differences]
+        for line in lines:
+            self._say(f"       {line}")
+        records = [repr(record) for record in self._witness.accounts]
+        text = "\n".join([*lines, f"repeat with: {self.summary.repeat}", *records])
+        (folder / "differences.txt").write_text(text, "utf-8")

@@ -288,10 +288,9 @@ class Customer:
                 order.order_id, order.operation_id = found["order_id"], found["operation_id"]
                 order.outcome = "done"
                 return order, found
-            if self._is_refused(answer, f"{provider} order"):
-                # Where the provider could not be asked, the order itself stands.
+            if self._is_refused(answer, f"{provider} order") or key is None:
                 return None
-            if key is None:
+            if answer is not None and code_of(answer) == "too_many_open_orders":
                 return None
             await trio.sleep(PAUSE_S)
 
