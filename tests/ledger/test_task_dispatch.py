@@ -186,6 +186,31 @@ def test_a_silent_job_is_polled_and_polled_again(
     assert moved(step).wake_at == at(noon, 61)
 
 
+def test_a_job_known_from_a_callback_alone_is_polled_under_our_name(
+    make_task: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+) -> None:
+    sent = moved(wake(make_task(), noon, traits))
+    doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
+    task = moved(on_news(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    assert (task.state.dispatch, task.state.provider_ref, task.wake_at) == ("acked", None, at(noon, 32))
+    step = wake(task, at(noon, 32), traits)
+    assert step.effects == (PollJob("task_01", 1, None),)
+    assert moved(step).wake_at == at(noon, 62)
+    overdue = wake(moved(step), at(noon, 2 + 900), traits)
+    assert overdue.effects == (PollJob("task_01", 1, None, last=True),)
+
+
+def test_a_job_known_from_a_callback_alone_waits_for_news_where_it_bears_the_providers_name(
+    make_task: MakeTask, make_news: MakeNews, noon: datetime
+) -> None:
+    sent = moved(wake(make_task(), noon, ONE_SHOT))
+    doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
+    task = moved(on_news(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    step = wake(task, at(noon, 32), ONE_SHOT)
+    assert step.effects == ()
+    assert moved(step).wake_at == at(noon, 2 + 900)
+
+
 def test_news_postpones_the_poll(make_acked: MakeTask, make_news: MakeNews, noon: datetime) -> None:
     heard = moved(on_news(make_acked(), make_news("processing"), at(noon, 25), operation_id="op_1"))
     assert heard.wake_at == at(noon, 55)

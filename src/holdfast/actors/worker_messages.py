@@ -44,7 +44,7 @@ class Poll(Command[None]):
     provider: str
     request_id: str
     attempt: int
-    provider_ref: str
+    provider_ref: str | None
 
 
 @dataclass(frozen=True, slots=True)

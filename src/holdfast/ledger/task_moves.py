@@ -83,8 +83,9 @@ TRANSITIONS: Mapping[Cause, Rule] = {
 class ProviderTraits:
     """What a provider can do, as far as decisions depend on it.
 
-    ``idempotent_submit``: handing in the same attempt again cannot start a second job. ``listed``: whether the
-    catalog names it, did so until lately, or has not for longer than the grace that lasts.
+    ``idempotent_submit``: jobs bear our names there, so that the same attempt handed in again starts no second
+    one, and a job whose submission was never answered can be asked for. ``listed``: whether the catalog names it,
+    did so until lately, or has not for longer than the grace that lasts.
     """
 
     idempotent_submit: bool
@@ -114,11 +115,14 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class PollJob:
-    """Ask the provider how the job stands; answered by ``on_poll`` or not at all. No poll follows the ``last``."""
+    """Ask the provider how the job stands; answered by ``on_poll`` or not at all. No poll follows the ``last``.
+
+    Without a ``provider_ref`` it is asked under our own name for the job.
+    """
 
     request_id: str
     attempt: int
-    provider_ref: str
+    provider_ref: str | None
     last: bool = False
 
 

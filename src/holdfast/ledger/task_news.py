@@ -124,7 +124,7 @@ def on_poll(
     return submit(task, now, new_attempt=True, jitter=jitter)
 
 
-def poll(task: Task, provider_ref: str, now: datetime, *, jitter: float = 0.0, last: bool = False) -> Step:
+def poll(task: Task, provider_ref: str | None, now: datetime, *, jitter: float = 0.0, last: bool = False) -> Step:
     """Ask the provider how the job stands, and again after a while should no answer come."""
     state = task.state
     ask = PollJob(task.request_id, state.attempt, provider_ref, last=last)

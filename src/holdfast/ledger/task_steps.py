@@ -227,12 +227,17 @@ def _call_provider(task: Task, now: datetime, traits: ProviderTraits, jitter: fl
                 return submit(task, now, new_attempt=False, jitter=jitter)
             return leave_unresolved(task, now)
         case "acked":
-            if traits.polls and state.provider_ref is not None:
+            if _can_be_asked(task, traits):
                 return poll(task, state.provider_ref, now, jitter=jitter)
             if traits.listed == "lately":
                 # It comes back, or its grace ends.
                 return changed(task, now, due_at=after(now, task.request.terms.deadlines.silence_s, jitter))
             return changed(task, now, due_at=None)
+
+
+def _can_be_asked(task: Task, traits: ProviderTraits) -> bool:
+    """Whether the provider can be asked for the job. A callback may have told of it before it had a name there."""
+    return traits.polls and (task.state.provider_ref is not None or traits.idempotent_submit)
 
 
 def _wake_review(task: Task, now: datetime, operation_id: str) -> Step:
@@ -257,7 +262,7 @@ def _wake_overdue(task: Task, now: datetime, traits: ProviderTraits, operation_i
     """A deadline is behind us: ask the provider once more where that can help, else fail and release."""
     state = task.state
     if state.dispatch == "acked":
-        if not state.final_poll and traits.polls and state.provider_ref is not None:
+        if not state.final_poll and _can_be_asked(task, traits):
             return poll(task, state.provider_ref, now, jitter=jitter, last=True)
         if state.final_poll and state.due_at is not None and now < state.due_at:
             return unchanged("ignored")
