@@ -258,9 +258,15 @@ def test_postings_that_do_not_cancel_out_are_found() -> None:
 
 def test_two_final_answers_that_contradict_each_other_are_found() -> None:
     asked = record()
-    asked.note_end("task_a", "canceled")
-    asked.note_end("task_b", "processing")
+    asked.note_end("task_a", "canceled", ended=())
+    asked.note_end("task_b", "processing", ended=("task_b",))
     assert [difference.kind for difference in compare_rows(asked, rows(), settled=False)] == ["answer", "answer"]
+
+
+def test_an_answer_that_was_on_its_way_when_the_end_was_told_contradicts_nothing() -> None:
+    asked = record()
+    asked.note_end("task_b", "processing", ended=("task_a",))
+    assert compare_rows(asked, rows(), settled=False) == []
 
 
 def reads() -> dict[str, Any]:

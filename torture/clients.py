@@ -184,9 +184,10 @@ class Customer:
         """Cancel one of the newest tasks and find out what became of it."""
         request_id = self._some_task(rng, newest=5)
         while request_id is not None:
+            ended = frozenset(self.record.ends)
             answer = await self._ask("POST", f"/v2/task/{request_id}/cancel")
             if answer is not None and answer.status_code == 200:
-                self.record.note_end(request_id, answer.json()["status"])
+                self.record.note_end(request_id, answer.json()["status"], ended=ended)
                 return
             if answer is not None and answer.status_code == 409 and code_of(answer) == "task_already_terminal":
                 return
@@ -197,16 +198,19 @@ class Customer:
         """Read a task that was answered: it must be there."""
         request_id = self._some_task(rng, newest=50)
         if request_id is not None:
+            ended = frozenset(self.record.ends)
             answer = await self._ask("GET", f"/v2/task/{request_id}")
             if self._judge(answer, f"read of {request_id}"):
-                self.record.note_end(request_id, answer.json()["status"])  # type: ignore[union-attr] # judged
+                status = answer.json()["status"]  # type: ignore[union-attr] # judged
+                self.record.note_end(request_id, status, ended=ended)
 
     async def list_tasks(self, _: random.Random) -> None:
         """Read the first page of tasks."""
+        ended = frozenset(self.record.ends)
         answer = await self._ask("GET", "/v2/task/list?limit=20")
         if self._judge(answer, "list of tasks"):
             for task in answer.json()["data"]:  # type: ignore[union-attr] # judged
-                self.record.note_end(task["request_id"], task["status"])
+                self.record.note_end(task["request_id"], task["status"], ended=ended)
 
     def _some_task(self, rng: random.Random, *, newest: int) -> str | None:
         known = self.record.task_ids()

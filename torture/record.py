@@ -7,6 +7,7 @@ never came has the outcome ``unknown``: it may have had its effect once, or not 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
@@ -95,13 +96,17 @@ class AccountRecord:
         """The tasks that were answered, oldest request first."""
         return [create.request_id for create in self.creates.values() if create.request_id is not None]
 
-    def note_end(self, request_id: str, status: str) -> None:
-        """Note the state of a task that was answered; a final one must never be answered otherwise."""
+    def note_end(self, request_id: str, status: str, *, ended: Collection[str]) -> None:
+        """Note the state of a task that was answered; a final one must never be answered otherwise.
+
+        ``ended`` are the tasks whose end had been answered when the request was sent. An answer that was on its way
+        while another client was told of the end may still show what was before it.
+        """
         if status in ENDED:
             before = self.ends.setdefault(request_id, status)
             if before != status:
                 self.wrong_answers.append(f"{request_id} was answered {before} and then {status}")
-        elif request_id in self.ends:
+        elif request_id in ended:
             self.wrong_answers.append(f"{request_id} was answered {self.ends[request_id]} and then {status}")
 
 
