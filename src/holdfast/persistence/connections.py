@@ -56,6 +56,11 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     answer_s: float | None = None
 
+    def __del__(self, __warn: Any = None) -> None:
+        """Close: a disposed engine drops connections that are borrowed at that moment, and psycopg only warns."""
+        if hasattr(self, "pgconn"):
+            self.pgconn.finish()
+
     def wait(
         self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
     ) -> T:  # psycopg's own hook around every exchange
