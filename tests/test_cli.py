@@ -149,7 +149,7 @@ def test_a_database_of_a_newer_program_is_bad_configuration(configured_url: str)
     for command in ("migrate", "audit"):
         result = run(command)
         assert result.exit_code == 2
-        assert "newer Holdfast" in result.stderr
+        assert "newer release of Holdfast" in result.stderr
 
 
 def test_an_unreachable_database_is_a_failure_in_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
