@@ -142,7 +142,20 @@ class PostgresServer:
     def create(self) -> None:
         """Make its files and start it with an empty database."""
         self._make_folder()
-        self._run("initdb", "-D", str(self.pgdata), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale", "C")
+        self._run(
+            "initdb",
+            "--no-sync",
+            "-D",
+            str(self.pgdata),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale",
+            "C",
+        )
         self.start()
         with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
             connection.execute("create database holdfast")
@@ -153,7 +166,9 @@ class PostgresServer:
             shutil.rmtree(self.pgdata)
         self._make_folder()
         source = f"host=127.0.0.1 port={primary.port} user=postgres application_name=standby"
-        self._run("pg_basebackup", "-D", str(self.pgdata), "-d", source, "-X", "stream", "-c", "fast", "-R")
+        self._run(
+            "pg_basebackup", "-D", str(self.pgdata), "-d", source, "-X", "stream", "-c", "fast", "-R", "--no-sync"
+        )
         self.start()
         primary.set_standby("standby")
 
