@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+import structlog
 
 from holdfast.persistence.database import Database
 from holdfast.persistence.embedded import EmbeddedPostgres
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def on_database(url: str, name: str) -> str:
     """The same server's URL for another database."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    """Undo what a test configured of structlog: the next test captures every level again."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,11 @@ It is spoken to over HTTP alone. It can be told to lose, hold back and double wh
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import structlog
 import trio
 
 from holdfast.providers.card.emulator.service import serve_card_emulator
@@ -44,9 +42,6 @@ class CardStandIn:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
-
-        # A webhook that finds nobody is what the harness is about, and no news.
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
         def webhook_url() -> str:
             addresses = self.addresses()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import os
 import random
 import threading
@@ -572,7 +573,9 @@ async def test_however_storing_and_sweeping_meet_every_row_has_its_file(shop: Sh
     removed: list[int] = []
 
     async def store_and_drop() -> None:
-        for _ in range(8):
+        # Until contents were removed and stored again often enough to have met.
+        rounds = itertools.count()
+        while next(rounds) < 8 or sum(removed) <= len(pictures):
             data, me = rng.choice(pictures), object()
             under_way[me] = shop.at
             if await shop.claim(data):
