@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.persistence.embedded import EmbeddedPostgres
-from holdfast.persistence.migrate import migrate
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.migrate import migrate
 
 
 def fdatasync_us(folder: Path, rounds: int = 200) -> float:

@@ -23,26 +23,26 @@ import trio
 
 from benchmarks.conditions import describe, fresh_database
 from holdfast import metrics
-from holdfast.actors.account import AccountActor, AccountLimits
-from holdfast.actors.account_messages import CreateTask, KeyClaim, Recharge, TaskAccepted
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command
-from holdfast.actors.task_rows import new_task_rows
-from holdfast.actors.turns import Tell
-from holdfast.ledger.account import AccountState, decide_hold
-from holdfast.ledger.catalog import load_catalog
+from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.messages import CreateTask, KeyClaim, Recharge, TaskAccepted
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.turns import Tell
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.account import AccountState, decide_hold
+from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.operations import CHAIN_START, Operation
-from holdfast.ledger.quotes import PricedInput, quote_input
-from holdfast.ledger.tasks import Task, accept_task
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.loading import load_account
-from holdfast.persistence.order_loading import OrderReads
-from holdfast.persistence.rows import AccountRow, ApiKeyRow
-from holdfast.persistence.units import Committed, Unit
-from holdfast.persistence.writer import BatchWriter
+from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.order_reads import OrderReads
+from holdfast.persistence.records.loading import load_account
+from holdfast.persistence.records.rows import AccountRow, ApiKeyRow
+from holdfast.persistence.records.task_rows import new_task_rows
+from holdfast.persistence.server.database import Database
 from holdfast.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits

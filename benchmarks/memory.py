@@ -18,10 +18,10 @@ import trio
 
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.holds import account_directory
-from holdfast.actors.account_messages import Recharge, Recharged
+from holdfast.actors.account.messages import Recharge, Recharged
+from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.operations import CHAIN_START
-from holdfast.persistence.database import Database
+from holdfast.persistence.server.database import Database
 
 WARM_UP = 500
 PARALLEL = 64

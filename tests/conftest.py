@@ -17,9 +17,9 @@ import psycopg
 import pytest
 import structlog
 
-from holdfast.persistence.database import Database
-from holdfast.persistence.embedded import EmbeddedPostgres
-from holdfast.persistence.migrate import migrate
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.migrate import migrate
 
 from .bucket_server import BucketServer, bucket_server
 

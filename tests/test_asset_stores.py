@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.providers.assets import LocalStore
-from holdfast.providers.assets.s3 import S3Store
+from holdfast.providers.storage import LocalStore
+from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings import Settings, SettingsFault, load_settings
 from holdfast.wiring.assembly import asset_store
 
@@ -32,7 +32,7 @@ def test_results_are_kept_in_a_folder_unless_a_bucket_is_named(tmp_path: Path) -
 def test_a_bucket_without_its_library_is_told_as_a_setting_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "holdfast.providers.assets.s3")
+    monkeypatch.delitem(sys.modules, "holdfast.providers.storage.s3")
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(SettingsFault) as caught:
         asset_store(settings_of(tmp_path, **BUCKET))

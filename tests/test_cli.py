@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import holdfast
 from holdfast.cli import app
-from holdfast.persistence.embedded import EmbeddedPostgres, temporary_embedded
+from holdfast.persistence.server.embedded import EmbeddedPostgres, temporary_embedded
 from holdfast.settings import Settings
 
 

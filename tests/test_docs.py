@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from holdfast.http.errors import ERROR_TABLE
-from holdfast.ledger.catalog import load_catalog
+from holdfast.http.kit.errors import ERROR_TABLE
+from holdfast.ledger.catalog.catalog import load_catalog
 
 from .journeys.house import Service
 
@@ -98,7 +98,7 @@ def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "toml")], ids=named)
 def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path: Path) -> None:
-    shipped = ROOT / "src" / "holdfast" / "ledger" / "default_catalog"
+    shipped = ROOT / "src" / "holdfast" / "ledger" / "catalog" / "default_catalog"
     shutil.copytree(shipped, tmp_path / "catalog")
     with (tmp_path / "catalog" / "catalog.toml").open("a") as file:
         file.write(script_of(page, "toml"))

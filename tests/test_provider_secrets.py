@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ledger.catalog import CatalogFault
+from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring.shelf import Shelf
+from holdfast.wiring.provider_registry import Shelf
 
 SECRETS = {
     "OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",

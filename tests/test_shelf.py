@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from holdfast.settings import load_settings
-from holdfast.wiring.shelf import PAST_CATALOGS_MAX, Shelf
+from holdfast.wiring.provider_registry import PAST_CATALOGS_MAX, Shelf
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 CATALOG = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import trio
 
-from holdfast.providers.card.emulator.service import serve_card_emulator
+from holdfast.standins.card.service import serve_card_emulator
 
 API_KEY = "sk_test_of_the_torture_harness"
 WEBHOOK_SECRET = "whsec_torture_0123456789abcdef0123456789abcdef"

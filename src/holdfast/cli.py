@@ -10,14 +10,14 @@ from typing import Annotated, NoReturn
 import typer
 
 import holdfast
-from holdfast.ledger.catalog import CatalogFault, load_catalog
+from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog
 from holdfast.logs import configure_logging
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.audit_checks import Check
-from holdfast.persistence.database import DatabaseAway, DatabaseTooOld, connected
-from holdfast.persistence.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
-from holdfast.persistence.migrate import MigrationRefused, migrate, pending
-from holdfast.scrubbing import learn_secrets
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.audit.checks import Check
+from holdfast.persistence.server.database import DatabaseAway, DatabaseTooOld, connected
+from holdfast.persistence.server.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
+from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
+from holdfast.scrubbing import register_secrets
 from holdfast.settings import Place, SettingsFault, environment, load_place, load_settings
 
 FAILED, BAD_CONFIGURATION = 1, 2
@@ -93,7 +93,7 @@ def reconcile_command(
 
     with _told():
         settings = load_settings(environment())
-        learn_secrets(settings.secret_values())
+        register_secrets(settings.secret_values())
         with _database(load_place(environment()), make=False) as url:
             behind = pending(url)
             if behind:

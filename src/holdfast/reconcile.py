@@ -14,22 +14,22 @@ from typing import Any
 import trio
 from sqlalchemy import Connection, text
 
-from holdfast.actors.faults import AskFault, Crashed
-from holdfast.actors.workers.order_errands import OrderErrands
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.order_moves import RECONCILE_PERIOD_S
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.unreadable import UnreadableRow
-from holdfast.persistence.write_path import WritePath
-from holdfast.persistence.writer import BatchWriter
-from holdfast.providers.outward.name_lookups import limit_name_lookups
+from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.write_path import WritePath
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database import Database
+from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.wiring.actor_factories import account_factory
-from holdfast.wiring.card_line import card_line_beside
+from holdfast.wiring.card import card_setup_with_emulator
 
 CONCURRENT_MAX = 4
 
@@ -51,14 +51,14 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
     """Reconcile every card order that is not reconciled yet, or with ``every`` all of the last thirty days.
 
     Returns the number of orders for each result; ``put_off`` counts those whose account could not respond. Raises
-    :class:`NoCardProvider`, and :class:`~holdfast.persistence.database.DatabaseAway`.
+    :class:`NoCardProvider`, and :class:`~holdfast.persistence.server.database.DatabaseAway`.
     """
     return trio.run(partial(_reconcile, settings, database_url, every=every, progress=progress))
 
 
 async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
     limit_name_lookups()
-    card = card_line_beside(settings)
+    card = card_setup_with_emulator(settings)
     if card is None:
         raise NoCardProvider
     database = Database(database_url, pool_size=CONCURRENT_MAX)
@@ -67,13 +67,15 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database.gate,
     )
     accounts = _accounts(settings, database, journal)
-    errands = OrderErrands(database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now)
+    order_checks = OrderChecks(
+        database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now
+    )
     try:
         await database.open()
         async with trio.open_nursery() as nursery:
             await nursery.start(_running, journal)
             await nursery.start(accounts.run)
-            results = await _reconcile_all(database, errands, every=every, progress=progress)
+            results = await _reconcile_all(database, order_checks, every=every, progress=progress)
             await accounts.drain()
             await journal.stop()
     finally:
@@ -84,7 +86,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
 
 
 async def _reconcile_all(
-    database: Database, errands: OrderErrands, *, every: bool, progress: Progress
+    database: Database, order_checks: OrderChecks, *, every: bool, progress: Progress
 ) -> Counter[str]:
     def due(connection: Connection) -> list[str]:
         found = connection.execute(_OPEN, {"until_s": RECONCILE_PERIOD_S, "every": every})
@@ -97,7 +99,7 @@ async def _reconcile_all(
     async def reconcile_one(order_id: str) -> None:
         async with limiter:
             try:
-                result: str = await errands.look(order_id)
+                result: str = await order_checks.look(order_id)
             except (AskFault, Crashed, UnreadableRow):
                 result = "put_off"
             results[result] += 1
@@ -119,7 +121,7 @@ def _accounts(settings: Settings, database: Database, journal: Journal) -> Keyed
         return True
 
     # This process creates no tasks, so nothing is ever sent to this address.
-    factory: Any = account_factory(settings, database, journal, WorkerPost("dispatcher"), now=utc_now)
+    factory: Any = account_factory(settings, database, journal, WorkerAddress("dispatcher"), now=utc_now)
     return KeyedDirectory(
         "accounts",
         factory,

@@ -2,7 +2,7 @@
 
 Deny by default: what looks like a credential goes, and with it some innocent text. This house's own identifiers
 (``acct_…``, ``task_…``) stay, since an operator needs them. The secrets that this process was given go wherever
-they stand, whatever they look like: :func:`learn_secrets` is told of them.
+they stand, whatever they look like: :func:`register_secrets` is told of them.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def _exactly(text: str) -> str:
 _learned = _Learned()
 
 
-def learn_secrets(values: Iterable[str]) -> None:
+def register_secrets(values: Iterable[str]) -> None:
     """From now on take these very values out of all text, in this whole process. What is replaced stays known."""
     _learned.add(values)
 
 
-def forget_secrets() -> None:
+def unregister_secrets() -> None:
     """Know no values any more, as at the start."""
     _learned.clear()
 

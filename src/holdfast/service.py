@@ -20,12 +20,12 @@ import trio
 
 from holdfast import __version__
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
-from holdfast.ledger.catalog import CatalogFault
+from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
-from holdfast.persistence.embedded import EmbeddedPostgres
-from holdfast.persistence.migrate import migrate
-from holdfast.providers.outward.name_lookups import limit_name_lookups
-from holdfast.scrubbing import learn_secrets
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.migrate import migrate
+from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
@@ -48,7 +48,7 @@ def serve(settings: Settings) -> int:
     installed, each with a sentence for people.
     """
     configure_logging(settings.log_format)
-    learn_secrets(settings.secret_values())
+    register_secrets(settings.secret_values())
     for warning in settings.warnings:
         log.warning(warning)
     open_files = raise_open_files_limit()
@@ -117,7 +117,7 @@ async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
         print(f"Results cannot be stored: {fault.strerror}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_heed_signals, assembly)
+        nursery.start_soon(_handle_signals, assembly)
         nursery.start_soon(_tell_when_up, assembly, sockets)
         try:
             await assembly.tree.run()
@@ -151,7 +151,7 @@ async def _tell_when_up(assembly: Assembly, sockets: ListeningSockets) -> None:
     )
 
 
-async def _heed_signals(assembly: Assembly) -> None:
+async def _handle_signals(assembly: Assembly) -> None:
     """INT and TERM stop in order, a second one at once; HUP reads the catalog again."""
     tree, is_asked = assembly.tree, False
     # A thread that waits for a frozen database cannot be ended, and keeps the loop from ending. What was answered

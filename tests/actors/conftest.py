@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import trio
 
-from holdfast.actors.account import AccountActor, AccountLimits
-from holdfast.actors.account_messages import CreateTask, KeyClaim
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command, IdempotencyKey
-from holdfast.actors.turns import Tell
+from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.messages import CreateTask, KeyClaim
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.turns import Tell
+from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.operations import CHAIN_START
-from holdfast.ledger.orders import OrderRequest, Provider, identity_fx
-from holdfast.ledger.payment_facts import (
+from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
+from holdfast.ledger.orders.payment_facts import (
     Attempt,
     DisputeSeen,
     DisputeStatus,
@@ -31,15 +32,14 @@ from holdfast.ledger.payment_facts import (
     ProgressStatus,
     RefundSeen,
 )
-from holdfast.ledger.tasks import Task
-from holdfast.ledger.terms import Rate, Terms, Units
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.loading import load_account
-from holdfast.persistence.order_loading import OrderReads
-from holdfast.persistence.rows import AccountRow, ApiKeyRow
-from holdfast.persistence.units import Committed, Unit
-from holdfast.persistence.writer import BatchWriter
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.order_reads import OrderReads
+from holdfast.persistence.records.loading import load_account
+from holdfast.persistence.records.rows import AccountRow, ApiKeyRow
+from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast import metrics
-from holdfast.actors.account import AccountLimits
-from holdfast.actors.account_messages import (
+from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.messages import (
     ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
@@ -29,19 +29,19 @@ from holdfast.actors.account_messages import (
     TaskAccepted,
     TaskSettled,
 )
-from holdfast.actors.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.messages import IdempotencyKey
-from holdfast.actors.stored_replies import Replayed
-from holdfast.actors.task_rows import changed_task_row, changed_usage_row
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
+from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import Database, DatabaseAway, connected
-from holdfast.persistence.drafts import Prepared
-from holdfast.persistence.loading import load_task
-from holdfast.persistence.units import NotWritten, Unit, Verdict
-from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.records.loading import load_task
+from holdfast.persistence.records.task_rows import changed_task_row, changed_usage_row
+from holdfast.persistence.server.database import Database, DatabaseAway, connected
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
 

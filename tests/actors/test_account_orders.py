@@ -13,35 +13,36 @@ import pytest
 import trio
 from sqlalchemy import text
 
-from holdfast.actors.account import AccountLimits
-from holdfast.actors.account_messages import CreateTask, Recharge, TaskAccepted
-from holdfast.actors.messages import IdempotencyKey
-from holdfast.actors.order_messages import (
+from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
+from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
-    HearPayment,
-    OrderHeard,
+    OrderResult,
     PaySandboxOrder,
+    ReceivePaymentEvent,
     ReconcileOrder,
     RecordIntentRefused,
 )
-from holdfast.actors.stored_replies import Replayed
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.order_steps import create_order
-from holdfast.ledger.orders import Order
-from holdfast.ledger.payment_facts import PaymentEvent
-from holdfast.ledger.payment_snapshots import ProviderSnapshot
+from holdfast.ledger.orders.decisions import create_order
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.sandbox_signature import SandboxValues
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.sandbox_signature import SandboxValues
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import Database, DatabaseAway, connected
-from holdfast.persistence.drafts import Prepared
-from holdfast.persistence.order_loading import OrderReads, load_order
-from holdfast.persistence.units import NotWritten, Unit, Verdict
-from holdfast.persistence.writer import BatchWriter
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.order_reads import OrderReads
+from holdfast.persistence.records.order_loading import load_order
+from holdfast.persistence.server.database import Database, DatabaseAway, connected
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
 
@@ -51,8 +52,8 @@ HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0
 StartWorld = Callable[..., Awaitable[Any]]
 
 
-def heard(event: PaymentEvent, order_id: str) -> HearPayment:
-    return HearPayment(order_id, event, b'{"signed": "body"}')
+def heard(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
+    return ReceivePaymentEvent(order_id, event, b'{"signed": "body"}')
 
 
 def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
@@ -68,7 +69,7 @@ def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
 
 async def made(world: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any) -> Order:
     reply = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, provider, **fields)))
-    assert isinstance(reply, OrderHeard)
+    assert isinstance(reply, OrderResult)
     order: Order = reply.order
     return order
 
@@ -77,7 +78,7 @@ async def told(world: Any, order: Order, *events: PaymentEvent) -> Order:
     newest = order
     for event in events:
         reply = await world.accounts.ask(order.account_id, heard(event, order.order_id))
-        assert isinstance(reply, OrderHeard)
+        assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest
 
@@ -166,7 +167,7 @@ async def test_100_copies_of_one_event_through_two_processes_credit_once(
         command = heard(payments.paid(order.order_id), order.order_id)
         worlds = [first, second] * 50
         replies = await in_parallel([partial(world.accounts.ask, account_id, command) for world in worlds])
-    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert all(isinstance(reply, OrderResult) for reply in replies)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
     assert {reply.order.status for reply in replies} == {"credited"}
     assert await totals(first.database, account_id) == (10 * CREDIT, 0, 1)
@@ -227,13 +228,13 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_world: StartWorld
         account_id, _ = await world.open_account()
         creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
         replies = await in_parallel([partial(world.accounts.ask, account_id, create) for create in creates])
-        orders = [reply.order for reply in replies if isinstance(reply, OrderHeard)]
+        orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
         await world.accounts.ask(account_id, sandbox_payment(orders[0]))
         one_more = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
     assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
-    assert isinstance(one_more, OrderHeard)
+    assert isinstance(one_more, OrderResult)
 
 
 async def test_orders_of_others_and_of_the_other_kind_are_not_found(world: Any, payments: Any) -> None:
@@ -297,7 +298,7 @@ async def test_voided_decisions_are_retried_and_posted_once(
         random.Random(5).shuffle(calls)
         replies = await in_parallel(calls)
     assert writer.failed
-    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert all(isinstance(reply, OrderResult) for reply in replies)
     assert (await totals(database, account_id))[0] == 6 * 6 * CREDIT
     assert {(await stored(database, order.order_id)).net_micro for order in orders} == {6 * CREDIT}
     assert_audit_clean(database)
@@ -529,12 +530,12 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
         calls = [partial(chance.choice(worlds).accounts.ask, account_id, command) for command in commands]
         replies = await in_parallel(calls)
         rows = [await stored(database, order.order_id) for order in orders]
-    assert all(isinstance(reply, OrderHeard) for reply in replies)
+    assert all(isinstance(reply, OrderResult) for reply in replies)
     assert all(0 <= row.net_micro <= row.request.amount_micro for row in rows)
     assert (await totals(database, account_id))[0] == sum(row.net_micro for row in rows)
     assert_audit_clean(database)
 
 
 def test_a_stored_reply_comes_back_whole(payments: Any) -> None:
-    reply = OrderHeard(create_order(payments.request(new_id("acct"), "sandbox")), "applied")
-    assert msgspec.json.decode(msgspec.json.encode(reply), type=OrderHeard) == reply
+    reply = OrderResult(create_order(payments.request(new_id("acct"), "sandbox")), "applied")
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=OrderResult) == reply

@@ -23,29 +23,29 @@ import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
 
-from holdfast.actors.account_messages import Recharge, TaskAccepted
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.task_messages import DecideReview, ExpireAssets, HearHosting, HearNews, Wake
-from holdfast.actors.task_rows import new_task_rows
-from holdfast.actors.worker_messages import Host
+from holdfast.actors.account.messages import Recharge, TaskAccepted
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.messages import DecideReview, ExpireAssets, ReceiveProviderUpdate, RecordHosting, Wake
+from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.news import Output, ProviderNews
-from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits
-from holdfast.ledger.tasks import HostingState, OutputItem, Task, TaskStatus, accept_task
-from holdfast.ledger.terms import Hosting
-from holdfast.persistence.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
-from holdfast.persistence.drafts import Prepared
-from holdfast.persistence.loading import load_event_ids, load_task
-from holdfast.persistence.rows import ApiKeyRow, AssetRow
-from holdfast.persistence.units import Committed, Unit, Verdict
-from holdfast.providers.assets import AssetMissing, LocalStore, StoreFault, asset_key
-from holdfast.providers.assets.sniffing import EXTENSIONS
+from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
+from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task
+from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.persistence.claims.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
+from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.units import Committed, Unit, Verdict
+from holdfast.persistence.records.loading import load_event_ids, load_task
+from holdfast.persistence.records.rows import ApiKeyRow, AssetRow
+from holdfast.persistence.records.task_rows import new_task_rows
+from holdfast.providers.storage import AssetMissing, LocalStore, StoreFault, asset_key
+from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 
@@ -111,12 +111,14 @@ class SlowStore(LocalStore):
             self.removing -= 1
 
 
-def news(request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0) -> HearNews:
-    told = ProviderNews(
+def news(
+    request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0
+) -> ReceiveProviderUpdate:
+    told = ProviderUpdate(
         source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1, status=status,
         provider_ref="job_1", outputs=tuple(Output(index=n, url=f"https://s.test/{n}") for n in range(outputs)),
     )  # fmt: skip
-    return HearNews(told, b"{}")
+    return ReceiveProviderUpdate(told, b"{}")
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Shop:
     nursery: trio.Nursery
     folder: Path
     at: datetime = field(default_factory=utc_now)
-    errands: Ear = field(default_factory=Ear)
+    order_checks: Ear = field(default_factory=Ear)
     tasks: KeyedDirectory = field(init=False)
     rival: KeyedDirectory = field(init=False)
 
@@ -147,7 +149,7 @@ class Shop:
             "now": self.now,
             **parts,
         }
-        return AssetSweeper(WorkerPost("asset-sweeper"), **given)
+        return AssetSweeper(WorkerAddress("asset-sweeper"), **given)
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
@@ -191,12 +193,12 @@ class Shop:
             quote_id="quo_1", api_key_id=None, now=self.at,
         )  # fmt: skip
 
-    async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> HearHosting:
+    async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> RecordHosting:
         """Word that an output has just been stored."""
         await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
         output = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
-        return HearHosting(1, round_number, (output,))
+        return RecordHosting(1, round_number, (output,))
 
     async def storing(self, first: bytes) -> str:
         """A task of two outputs, the first of which is stored."""
@@ -247,8 +249,8 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     """A running shop with one account."""
     account_id, _ = await world.open_account()
     shop = Shop(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    nobody = shop.errands
-    about = TaskWorld(
+    nobody = shop.order_checks
+    about = TaskDependencies(
         accounts=world.accounts,
         dispatcher=nobody,
         desk=nobody,
@@ -297,8 +299,8 @@ def host(*pictures: bytes, request_id: str = "task_other") -> Host:
     return Host(request_id, 1, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
 
 
-async def hosting_worker(shop: Shop, ear: Ear) -> WorkerPost:
-    post = WorkerPost("hosting")
+async def hosting_worker(shop: Shop, ear: Ear) -> WorkerAddress:
+    post = WorkerAddress("hosting")
     worker = HostingWorker(
         post,
         downloads=None,  # type: ignore[arg-type]  # everything comes inside the news
@@ -439,11 +441,11 @@ async def test_an_end_decided_on_a_step_that_turns_out_void_is_void_too(
 async def test_an_actor_woken_for_nothing_looks_whether_another_process_has_moved_its_row(shop: Shop) -> None:
     request_id = await shop.conflict(picture(1))
     await shop.rival.ask(request_id, DecideReview(approve=True))
-    shop.errands.heard.clear()
+    shop.order_checks.heard.clear()
     # The process that approved is gone, and with it the word to store the rest.
     shop.passes(61)
     await shop.tasks.ask(request_id, Wake())
-    assert [type(command) for _, command in shop.errands.heard] == [Host]
+    assert [type(command) for _, command in shop.order_checks.heard] == [Host]
 
 
 async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: Shop) -> None:
@@ -560,7 +562,7 @@ async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -
         width=2, height=2, duration_s=None,
     )  # fmt: skip
     shop.passes(HEARD_WITHIN_S + 1)
-    await shop.tasks.ask(task.request_id, HearHosting(1, 1, (result,)))
+    await shop.tasks.ask(task.request_id, RecordHosting(1, 1, (result,)))
     assert await shop.row(task.request_id) == task
     assert await shop.count("assets") == 0
 

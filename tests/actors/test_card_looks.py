@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.actors.workers.card_looks import look_at
-from holdfast.ledger.payment_facts import Paid
-from holdfast.ledger.payment_objects import intent_facts
+from holdfast.actors.workers.card_snapshots import look_at
+from holdfast.ledger.orders.card_objects import intent_facts
+from holdfast.ledger.orders.payment_facts import Paid
 from holdfast.providers.card.reading import snapshot
 
 AT = 1_790_000_000

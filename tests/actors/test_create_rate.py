@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.actors.account import AccountLimits
-from holdfast.actors.account_messages import Recharge, TaskAccepted
-from holdfast.actors.create_rate import CreateRate
+from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.create_rate import CreateRate
+from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.ledger.refusals import Refusal
 
 from .conftest import StartWorld, create_task

@@ -6,10 +6,10 @@ from typing import Any
 
 import trio
 
-from holdfast.actors.task_messages import HearPoll, HearSubmission
-from holdfast.actors.worker_messages import CancelJob, Poll, Submit
-from holdfast.actors.workers.desk import CALLS_MAX, TURN_S, ProviderDesk
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.task.messages import RecordPoll, RecordSubmission
+from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
+from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.providers.media.base import Accepted, Job, NotSent
 
 
@@ -56,8 +56,8 @@ async def test_one_submission_is_one_call_however_often_it_is_asked_for(autojump
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"stuck": stuck}
     submits: set[tuple[str, int]] = set()
-    post = WorkerPost("desk")
-    desk = ProviderDesk(post, providers=providers, tasks=tasks, submits=submits)
+    post = WorkerAddress("desk")
+    desk = ProviderCaller(post, providers=providers, tasks=tasks, submits=submits)
     with trio.fail_after(600):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: desk.run(task_status=task_status))
@@ -84,8 +84,8 @@ def submit(provider: str, request_id: str) -> Submit:
 async def test_a_provider_that_does_not_answer_or_breaks_holds_up_nobody_else(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"good": Good(), "stuck": stuck, "odd": Odd()}
-    post = WorkerPost("desk")
-    desk = ProviderDesk(post, providers=providers, tasks=tasks)
+    post = WorkerAddress("desk")
+    desk = ProviderCaller(post, providers=providers, tasks=tasks)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: desk.run(task_status=task_status))
@@ -96,7 +96,7 @@ async def test_a_provider_that_does_not_answer_or_breaks_holds_up_nobody_else(au
             post.tell("", Poll("good", "task_1", 1, "job"))
             post.tell("", CancelJob("nobody", "task_1", 1, "job"))
             await trio.sleep(1)
-            told = [("task_1", HearSubmission(1, Accepted("task_1", "queued"))), ("task_1", HearPoll(1, None))]
+            told = [("task_1", RecordSubmission(1, Accepted("task_1", "queued"))), ("task_1", RecordPoll(1, None))]
             assert sorted(tasks.told, key=str) == sorted(told, key=str)
             assert stuck.asked == CALLS_MAX
             nursery.cancel_scope.cancel()

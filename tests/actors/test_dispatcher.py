@@ -15,17 +15,17 @@ import trio
 import trio.testing
 from sqlalchemy import Connection
 
-from holdfast.actors.messages import Command
-from holdfast.actors.task_messages import Wake
-from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.messages import Wake
+from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
 from holdfast.actors.workers.loop_load import LoopLoad
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import format_time, utc_now
-from holdfast.persistence import tables
-from holdfast.persistence.database import Database
-from holdfast.persistence.processes import LEASE_S, Process, end_lease, renew_lease, this_process
-from holdfast.persistence.task_claims import claim_waiting
+from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
+from holdfast.persistence.claims.tasks import claim_waiting
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database import Database
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Desk:
     """A dispatcher with two places at the studio, and its surroundings."""
 
     database: Database
-    post: WorkerPost
+    post: WorkerAddress
     tasks: Tasks
     nursery: trio.Nursery
     process: Process = field(default_factory=this_process)
@@ -119,7 +119,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(database: Database, nursery: trio.Nursery) -> AsyncIterator[Desk]:
-    yield Desk(database, WorkerPost("dispatcher"), Tasks(), nursery)
+    yield Desk(database, WorkerAddress("dispatcher"), Tasks(), nursery)
     nursery.cancel_scope.cancel()
 
 
@@ -130,19 +130,19 @@ async def test_the_oldest_get_the_places_and_the_next_one_when_one_is_freed(desk
 
     assert await desk.tasks.count(2) == [("task_3", False), ("task_2", False)]
 
-    desk.post.tell("", TaskCreated("studio", "task_new"))
-    desk.post.tell("", PlaceFreed("studio", "task_3"))
+    desk.post.tell("", TaskQueued("studio", "task_new"))
+    desk.post.tell("", SlotFreed("studio", "task_3"))
     assert (await desk.tasks.count(3))[2] == ("task_1", False)
 
 
 async def test_a_new_task_goes_first_only_where_nobody_waits(desk: Desk) -> None:
     dispatcher = desk.dispatcher()
 
-    await dispatcher.on_receive(TaskCreated("studio", "task_unsure"))
+    await dispatcher.on_receive(TaskQueued("studio", "task_unsure"))
     assert desk.tasks.woken == []
 
     await dispatcher.on_receive(Tick())
-    await dispatcher.on_receive(TaskCreated("studio", "task_new"))
+    await dispatcher.on_receive(TaskQueued("studio", "task_new"))
     assert desk.tasks.woken == [("task_new", False)]
 
 
@@ -163,7 +163,7 @@ async def test_jobs_of_an_earlier_life_keep_their_places_until_they_end(desk: De
     await dispatcher.on_receive(Tick())
     assert desk.tasks.woken == [("task_2", False)]
 
-    await dispatcher.on_receive(PlaceFreed("studio", "task_running"))
+    await dispatcher.on_receive(SlotFreed("studio", "task_running"))
     assert desk.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
@@ -215,7 +215,7 @@ async def test_places_are_dealt_out_among_accounts_in_turn_and_by_age_inside_one
 
     await dispatcher.on_receive(Tick())
     for freed in ("task_a0", "task_b0", "task_c1", "task_a1", "task_c0", "task_a2"):
-        await dispatcher.on_receive(PlaceFreed("studio", freed))
+        await dispatcher.on_receive(SlotFreed("studio", freed))
 
     order = [key for key, _ in desk.tasks.woken]
     assert order[:5] == ["task_a0", "task_b0", "task_c1", "task_a1", "task_c0"]

@@ -8,8 +8,8 @@ import trio
 from pykka._envelope import Envelope as PykkaEnvelope
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.actors.future import NotReady, TrioFuture
-from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.future import NotReady, TrioFuture
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
 
 
 async def test_a_future_wakes_all_who_wait_and_answers_all_who_come_later(nursery: trio.Nursery) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import trio
 
-from holdfast.actors.task_messages import HearHosting
-from holdfast.actors.worker_messages import Host
+from holdfast.actors.task.messages import RecordHosting
+from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers import hosting
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.news import Output
-from holdfast.ledger.task_moves import HostingFailure
-from holdfast.ledger.terms import Hosting
-from holdfast.providers.outward.downloads import DownloadRefused
+from holdfast.ledger.tasks.provider_update import Output
+from holdfast.ledger.tasks.transitions import HostingFailure
+from holdfast.providers.outbound.downloads import DownloadRefused
 
 ROUND_1, ROUND_2 = (
     Host("task_1", 1, number, "studio", (Output(index=0, url=f"https://x.test/{number}"),), Hosting(), 30.0)
@@ -30,7 +30,7 @@ class Ear:
     """A task that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.heard: list[HearHosting] = []
+        self.heard: list[RecordHosting] = []
 
     def tell(self, key: str, command: Any) -> None:
         assert key == "task_1"
@@ -67,7 +67,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 async def test_a_later_round_takes_the_place_of_an_earlier_one(
     nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    ear, post = Ear(), WorkerPost("hosting")
+    ear, post = Ear(), WorkerAddress("hosting")
     nobody: Any = None
     worker = HostingWorker(
         post,
@@ -88,7 +88,7 @@ async def test_a_later_round_takes_the_place_of_an_earlier_one(
     fetches.gates["https://x.test/2"].set()
     await trio.testing.wait_all_tasks_blocked()
     failure = HostingFailure(0, "not_found: https://x.test/2", final=True)
-    assert ear.heard == [HearHosting(1, 2, (failure,))]
+    assert ear.heard == [RecordHosting(1, 2, (failure,))]
     # Asked for again once it has ended, the same round is run again.
     post.tell("task_1", ROUND_2)
     await trio.testing.wait_all_tasks_blocked()

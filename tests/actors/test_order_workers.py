@@ -16,23 +16,29 @@ import trio
 from sqlalchemy import text
 
 from holdfast import metrics
-from holdfast.actors.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.order_messages import AttachIntent, CreateOrder, ExpireOrder, HearPayment, OrderHeard
-from holdfast.actors.payment_inbox import PaymentInbox
-from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.account.order_messages import (
+    AttachIntent,
+    CreateOrder,
+    ExpireOrder,
+    OrderResult,
+    ReceivePaymentEvent,
+)
+from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
+from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.orders import Order
-from holdfast.ledger.payment_facts import Attempt, Paid
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import Database, connected
-from holdfast.persistence.order_loading import load_order
-from holdfast.persistence.units import NotWritten, Unit, Unknown, Verdict
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.payment_facts import Attempt, Paid
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.journal.units import NotWritten, Unit, Unknown, Verdict
+from holdfast.persistence.records.order_loading import load_order
+from holdfast.persistence.server.database import Database, connected
 from holdfast.providers.card.base import CardProvider
-from holdfast.providers.card.emulator.service import serve_card_emulator
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.standins.card.service import serve_card_emulator
 
 CREDIT = 1_000_000
 KEY = "sk_test_0123456789"
@@ -87,20 +93,20 @@ class Office:
         database: Database = self.world.database
         return database
 
-    def errands(self, card: CardProvider | None) -> OrderErrands:
-        return OrderErrands(
+    def order_checks(self, card: CardProvider | None) -> OrderChecks:
+        return OrderChecks(
             database=self.database, accounts=self.world.accounts, card=card, env="development", now=utc_now
         )
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
-        errands = self.errands(self.bank.provider if card else None)
-        return kind(WorkerPost("orders"), database=self.database, errands=errands)
+        order_checks = self.order_checks(self.bank.provider if card else None)
+        return kind(WorkerAddress("orders"), database=self.database, order_checks=order_checks)
 
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
         """An order; a card order has its intent unless told otherwise."""
         create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
         made = await self.world.accounts.ask(self.account_id, create)
-        assert isinstance(made, OrderHeard)
+        assert isinstance(made, OrderResult)
         request = made.order.request
         if intent and provider == "cardprovider":
             asked = await self.bank.provider.create_intent(
@@ -114,7 +120,7 @@ class Office:
     async def run(self, kind: type[OrderWorker], *, card: bool = True) -> int:
         """Let a worker look around now, as if everything were due."""
         await self.change("update orders set wake_at = now() - interval '1 second' where wake_at is not null")
-        return await self.worker(kind, card=card).look_around()
+        return await self.worker(kind, card=card).poll_due()
 
     async def change(self, sql: str) -> None:
         await self.database.work(lambda connection: connection.execute(text(sql)))
@@ -237,7 +243,7 @@ async def test_a_webhook_after_a_reconcile_moves_no_money(office: Office) -> Non
         await office.run(Reconciler)
         looked = await office.read(order)
         told = msgspec.structs.replace(office.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, told, b"{}"))
+        await office.world.accounts.ask(office.account_id, ReceivePaymentEvent(order.order_id, told, b"{}"))
         after = await office.read(order)
     assert after.state.moves == looked.state.moves
     assert after.state.real_event_id == told.event_id
@@ -325,7 +331,9 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
         for order, late_s in zip(orders, (1, -10), strict=True):
             at = int(order.request.expires_at.timestamp()) + late_s
             fact = Attempt(status="canceled", at=at, reason="abandoned")
-            told = HearPayment(order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}")
+            told = ReceivePaymentEvent(
+                order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}"
+            )
             canceled.append(await office.world.accounts.ask(office.account_id, told))
             after.append(await office.world.accounts.ask(office.account_id, ExpireOrder(order.order_id)))
     assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
@@ -354,7 +362,7 @@ async def test_an_order_whose_payment_is_processing_does_not_expire(office: Offi
         await office.bank.press("payment_intents", order.state.payment_id, "process")
         await office.run(OrderSweeper)
         waiting = await office.read(order)
-        again_at_once = await office.worker(OrderSweeper).look_around()
+        again_at_once = await office.worker(OrderSweeper).poll_due()
         await office.pay(order)
         await office.run(OrderSweeper)
         after = await office.read(order)
@@ -394,7 +402,7 @@ async def test_two_processes_share_the_work_without_duplicates(office: Office) -
 
         async def work() -> None:
             worker = office.worker(OrderSweeper)
-            while found := await worker.look_around():
+            while found := await worker.poll_due():
                 counts.append(found)
 
         async with trio.open_nursery() as nursery:
@@ -443,18 +451,18 @@ async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
 async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(office: Office) -> None:
     with trio.fail_after(30):
         order = await office.order()
-        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        inbox = UnmatchedEventStore("cardprovider", office.world.journal, utc_now)
         await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"first")
         await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
         await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
         event = office.payments.paid(order.order_id)
-        await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"{}"))
+        await office.world.accounts.ask(office.account_id, ReceivePaymentEvent(order.order_id, event, b"{}"))
         rows = text("select event_id, body from payment_events order by event_id")
         kept = await office.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
         await office.change(
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
-        swept = await Sweeper(WorkerPost("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
+        swept = await Sweeper(WorkerAddress("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
         left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1
@@ -465,9 +473,11 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(office: Office) -
     with trio.fail_after(30):
         order = await office.order()
         event = office.payments.paid(order.order_id)
-        inbox = PaymentInbox("cardprovider", office.world.journal, utc_now)
+        inbox = UnmatchedEventStore("cardprovider", office.world.journal, utc_now)
         await inbox.keep(event.event_id, event.type, "unmatched", b"early")
-        heard = await office.world.accounts.ask(office.account_id, HearPayment(order.order_id, event, b"late"))
+        heard = await office.world.accounts.ask(
+            office.account_id, ReceivePaymentEvent(order.order_id, event, b"late")
+        )
     assert heard.verdict == "applied"
     assert await office.balance() == 10 * CREDIT
     office.assert_audit_clean()
@@ -481,7 +491,7 @@ async def test_an_event_that_cannot_be_stored_is_not_acknowledged() -> None:
             return self.verdict
 
     journal = Refusing()
-    inbox = PaymentInbox("cardprovider", journal, utc_now)  # type: ignore[arg-type]  # only writes
+    inbox = UnmatchedEventStore("cardprovider", journal, utc_now)  # type: ignore[arg-type]  # only writes
     with trio.fail_after(30), pytest.raises(Unavailable):
         await inbox.keep("evt_1", "t", "unmatched", b"")
     journal.verdict = Unknown("lost")

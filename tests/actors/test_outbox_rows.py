@@ -13,29 +13,30 @@ import pytest
 import sqlalchemy
 import trio
 
-from holdfast.actors.account_messages import CreateTask
-from holdfast.actors.event_desk import EventDesk
-from holdfast.actors.event_messages import EventsDue, HearAnnouncement
-from holdfast.actors.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.task_rows import changed_task_row, new_event_rows, new_task_rows
+from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.messages import RecordAnnouncement
+from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows
 from holdfast.actors.workers.sweeper import OUTBOX_KEPT_S, Sweeper
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.deliveries import PAUSES_S
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.task_moves import ProviderTraits
-from holdfast.ledger.tasks import HostingState, Task, accept_task
-from holdfast.ledger.webhook_secrets import Rotation
-from holdfast.persistence import tables
-from holdfast.persistence.database import Database
-from holdfast.persistence.loading import load_task
-from holdfast.persistence.outbox_claims import DueEvent, claim_due
-from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow, OutboxRow, WebhookSecretRow
+from holdfast.ledger.tasks.deliveries import PAUSES_S
+from holdfast.ledger.tasks.task import HostingState, Task, accept_task
+from holdfast.ledger.tasks.transitions import ProviderTraits
+from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.claims.outbox import DueEvent, claim_due
+from holdfast.persistence.journal.units import Committed, NotWritten, Unit, Unknown, Verdict
 from holdfast.persistence.queries.events import events_of_task
-from holdfast.persistence.rows import Row
-from holdfast.persistence.units import Committed, NotWritten, Unit, Unknown, Verdict
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.loading import load_task
+from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow, OutboxRow, WebhookSecretRow
+from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.task_rows import changed_task_row, new_event_rows, new_task_rows
+from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 
@@ -186,7 +187,7 @@ async def test_an_outcome_counts_only_while_no_other_delivery_or_round_has_begun
     [second] = await box.claim(now=late)
     await box.write(box.end(first, "given_up"))
     assert (await box.row(row.event_id)).status == "pending"
-    desk, outbox = EventDesk(box.world.journal, told := Outbox(), utc_now), told
+    desk, outbox = EventCommands(box.world.journal, told := Outbox(), utc_now), told
     await desk.send_again("acct_1", row.event_id)
     assert outbox.heard == 1
     await box.write(box.end(second, "given_up"))
@@ -199,7 +200,7 @@ async def test_an_outcome_counts_only_while_no_other_delivery_or_round_has_begun
 
 
 async def test_secrets_move_on_by_generations_and_a_claim_brings_the_newest(box: Box) -> None:
-    desk = EventDesk(box.world.journal, Outbox(), utc_now)
+    desk = EventCommands(box.world.journal, Outbox(), utc_now)
     await box.plant(1)
     first = await desk.rotate_secret("acct_1", 1)
     await desk.rotate_secret("acct_1", 1)
@@ -221,7 +222,7 @@ async def test_what_was_not_written_is_not_answered(verdict: Verdict, fault: typ
             return verdict
 
     told = Outbox()
-    desk = EventDesk(Journal(), told, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
+    desk = EventCommands(Journal(), told, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
     with pytest.raises(fault):
         await desk.send_again("acct_1", "evt_1")
     assert told.heard == 0
@@ -251,7 +252,7 @@ async def test_events_that_are_done_and_secrets_that_no_longer_sign_are_swept_af
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
-    await Sweeper(WorkerPost("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
+    await Sweeper(WorkerAddress("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:
         events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())
@@ -277,7 +278,7 @@ async def test_a_task_hears_of_the_delivery_in_the_commit_that_ends_the_event_al
         return await box.database.read(lambda rows: (load_task(rows, request_id), frozenset()))
 
     nobody = Outbox()
-    task_world = TaskWorld(
+    task_world = TaskDependencies(
         accounts=box.world.accounts,
         dispatcher=nobody,
         desk=nobody,
@@ -305,10 +306,10 @@ async def test_a_task_hears_of_the_delivery_in_the_commit_that_ends_the_event_al
         # Awake with a memory in which nothing can be announced; then another process moves the task on.
         earlier = msgspec.structs.replace(task, status="processing", version=2)
         await box.write(changed_task_row(earlier))
-        lost = HearAnnouncement(False, ())
+        lost = RecordAnnouncement(False, ())
         await tasks.ask(task.request_id, lost)
         await box.write(changed_task_row(msgspec.structs.replace(task, version=3)))
-        await tasks.ask(task.request_id, HearAnnouncement(True, (box.end(claimed),)))
+        await tasks.ask(task.request_id, RecordAnnouncement(True, (box.end(claimed),)))
     now = await box.database.read(lambda rows: load_task(rows, task.request_id))
     assert (now.version, now.state.hosting.assets_ready_event) == (4, "sent")
     assert (await box.row(event.event_id)).status == "delivered"

@@ -14,17 +14,18 @@ from typing import Any, cast
 import trio
 import trio.testing
 
-from holdfast.actors.event_messages import EventsDue, HearAnnouncement
-from holdfast.actors.messages import Command
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.messages import RecordAnnouncement
+from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
-from holdfast.actors.workers.worker import WorkerPost
-from holdfast.ledger.deliveries import PAUSES_S, Answer, pause_after
-from holdfast.ledger.tasks import EventKind
-from holdfast.ledger.webhook_secrets import webhook_secret
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.outbox_claims import DueEvent
-from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
-from holdfast.persistence.units import Committed, Unit, Verdict
+from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.ledger.tasks.deliveries import PAUSES_S, Answer, pause_after
+from holdfast.ledger.tasks.task import EventKind
+from holdfast.ledger.tasks.webhook_secrets import webhook_secret
+from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit, Verdict
+from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.standard_webhooks import verify_standard
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -37,7 +38,7 @@ TICK_S = 60.0
 class Office:
     """A worker with rows, a journal, tasks and receivers that are all in memory."""
 
-    post: WorkerPost = field(default_factory=lambda: WorkerPost("outbox"))
+    post: WorkerAddress = field(default_factory=lambda: WorkerAddress("outbox"))
     events: dict[str, DueEvent] = field(default_factory=dict)
     due_at: dict[str, datetime] = field(default_factory=dict)
     sent: list[tuple[float, str, dict[str, str], bytes]] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Office:
     most_under_way: Counter[str] = field(default_factory=Counter)
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
-    told: list[tuple[str, HearAnnouncement]] = field(default_factory=list)
+    told: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
     answer: Callable[[str], Answer] = lambda _: Answer(200)
     answer_after_s: Callable[[str], float] = lambda _: 0.0
     render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
@@ -94,7 +95,7 @@ class Office:
 
     def tell(self, key: str, command: Command[Any]) -> None:
         """The tasks' part of it."""
-        assert isinstance(command, HearAnnouncement)
+        assert isinstance(command, RecordAnnouncement)
         self.told.append((key, command))
 
     async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:

@@ -13,9 +13,9 @@ import pytest
 import trio
 from sqlalchemy import Connection, TextClause, text
 
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.sign_in import SignInActor, SignInRules
-from holdfast.actors.sign_in_messages import (
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.sign_in.actor import SignInActor, SignInRules
+from holdfast.actors.sign_in.messages import (
     AdmitOrigin,
     CodeIssued,
     OriginAdmitted,
@@ -24,14 +24,14 @@ from holdfast.actors.sign_in_messages import (
     VerifyCode,
 )
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.loading import load_sign_in
-from holdfast.persistence.writer import BatchWriter
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.loading import load_sign_in
+from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 
@@ -313,7 +313,7 @@ async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> Non
 async def test_rows_of_made_up_addresses_are_swept_and_those_of_accounts_kept_longer(desk: Desk) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
-    sweeper = Sweeper(WorkerPost("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
+    sweeper = Sweeper(WorkerAddress("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
 
     async def left_after(hours: int) -> list[str]:
         await change(desk.database, age, hours=hours)

@@ -19,36 +19,36 @@ import sqlalchemy
 import trio
 from sqlalchemy import Connection, text
 
-from holdfast.actors.account_messages import Recharge, TaskAccepted
-from holdfast.actors.event_messages import HearAnnouncement
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.task_messages import (
+from holdfast.actors.account.messages import Recharge, TaskAccepted
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
     ExpireAssets,
-    HearHosting,
-    HearNews,
-    HearPoll,
-    HearSubmission,
+    ReceiveProviderUpdate,
+    RecordAnnouncement,
+    RecordHosting,
+    RecordPoll,
+    RecordSubmission,
     Wake,
 )
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.news import Moderation, Output, ProviderNews
-from holdfast.ledger.task_events import EVENT_KINDS
-from holdfast.ledger.task_moves import HostedOutput, HostingFailure, ProviderTraits
-from holdfast.ledger.tasks import Task
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.contents import Content, claim_content
-from holdfast.persistence.database import Database
-from holdfast.persistence.drafts import Prepared
-from holdfast.persistence.loading import load_event_ids, load_task
-from holdfast.persistence.outbox_claims import claim_due
-from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
-from holdfast.persistence.units import NotWritten, Unit, Verdict
-from holdfast.persistence.writer import BatchWriter, CommitUnanswered
+from holdfast.ledger.tasks.events import EVENT_KINDS
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
+from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.claims.contents import Content, claim_content
+from holdfast.persistence.claims.outbox import claim_due
+from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
+from holdfast.persistence.records.loading import load_event_ids, load_task
+from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
@@ -106,7 +106,7 @@ class Chaos:
 
     def directory(self, world: World) -> KeyedDirectory:
         nobody = Nobody()
-        about = TaskWorld(
+        about = TaskDependencies(
             accounts=world.accounts,
             dispatcher=nobody,
             desk=nobody,
@@ -183,12 +183,12 @@ class Chaos:
             case "submission":
                 ref = f"job_{attempt}"
                 came = rng.choice((Accepted(ref, "queued"), Ambiguous("no answer"), NotSent("not reached")))
-                return HearSubmission(attempt, came)
+                return RecordSubmission(attempt, came)
             case "news":
                 status = rng.choices(["queued", "processing", "succeeded", "failed", "canceled"], [3, 6, 13, 1, 1])[
                     0
                 ]
-                news = ProviderNews(
+                news = ProviderUpdate(
                     source="callback",
                     provider=task.provider,
                     event_id=f"evt_{rng.randrange(300)}",
@@ -199,11 +199,11 @@ class Chaos:
                     outputs=OUTPUTS if status == "succeeded" else (),
                     moderation=Moderation(flagged=rng.random() < 0.3),
                 )
-                return HearNews(news, b"{}")
+                return ReceiveProviderUpdate(news, b"{}")
             case "hosting":
                 results = [await self.stored(task, output.index) for output in OUTPUTS if rng.random() < 0.8]
                 number = task.state.hosting.round - rng.choice((0, 0, 0, 1))
-                return HearHosting(attempt, number, tuple(results))
+                return RecordHosting(attempt, number, tuple(results))
             case "review":
                 return DecideReview(approve=rng.random() < 0.6)
             case "cancel":
@@ -211,7 +211,7 @@ class Chaos:
             case "expire" if task.is_terminal:
                 return ExpireAssets()
             case "poll":
-                return HearPoll(attempt, None)
+                return RecordPoll(attempt, None)
         return Wake(recovering=rng.random() < 0.3)
 
     async def stored(self, task: Task, position: int) -> HostedOutput | HostingFailure:
@@ -238,7 +238,7 @@ class Chaos:
                 OutboxOutcomeRow(*ids, event.round_at, None, status, utc_now(), None),
             )
             if event.kind == "task.assets_ready":
-                tasks.tell(event.request_id, HearAnnouncement(status == "delivered", rows))
+                tasks.tell(event.request_id, RecordAnnouncement(status == "delivered", rows))
             else:
                 await world.journal.write(Unit(rows=rows))
 

@@ -10,20 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.task_messages import DecideReview, HearHosting, HearNews
-from holdfast.actors.turns import Commit
-from holdfast.actors.worker_messages import Host, PlaceFreed
-from holdfast.ledger.catalog import load_catalog
-from holdfast.ledger.news import Moderation, Output, ProviderNews
-from holdfast.ledger.quotes import quote_input
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.turns import Commit
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.messages import DecideReview, ReceiveProviderUpdate, RecordHosting
+from holdfast.actors.task.worker_messages import Host, SlotFreed
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.task_moves import HostingFailure, ProviderTraits
-from holdfast.ledger.task_steps import on_submitted, on_wake
-from holdfast.ledger.tasks import Task, accept_task
-from holdfast.persistence.rows import TaskEventRow
-from holdfast.persistence.units import Fence
+from holdfast.ledger.tasks.decisions import on_submitted, on_wake
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
+from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
+from holdfast.persistence.journal.units import Fence
+from holdfast.persistence.records.rows import TaskEventRow
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
@@ -50,8 +50,8 @@ def running_task() -> Task:
     return taken
 
 
-def flagged(task: Task) -> HearNews:
-    news = ProviderNews(
+def flagged(task: Task) -> ReceiveProviderUpdate:
+    news = ProviderUpdate(
         source="callback",
         provider=task.provider,
         event_id="evt_1",
@@ -61,7 +61,7 @@ def flagged(task: Task) -> HearNews:
         outputs=(Output(index=0, url="https://studio.test/0.png"),),
         moderation=Moderation(flagged=True),
     )
-    return HearNews(news, b"{}")
+    return ReceiveProviderUpdate(news, b"{}")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def actor() -> TaskActor:
     async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
         return running_task(), frozenset()
 
-    world = TaskWorld(
+    world = TaskDependencies(
         accounts=nobody,
         dispatcher=nobody,
         desk=nobody,
@@ -101,12 +101,12 @@ def told(commit: Commit) -> Sequence[Any]:
 async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: TaskActor) -> None:
     task = running_task()
     frozen = await decided(actor, flagged(task))
-    assert told(frozen) == [PlaceFreed(task.provider, task.request_id)]
+    assert told(frozen) == [SlotFreed(task.provider, task.request_id)]
     # It takes none while outputs are being stored after an approval, and so frees none.
     approved = await decided(actor, DecideReview(approve=True))
     assert [type(command) for command in told(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
-    assert told(await decided(actor, HearHosting(1, 1, (failure,)))) == []
+    assert told(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
 
 
 async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: TaskActor) -> None:
@@ -120,11 +120,11 @@ async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: 
 async def test_a_provider_that_talks_without_end_is_heard_and_not_written_down(
     actor: TaskActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.actors.task.EVENTS_KEPT_MAX", 2)
+    monkeypatch.setattr("holdfast.actors.task.actor.EVENTS_KEPT_MAX", 2)
 
-    def news(number: int, **fields: Any) -> HearNews:
+    def news(number: int, **fields: Any) -> ReceiveProviderUpdate:
         told = {"event_id": f"evt_{number}", "status": "processing", "sequence": number, "outputs": (), **fields}
-        return HearNews(msgspec.structs.replace(flagged(running_task()).news, **told), b"{}")
+        return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).news, **told), b"{}")
 
     kept = [await decided(actor, news(number)) for number in (1, 2, 3)]
     assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in kept] == [1, 1, 0]

@@ -10,12 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.actor import Ending, JournaledActor, Reload, TrioActor
-from holdfast.actors.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
-from holdfast.actors.future import TrioFuture
-from holdfast.actors.mailbox import Envelope, Mailbox, Order
-from holdfast.actors.turns import Commit
-from holdfast.persistence.units import (
+from holdfast.actors.runtime.actor import Ending, JournaledActor, Reload, TrioActor
+from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
+from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, Order
+from holdfast.actors.runtime.turns import Commit
+from holdfast.persistence.journal.units import (
     AlreadyAnswered,
     Broken,
     Committed,

@@ -17,25 +17,26 @@ import sqlalchemy
 import trio
 from quart import Response
 
-from holdfast.actors.account_messages import RecordKeyUse
-from holdfast.actors.messages import Command
-from holdfast.http.app import FrontApp, create_app
-from holdfast.http.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
-from holdfast.http.front import CardDesk, Front, Readiness
+from holdfast.actors.account.messages import RecordKeyUse
+from holdfast.actors.runtime.messages import Command
+from holdfast.http.app import HoldfastApp, create_app
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
+from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.ledger.catalog import load_catalog
-from holdfast.ledger.orders import Order
-from holdfast.ledger.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import Task, UsageEntry, accept_task, usage_of
-from holdfast.ledger.webhook_secrets import Rotation
-from holdfast.persistence import tables
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.providers.assets import LocalStore
+from holdfast.ledger.tasks.task import Task, UsageEntry, accept_task, usage_of
+from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.providers.mail import MailFault
+from holdfast.providers.storage import LocalStore
 from holdfast.settings import Settings, load_settings
 
 from .order_stand_ins import FakeCard, FakeShelf, OrderBook, make_order
@@ -168,7 +169,7 @@ def make_task(
 class Stage:
     """A front end, the stand-ins behind it, and ways to call it."""
 
-    app: FrontApp
+    app: HoldfastApp
     accounts: FakeDirectory
     sign_ins: FakeDirectory
     tasks: FakeDirectory
@@ -184,7 +185,7 @@ class Stage:
     public_url: str = PUBLIC_URL
 
     @property
-    def front(self) -> Front:
+    def front(self) -> Dependencies:
         return self.app.front
 
     def change(self, **parts: Any) -> None:
@@ -233,7 +234,7 @@ class Stage:
     def open_desk(self, **parts: Any) -> tuple[FakeCard, FakeShelf]:
         """Take cards, with a provider and a shelf of stand-ins."""
         card, shelf = FakeCard(), FakeShelf()
-        desk = CardDesk(
+        desk = CardPayments(
             provider=card,
             webhook_secrets=(CARD_SECRET,),
             publishable_key="pk_test",
@@ -393,7 +394,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     secrets = {"studio": ("studio-callback-secret",), None: ("house-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
-    front = Front(
+    front = Dependencies(
         settings=settings,
         database=NoRows(),
         accounts=accounts,
@@ -408,7 +409,9 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         events=FakeEventDesk(),
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
-        public_url=lambda: PUBLIC_URL,
+        urls=PublicUrls(
+            base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
+        ),
         now=lambda: NOW,
     )
     return Stage(create_app(front), accounts, sign_ins, tasks, mailer, store, mint_api_key(live=False))

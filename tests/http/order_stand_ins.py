@@ -9,25 +9,25 @@ from typing import Any
 
 import msgspec
 
-from holdfast.actors.messages import Command
-from holdfast.actors.order_messages import (
+from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
-    HearPayment,
-    OrderHeard,
+    OrderResult,
     PaySandboxOrder,
+    ReceivePaymentEvent,
     RecordIntentRefused,
 )
-from holdfast.actors.stored_replies import Replayed
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.order_steps import (
+from holdfast.ledger.orders.decisions import (
     attach_intent,
     create_order,
     on_create_refused,
     on_event,
     on_sandbox_callback,
 )
-from holdfast.ledger.orders import Order, OrderRequest, identity_fx
+from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.base import CancelResult, CardFault, CardSnapshot, IntentCreated
 
@@ -73,7 +73,7 @@ class OrderBook:
 
     now: datetime
     orders: dict[str, Order] = field(default_factory=dict)
-    keys: dict[str, OrderHeard] = field(default_factory=dict)
+    keys: dict[str, OrderResult] = field(default_factory=dict)
     write: Callable[[Order], Awaitable[None]] | None = None
 
     async def __call__(self, account_id: str, command: Command[Any]) -> object:
@@ -81,11 +81,11 @@ class OrderBook:
             key = "" if command.idempotency is None else command.idempotency.key
             if key in self.keys:
                 return Replayed(self.keys[key])
-            heard = OrderHeard(create_order(command.request), "applied")
+            heard = OrderResult(create_order(command.request), "applied")
             if key:
                 self.keys[key] = heard
             return await self._keep(heard)
-        assert isinstance(command, AttachIntent | RecordIntentRefused | HearPayment | PaySandboxOrder)
+        assert isinstance(command, AttachIntent | RecordIntentRefused | ReceivePaymentEvent | PaySandboxOrder)
         order = self.orders[command.order_id]
         assert order.account_id == account_id
         match command:
@@ -93,16 +93,16 @@ class OrderBook:
                 step = attach_intent(order, command.payment_id, self.now)
             case RecordIntentRefused():
                 step = on_create_refused(order, command.reason, self.now)
-            case HearPayment():
+            case ReceivePaymentEvent():
                 step = on_event(order, command.event, self.now, new_operation_id=lambda: new_id("op"))
             case PaySandboxOrder():
                 told = on_sandbox_callback(order, command.values, self.now)
                 if isinstance(told, Refusal):
                     return told
                 step = told
-        return await self._keep(OrderHeard(step.order, step.verdict))
+        return await self._keep(OrderResult(step.order, step.verdict))
 
-    async def _keep(self, heard: OrderHeard) -> OrderHeard:
+    async def _keep(self, heard: OrderResult) -> OrderResult:
         self.orders[heard.order.order_id] = heard.order
         if self.write is not None:
             await self.write(heard.order)

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import trio
 
-from holdfast.http.tasks.asset_files import Span, read_range
+from holdfast.http.endpoints.tasks.asset_files import Span, read_range
+from holdfast.ledger.links import sign_link
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence import tables
-from holdfast.providers.assets import AssetMissing, StoreFault
-from holdfast.providers.links import sign_link
+from holdfast.persistence.records import tables
+from holdfast.providers.storage import AssetMissing, StoreFault
 
 if TYPE_CHECKING:
     from tests.http.conftest import World
@@ -43,7 +43,7 @@ async def kept(world: World, *, stored: bool = True, **columns: Any) -> str:
 
 
 def link(world: World, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
-    query = sign_link(asset_id, world.now + timedelta(seconds=for_s), world.front.link_key)
+    query = sign_link(asset_id, world.now + timedelta(seconds=for_s), world.front.urls.link_key)
     return f"/v2/assets/{asset_id}?{query}"
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.bodies import check_media_type, convert_body, fingerprint, parse_object
-from holdfast.http.shapes import QuoteRequest, RechargeRequest
-from holdfast.http.tasks.shapes import CreateTaskRequest
+from holdfast.http.kit.bodies import check_media_type, convert_body, fingerprint, parse_object
+from holdfast.http.schemas.common import QuoteRequest, RechargeRequest
+from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import Refusal
 
 PLAIN_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))

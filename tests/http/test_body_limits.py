@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.http import bodies, catalog_listing
 from holdfast.http.app import ROUTES
-from holdfast.http.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
-from holdfast.http.json_size import SMALL_BODY_BYTES_MAX
-from holdfast.ledger.quotes import quote_input
+from holdfast.http.endpoints import catalog as catalog_listing
+from holdfast.http.kit import bodies
+from holdfast.http.kit.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
+from holdfast.http.kit.json_size import SMALL_BODY_BYTES_MAX
+from holdfast.ledger.catalog.quotes import quote_input
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World

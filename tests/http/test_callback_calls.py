@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.task_messages import HearNews, TaskRef
+from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskRef
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import sign
 
@@ -39,7 +39,7 @@ async def test_signed_news_reaches_its_task_and_is_answered_with_it(world: World
     response = await tell(world, news(percent=40))
     assert (await response.get_json())["request_id"] == "task_a"
     ((key, command),) = world.tasks.asked
-    assert isinstance(command, HearNews)
+    assert isinstance(command, ReceiveProviderUpdate)
     assert (key, command.news.provider, command.news.percent) == ("task_a", "studio", 40)
     assert command.body == news(percent=40)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.actors.account_messages import CreateTask, TaskAccepted
-from holdfast.ledger.catalog import Catalog, parse_catalog
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World

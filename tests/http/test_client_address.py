@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.client_address import client_address, origin_of, parse_address
+from holdfast.http.kit.client_address import client_address, origin_of, parse_address
 from holdfast.settings import ProxyHeader
 
 TRUSTED = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "127.0.0.1/32", "2001:db8:f::/48")))

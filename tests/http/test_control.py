@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account_messages import (
+from holdfast.actors.account.messages import (
     AccountSummary,
     ApiKeyCreated,
     ApiKeyRevoked,
@@ -20,7 +20,8 @@ from holdfast.actors.account_messages import (
     SignedOut,
     SignOut,
 )
-from holdfast.actors.sign_in_messages import (
+from holdfast.actors.account.stored_replies import Replayed, StoredReply
+from holdfast.actors.sign_in.messages import (
     AdmitOrigin,
     CodeIssued,
     OriginAdmitted,
@@ -28,12 +29,11 @@ from holdfast.actors.sign_in_messages import (
     SignedIn,
     VerifyCode,
 )
-from holdfast.actors.stored_replies import Replayed, StoredReply
-from holdfast.http.bodies import fingerprint
-from holdfast.http.credentials import digest
+from holdfast.http.kit.bodies import fingerprint
+from holdfast.http.kit.credentials import digest
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
-from holdfast.persistence import tables
+from holdfast.persistence.records import tables
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.http.control.email_address import normalise_email
-from holdfast.http.credentials import (
-    Bearer,
-    KeyCache,
-    KnownKey,
-    digest,
-    is_api_key,
-    mint_api_key,
-    read_bearer,
-)
+from holdfast.http.endpoints.control.email_address import normalise_email
+from holdfast.http.kit.credentials import Bearer, KeyCache, KnownKey, digest, is_api_key, mint_api_key, read_bearer
 from holdfast.ledger.refusals import Refusal
 
 TOKEN = "hst_" + "A" * 43

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.http.errors import ERROR_TABLE, error_answer
+from holdfast.http.kit.errors import ERROR_TABLE, error_answer
 from holdfast.ledger.refusals import Refusal
 
 EXPECTED = {

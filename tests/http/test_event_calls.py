@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account_messages import CreateTask, TaskAccepted
-from holdfast.actors.task_rows import new_event_rows
-from holdfast.http.tasks.event_shapes import announcement
-from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT
-from holdfast.ledger.tasks import HostingState, OutputItem, Progress, Task
-from holdfast.persistence import tables
-from holdfast.persistence.outbox_claims import DueEvent
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
+from holdfast.ledger.tasks.public import event_payload
+from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
+from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.task_rows import new_event_rows
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World
@@ -203,7 +203,10 @@ async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world
     event = DueEvent(
         world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, row.snapshot, ()
     )
-    told = msgspec.json.decode(announcement(world.front, event))
+    payload = event_payload(
+        world.front.urls, event.event_id, event.kind, event.created_at, event.task, now=world.now
+    )
+    told = msgspec.json.decode(payload)
     read = await (await world.as_key("GET", f"/v2/task/{TASK}")).get_json()
     del read["provider_progress"]
     assert told == {

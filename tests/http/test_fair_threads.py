@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.actors.faults import Overloaded
-from holdfast.http.fair_threads import FairThreads
+from holdfast.actors.runtime.faults import Overloaded
+from holdfast.http.kit.fair_threads import FairThreads
 
 
 async def test_callers_take_turns() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from holdfast.actors.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
-from holdfast.persistence.database import DatabaseAway
+from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.persistence.server.database import DatabaseAway
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage

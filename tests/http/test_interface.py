@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from holdfast.http.app import ROUTES
-from holdfast.http.errors import ERROR_TABLE
-from holdfast.http.front import Readiness
-from holdfast.http.openapi import describe, error_codes
-from holdfast.ledger.task_events import EVENT_KINDS
+from holdfast.http.kit.dependencies import Readiness
+from holdfast.http.kit.errors import ERROR_TABLE
+from holdfast.http.kit.openapi import describe, error_codes
+from holdfast.ledger.tasks.events import EVENT_KINDS
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage

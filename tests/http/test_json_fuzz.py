@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.http.bodies import NESTING_MAX, fingerprint, parse_object
+from holdfast.http.kit.bodies import NESTING_MAX, fingerprint, parse_object
 from holdfast.ledger.refusals import Refusal
 
 ROUNDS = 4_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from holdfast.http.credentials import KeyCache, KnownKey
+from holdfast.http.kit.credentials import KeyCache, KnownKey
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

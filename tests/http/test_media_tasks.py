@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account_messages import CreateTask, TaskAccepted
-from holdfast.actors.stored_replies import Replayed
-from holdfast.actors.task_messages import CancelTask, TaskRef
-from holdfast.http.bodies import fingerprint
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.task.messages import CancelTask, TaskRef
+from holdfast.http.kit.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import HostingState, OutputItem, Review, usage_of
-from holdfast.persistence import tables
+from holdfast.ledger.tasks.task import HostingState, OutputItem, Review, usage_of
+from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World

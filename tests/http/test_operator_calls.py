@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.order_messages import OrderHeard, ResolveOrder
-from holdfast.actors.task_messages import DecideReview, TaskRef
-from holdfast.ledger.news import Output
+from holdfast.actors.account.order_messages import OrderResult, ResolveOrder
+from holdfast.actors.task.messages import DecideReview, TaskRef
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import OutputItem, Review, StatusEntry, Task
-from holdfast.persistence import tables
+from holdfast.ledger.tasks.provider_update import Output
+from holdfast.ledger.tasks.task import OutputItem, Review, StatusEntry, Task
+from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World
@@ -219,7 +219,7 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(world: World) 
     first = await get(world, "/ops/payments?limit=1")
     rest = await get(world, f"/ops/payments?cursor={first['next_cursor']}")
     assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
-    world.accounts.answer = OrderHeard(world.order("ord_1"), "applied")
+    world.accounts.answer = OrderResult(world.order("ord_1"), "applied")
     path = "/ops/payments/ord_1/resolve"
     for given, asked in (
         ({"credit": True}, ResolveOrder("ord_1", True)),

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from quart import Response
 
-from holdfast.actors.order_messages import AttachIntent, CreateOrder, HearPayment, RecordIntentRefused
+from holdfast.actors.account.order_messages import (
+    AttachIntent,
+    CreateOrder,
+    ReceivePaymentEvent,
+    RecordIntentRefused,
+)
 from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
 from holdfast.providers.signatures import sign
 
@@ -206,7 +211,7 @@ async def test_the_webhook_credits_and_answers_everything_but_the_secret(
     assert (body["provider_charge_id"], body["provider_event_ids"]) == ("ch_1", ["evt_1"])
     assert body["ledger_operation_refs"] == [order["operation_id"]]
     (_, command) = world.accounts.asked[-1]
-    assert isinstance(command, HearPayment)
+    assert isinstance(command, ReceivePaymentEvent)
     assert command.body == json.dumps(told).encode()
     again = await tell(world, told)
     assert (again.status_code, await again.get_json()) == (200, body)
@@ -219,7 +224,7 @@ async def test_the_stored_event_lacks_only_its_client_secret(
     told = paid_event(order, client_secret='pi_1_secret_"\\x')
     assert (await tell(world, told)).status_code == 200
     (_, command) = world.accounts.asked[-1]
-    assert isinstance(command, HearPayment)
+    assert isinstance(command, ReceivePaymentEvent)
     assert json.loads(command.body) == paid_event(order, client_secret=None)
     unmatched = paid_event({"order_id": "ord_" + "9" * 32}, client_secret="pi_2_secret")
     await tell(world, unmatched)

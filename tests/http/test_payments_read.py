@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.ledger.account import (
+from holdfast.ledger.credit.account import (
     AccountState,
     decide_capture,
     decide_credit,
@@ -15,8 +15,8 @@ from holdfast.ledger.account import (
     decide_release,
     decide_reversal,
 )
-from holdfast.ledger.operations import Operation
-from holdfast.persistence import tables
+from holdfast.ledger.credit.operations import Operation
+from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
     from tests.http.conftest import World

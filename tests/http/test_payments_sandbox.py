@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from quart import Response
 
-from holdfast.actors.order_messages import CreateOrder, PaySandboxOrder
-from holdfast.ledger.sandbox_signature import SandboxValues, sign, verify
+from holdfast.actors.account.order_messages import CreateOrder, PaySandboxOrder
+from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify
 
 if TYPE_CHECKING:
     from tests.http.conftest import World

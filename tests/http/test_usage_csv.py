@@ -16,9 +16,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
-from holdfast.ledger.tasks import usage_of
-from holdfast.persistence.database import DatabaseAway
+from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
+from holdfast.ledger.tasks.task import usage_of
+from holdfast.persistence.server.database import DatabaseAway
 
 if TYPE_CHECKING:
     from tests.http.conftest import World

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import trio
 
-from holdfast.providers.card.emulator.service import serve_card_emulator
 from holdfast.providers.signatures import sign
+from holdfast.standins.card.service import serve_card_emulator
 
 from .house import Customer, Service, loopback_client, ok, until
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import httpx
 import pytest
 
-from holdfast.persistence.embedded import EmbeddedPostgres
+from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .card_bank import CardBank, Payer, card_bank
 from .house import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 import trio
 
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import connected
-from holdfast.persistence.embedded import database_url_of
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.server.database import connected
+from holdfast.persistence.server.embedded import database_url_of
 
 START_S = 60.0
 STOP_S = 40.0

@@ -96,13 +96,13 @@ async def test_a_result_is_announced_once_signed_so_that_a_standard_library_veri
 
         task = await ada.task(request_id)
         assert task["hosting"]["assets_ready_event"] == "sent"
-        pictured = posts[0].event["data"]
-        assert "provider_progress" not in pictured
-        assert pictured["output"][0]["sha256"] == task["output"][0]["sha256"]
-        assert (await ada.http.get(pictured["output"][0]["url"])).status_code == 200
+        public_snapshot = posts[0].event["data"]
+        assert "provider_progress" not in public_snapshot
+        assert public_snapshot["output"][0]["sha256"] == task["output"][0]["sha256"]
+        assert (await ada.http.get(public_snapshot["output"][0]["url"])).status_code == 200
         for changing in ("output", "hosting", "provider_progress", "updated_at"):
             del task[changing]
-        assert {name: pictured[name] for name in task} == task
+        assert {name: public_snapshot[name] for name in task} == task
     assert quiet_house.audit() == []
 
 

@@ -28,8 +28,8 @@ from schemathesis.checks import (
 )
 
 from holdfast.http.app import ROUTES
-from holdfast.http.calls import Auth
-from holdfast.http.routes import Route
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.routes import Route
 from holdfast.providers.signatures import sign
 
 from .card_bank import WEBHOOK_SECRET, CardBank
@@ -133,16 +133,16 @@ async def arrive(service: Service, bank: CardBank) -> Visitor:
         "create_api_key": Good({}),
         "recharge": Good(ORDER),
         "create_sandbox_order": Good(ORDER),
-        "hear_sandbox_callback": Good(
+        "receive_sandbox_callback": Good(
             callback["payload"], headers={callback["signature_header"]: callback["signature"]}
         ),
         "create_card_order": Good(ORDER),
-        "hear_card_webhook": Good(event),
+        "receive_card_webhook": Good(event),
         "quote": Good(TASK),
         "create_task": Good(TASK),
         "resolve_payment_order": Good({"credit": True}),
-        "hear_callback": Good(news),
-        "hear_provider_webhook": Good(news),
+        "receive_callback": Good(news),
+        "receive_provider_webhook": Good(news),
         "fetch_asset": Good(query=dict(link.params)),
     }
     return Visitor(service, ada.session, leaving.session, ada.key, things, good)

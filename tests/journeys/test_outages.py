@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.persistence.embedded import EmbeddedPostgres
-from holdfast.persistence.postmaster import postmaster_pid
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.postmaster import postmaster_pid
 
 from .conftest import NewCustomer, NewService
 from .house import Customer, Service, ok, until

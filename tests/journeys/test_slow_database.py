@@ -23,7 +23,7 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.persistence.embedded import EmbeddedPostgres
+from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
 from .house import Customer, Service, ok, until

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.ledger.news import Output, ProviderNews
-from holdfast.ledger.order_moves import OrderStep
-from holdfast.ledger.order_steps import create_order, on_event
-from holdfast.ledger.orders import Order, OrderRequest, identity_fx
-from holdfast.ledger.payment_events import CardEvent, parse_card_event
-from holdfast.ledger.payment_facts import PaymentEvent
-from holdfast.ledger.task_steps import ProviderTraits, on_submitted, on_wake
-from holdfast.ledger.tasks import Task, accept_task
-from holdfast.ledger.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
+from holdfast.ledger.catalog.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
+from holdfast.ledger.orders.card_events import CardEvent, parse_card_event
+from holdfast.ledger.orders.decisions import create_order, on_event
+from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
+from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.transitions import OrderStep
+from holdfast.ledger.tasks.decisions import ProviderTraits, on_submitted, on_wake
+from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
+from holdfast.ledger.tasks.task import Task, accept_task
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOSTING = Hosting()
@@ -107,11 +107,11 @@ def make_acked(make_task: Callable[..., Task], traits: ProviderTraits) -> Callab
 
 
 @pytest.fixture
-def make_news() -> Callable[..., ProviderNews]:
+def make_news() -> Callable[..., ProviderUpdate]:
     """Build news of the first attempt, each with an event id of its own; ``made`` is a number of outputs."""
     numbers = itertools.count(1)
 
-    def make(status: str, *, made: int = 0, **fields: Any) -> ProviderNews:
+    def make(status: str, *, made: int = 0, **fields: Any) -> ProviderUpdate:
         base: dict[str, Any] = {
             "source": "callback",
             "provider": "studio",
@@ -121,14 +121,14 @@ def make_news() -> Callable[..., ProviderNews]:
             "status": status,
             "outputs": tuple(Output(index=n, url=f"https://studio.test/{n}.png") for n in range(made)),
         }
-        news = ProviderNews(**(base | fields))
-        assert msgspec.json.decode(msgspec.json.encode(news), type=ProviderNews) == news
+        news = ProviderUpdate(**(base | fields))
+        assert msgspec.json.decode(msgspec.json.encode(news), type=ProviderUpdate) == news
         return news
 
     return make
 
 
-class Teller:
+class TellTarget:
     """A card provider that tells about one order: each method makes one webhook, as our reader reads it.
 
     Amounts are in cents, as on the wire. The clock goes on by a second with each event.
@@ -290,5 +290,5 @@ class Teller:
 
 
 @pytest.fixture(scope="session")
-def teller() -> Teller:
-    return Teller()
+def teller() -> TellTarget:
+    return TellTarget()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from holdfast.ledger.account import (
+from holdfast.ledger.credit.account import (
     AccountState,
     decide_capture,
     decide_credit,
@@ -19,8 +19,8 @@ from holdfast.ledger.account import (
     decide_release,
     decide_reversal,
 )
+from holdfast.ledger.credit.operations import CHAIN_START, SETTLING, Operation, OperationKind
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
-from holdfast.ledger.operations import CHAIN_START, SETTLING, Operation, OperationKind
 from holdfast.ledger.refusals import Refusal
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

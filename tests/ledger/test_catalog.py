@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ledger.catalog import Catalog, CatalogFault, load_catalog, parse_catalog
+from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog, parse_catalog
 
 SCHEMA = {
     "type": "object",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from holdfast.ledger.catalog import load_catalog
-from holdfast.ledger.input_schema import InputSchema
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.input_schema import InputSchema
 
 
 def filled(schema: dict[str, object], value: dict[str, object]) -> dict[str, object]:

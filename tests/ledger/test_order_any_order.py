@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ledger.order_steps import on_expiry
-from holdfast.ledger.orders import Order
-from holdfast.ledger.payment_facts import PaymentEvent
+from holdfast.ledger.orders.decisions import on_expiry
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.payment_facts import PaymentEvent
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import Teller
+    from tests.ledger.conftest import TellTarget
 
-Story = Callable[["Teller"], list[PaymentEvent]]
+Story = Callable[["TellTarget"], list[PaymentEvent]]
 
 STORIES: dict[str, tuple[Story, int]] = {
     "paid": (lambda t: [t.attempt("processing"), t.paid(), t.charged()], 1000),
@@ -163,7 +163,7 @@ def end_of(order: Order) -> object:
     )
 
 
-def run(teller: Teller, events: list[PaymentEvent], *, expires_after: int | None = None) -> Order:
+def run(teller: TellTarget, events: list[PaymentEvent], *, expires_after: int | None = None) -> Order:
     """Tell the events a second apart; every step is checked."""
     order, now = teller.order(), teller.noon
     for number, event in enumerate(events):
@@ -174,7 +174,7 @@ def run(teller: Teller, events: list[PaymentEvent], *, expires_after: int | None
     return order
 
 
-def expire(teller: Teller, order: Order) -> Order:
+def expire(teller: TellTarget, order: Order) -> Order:
     late: datetime = order.request.expires_at
     step = on_expiry(order, late)
     teller.check(order, step)
@@ -182,7 +182,7 @@ def expire(teller: Teller, order: Order) -> Order:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_every_order_of_the_same_events_gives_the_same_result(teller: Teller, name: str) -> None:
+def test_every_order_of_the_same_events_gives_the_same_result(teller: TellTarget, name: str) -> None:
     story, left_cents = STORIES[name]
     events = story(teller)
     usual = run(teller, events)
@@ -192,7 +192,7 @@ def test_every_order_of_the_same_events_gives_the_same_result(teller: Teller, na
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_repetition_changes_nothing(teller: Teller, name: str) -> None:
+def test_repetition_changes_nothing(teller: TellTarget, name: str) -> None:
     events = STORIES[name][0](teller)
     usual = run(teller, events)
     chance = random.Random(7)
@@ -204,7 +204,7 @@ def test_repetition_changes_nothing(teller: Teller, name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_mixed_and_truncated_event_sequences_stay_within_bounds(teller: Teller, data: st.DataObject) -> None:
+def test_mixed_and_truncated_event_sequences_stay_within_bounds(teller: TellTarget, data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(STORIES)), min_size=1, max_size=3))
     events = [event for name in names for event in STORIES[name][0](teller)]
     told = data.draw(st.lists(st.sampled_from(range(len(events))), max_size=2 * len(events)))
@@ -216,7 +216,7 @@ def test_mixed_and_truncated_event_sequences_stay_within_bounds(teller: Teller, 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_an_expiry_between_any_two_events_costs_no_money(teller: Teller, data: st.DataObject) -> None:
+def test_an_expiry_between_any_two_events_costs_no_money(teller: TellTarget, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(STORIES)))
     story, left_cents = STORIES[name]
     events = data.draw(st.permutations(story(teller)))

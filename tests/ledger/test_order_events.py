@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from holdfast.ledger.order_steps import OrderStep, attach_intent, on_create_refused, on_expiry, resolve_held
-from holdfast.ledger.orders import LedgerMove, Order, breakdown_of, cursor_of, fx_of
+from holdfast.ledger.orders.decisions import OrderStep, attach_intent, on_create_refused, on_expiry, resolve_held
+from holdfast.ledger.orders.order import LedgerMove, Order, breakdown_of, cursor_of, fx_of
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import Teller
+    from tests.ledger.conftest import TellTarget
 
 CREDIT = LedgerMove(kind="credit", amount_micro=10_000_000, operation_id="op_credit", reason="payment_succeeded")
 
@@ -28,7 +28,7 @@ def cents(order: Order) -> list[int]:
     return [move.signed_micro // 10_000 for move in order.state.moves]
 
 
-def test_a_new_order_is_pending_with_its_operation_reserved(teller: Teller) -> None:
+def test_a_new_order_is_pending_with_its_operation_reserved(teller: TellTarget) -> None:
     order = teller.order()
     assert four(order) == ("pending", "pending", "none", "none")
     assert order.statuses.reconcile_status == "unreconciled"
@@ -43,7 +43,7 @@ def test_a_new_order_is_pending_with_its_operation_reserved(teller: Teller) -> N
 
 
 @pytest.mark.parametrize("what", ["processing", "requires_action"])
-def test_progress_is_shown_and_moves_no_money(teller: Teller, what: str) -> None:
+def test_progress_is_shown_and_moves_no_money(teller: TellTarget, what: str) -> None:
     step = teller.step(teller.order(), teller.attempt(what))
     assert four(step.order) == ("pending", what, "none", "none")
     assert step.postings == ()
@@ -51,13 +51,13 @@ def test_progress_is_shown_and_moves_no_money(teller: Teller, what: str) -> None
     assert step.order.state.history[-1].event_id == step.order.provider_event_id
 
 
-def test_repeated_progress_adds_no_history_entry(teller: Teller) -> None:
+def test_repeated_progress_adds_no_history_entry(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.attempt("processing"))
     step = teller.step(order, teller.attempt("processing"))
     assert (step.verdict, step.entries) == ("applied", ())
 
 
-def test_a_declined_attempt_fails_the_order_with_its_code(teller: Teller) -> None:
+def test_a_declined_attempt_fails_the_order_with_its_code(teller: TellTarget) -> None:
     error = {"code": "card_declined", "decline_code": "insufficient_funds", "message": "Your card was declined."}
     order = teller.tell(teller.order(), teller.attempt("payment_failed", last_payment_error=error))
     assert four(order) == ("failed", "failed", "none", "none")
@@ -65,13 +65,13 @@ def test_a_declined_attempt_fails_the_order_with_its_code(teller: Teller) -> Non
     assert order.state.history[-1].reason == "payment_failed: insufficient_funds"
 
 
-def test_a_new_attempt_after_a_failed_one_is_pending_again(teller: Teller) -> None:
+def test_a_new_attempt_after_a_failed_one_is_pending_again(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.attempt("payment_failed"), teller.attempt("requires_action"))
     assert four(order) == ("pending", "requires_action", "none", "none")
     assert order.state.failed_at == teller.noon
 
 
-def test_the_failure_of_an_older_attempt_does_not_overwrite_a_newer_one(teller: Teller) -> None:
+def test_the_failure_of_an_older_attempt_does_not_overwrite_a_newer_one(teller: TellTarget) -> None:
     older = teller.attempt("payment_failed")
     order = teller.tell(teller.order(), teller.attempt("processing"))
     step = teller.step(order, older)
@@ -81,7 +81,7 @@ def test_the_failure_of_an_older_attempt_does_not_overwrite_a_newer_one(teller: 
     assert step.order.provider_event_id != older.event_id
 
 
-def test_a_canceled_intent_ends_the_order(teller: Teller) -> None:
+def test_a_canceled_intent_ends_the_order(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.attempt("canceled", cancellation_reason="abandoned"))
     assert four(order) == ("canceled", "canceled", "none", "none")
     assert order.state.failed_at == teller.noon
@@ -90,7 +90,7 @@ def test_a_canceled_intent_ends_the_order(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize("first", ["payment_intent", "charge"])
-def test_success_credits_once_whichever_event_reports_it_first(teller: Teller, first: str) -> None:
+def test_success_credits_once_whichever_event_reports_it_first(teller: TellTarget, first: str) -> None:
     events = [teller.paid(), teller.charged()]
     if first == "charge":
         events.reverse()
@@ -108,12 +108,12 @@ def test_success_credits_once_whichever_event_reports_it_first(teller: Teller, f
     assert again.order.state.event_ids == (events[0].event_id, events[1].event_id)
 
 
-def test_a_charge_that_is_only_authorised_is_no_money(teller: Teller) -> None:
+def test_a_charge_that_is_only_authorised_is_no_money(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.charged(captured=False), teller.charged(paid=False))
     assert four(order) == ("pending", "pending", "none", "none")
 
 
-def test_an_event_seen_before_changes_nothing(teller: Teller) -> None:
+def test_an_event_seen_before_changes_nothing(teller: TellTarget) -> None:
     event = teller.paid()
     order = teller.tell(teller.order(), event)
     step = teller.step(order, event)
@@ -122,7 +122,7 @@ def test_an_event_seen_before_changes_nothing(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize("what", ["payment_failed", "processing", "canceled", "requires_action"])
-def test_no_attempt_downgrades_a_paid_order(teller: Teller, what: str) -> None:
+def test_no_attempt_downgrades_a_paid_order(teller: TellTarget, what: str) -> None:
     order = teller.tell(teller.order(), teller.paid())
     event = teller.attempt(what)
     step = teller.step(order, event)
@@ -136,7 +136,9 @@ def test_no_attempt_downgrades_a_paid_order(teller: Teller, what: str) -> None:
     "wrong",
     [{"amount_received": 900}, {"amount_received": 1001}, {"currency": "eur"}, {"livemode": True}],
 )
-def test_a_payment_that_does_not_fit_is_held_and_credits_nothing(teller: Teller, wrong: dict[str, object]) -> None:
+def test_a_payment_that_does_not_fit_is_held_and_credits_nothing(
+    teller: TellTarget, wrong: dict[str, object]
+) -> None:
     step = teller.step(teller.order(), teller.paid(**wrong))
     assert four(step.order) == ("held", "succeeded", "none", "mismatch")
     assert step.order.statuses.reconcile_status == "mismatch"
@@ -145,7 +147,7 @@ def test_a_payment_that_does_not_fit_is_held_and_credits_nothing(teller: Teller,
     assert step.order.state.credited_at is None
 
 
-def test_a_payment_to_another_account_is_held(teller: Teller) -> None:
+def test_a_payment_to_another_account_is_held(teller: TellTarget) -> None:
     event = teller.event("payment_intent.succeeded", teller.intent(), account="acct_else")
     assert teller.tell(teller.order(), event).status == "held"
     fits = teller.event("payment_intent.succeeded", teller.intent(), account="acct_card")
@@ -153,25 +155,25 @@ def test_a_payment_to_another_account_is_held(teller: Teller) -> None:
 
 
 @pytest.mark.parametrize(("ordered", "told"), [(None, True), (None, None), (False, None)])
-def test_an_unknown_livemode_is_no_mismatch(teller: Teller, ordered: bool | None, told: bool | None) -> None:
+def test_an_unknown_livemode_is_no_mismatch(teller: TellTarget, ordered: bool | None, told: bool | None) -> None:
     assert teller.tell(teller.order(livemode=ordered), teller.paid(livemode=told)).status == "credited"
 
 
-def test_a_second_payment_that_does_not_fit_leaves_the_first_as_it_is(teller: Teller) -> None:
+def test_a_second_payment_that_does_not_fit_leaves_the_first_as_it_is(teller: TellTarget) -> None:
     odd = teller.paid(id="pi_2", latest_charge="ch_2", amount_received=2500)
     order = teller.tell(teller.order(), teller.paid(), odd, teller.charge_refunded(1000))
     assert four(order) == ("credited", "succeeded", "refunded", "mismatch")
     assert cents(order) == [1000, -1000]
 
 
-def test_yen_are_whole(teller: Teller) -> None:
+def test_yen_are_whole(teller: TellTarget) -> None:
     order = teller.order(amount_micro=1_000_000_000, currency="JPY")
     assert teller.tell(order, teller.paid(currency="jpy")).status == "credited"
     assert teller.tell(order, teller.paid(currency="jpy", amount_received=100_000)).status == "held"
 
 
 @pytest.mark.parametrize("ended", ["expired", "canceled", "failed", "late"])
-def test_money_that_comes_late_is_credited_all_the_same(teller: Teller, ended: str) -> None:
+def test_money_that_comes_late_is_credited_all_the_same(teller: TellTarget, ended: str) -> None:
     order, later = teller.order(), teller.noon + timedelta(days=2)
     if ended == "expired":
         order = on_expiry(order, later).order
@@ -184,7 +186,7 @@ def test_money_that_comes_late_is_credited_all_the_same(teller: Teller, ended: s
     assert step.entries[-1].reason == "late_payment"
 
 
-def test_an_unpaid_order_expires(teller: Teller) -> None:
+def test_an_unpaid_order_expires(teller: TellTarget) -> None:
     order = teller.order()
     assert on_expiry(order, order.request.expires_at - timedelta(seconds=1)).verdict == "ignored"
     step = on_expiry(order, order.request.expires_at)
@@ -195,7 +197,7 @@ def test_an_unpaid_order_expires(teller: Teller) -> None:
     assert on_expiry(step.order, order.request.expires_at).verdict == "ignored"
 
 
-def test_expiry_ignores_paid_held_canceled_and_processing_orders(teller: Teller) -> None:
+def test_expiry_ignores_paid_held_canceled_and_processing_orders(teller: TellTarget) -> None:
     late = teller.noon + timedelta(days=3)
     for event in (
         teller.paid(),
@@ -208,13 +210,13 @@ def test_expiry_ignores_paid_held_canceled_and_processing_orders(teller: Teller)
     assert on_expiry(failed, late).order.status == "expired"
 
 
-def test_the_cancel_that_goes_with_an_expiry_keeps_it_expired(teller: Teller) -> None:
+def test_the_cancel_that_goes_with_an_expiry_keeps_it_expired(teller: TellTarget) -> None:
     order = on_expiry(teller.order(), teller.noon + timedelta(days=2)).order
     order = teller.tell(order, teller.attempt("canceled"))
     assert four(order) == ("expired", "canceled", "none", "none")
 
 
-def test_an_intent_is_attached_whenever_the_create_call_returns(teller: Teller) -> None:
+def test_an_intent_is_attached_whenever_the_create_call_returns(teller: TellTarget) -> None:
     before = attach_intent(teller.order(), "pi_1", teller.noon).order
     assert before.state.payment_id == "pi_1"
     assert before.wake_at == teller.noon + timedelta(seconds=60)
@@ -226,7 +228,7 @@ def test_an_intent_is_attached_whenever_the_create_call_returns(teller: Teller) 
     assert after.state.history == early.state.history
 
 
-def test_an_intent_that_the_provider_refuses_to_make_fails_the_order(teller: Teller) -> None:
+def test_an_intent_that_the_provider_refuses_to_make_fails_the_order(teller: TellTarget) -> None:
     step = on_create_refused(teller.order(), "amount_too_small", teller.noon)
     teller.check(teller.order(), step)
     assert four(step.order) == ("failed", "failed", "none", "none")
@@ -239,7 +241,7 @@ def test_an_intent_that_the_provider_refuses_to_make_fails_the_order(teller: Tel
         assert on_create_refused(order, "amount_too_small", teller.noon).verdict == "ignored"
 
 
-def test_the_charge_id_is_the_charge_that_paid(teller: Teller) -> None:
+def test_the_charge_id_is_the_charge_that_paid(teller: TellTarget) -> None:
     declined = teller.charged(id="ch_0", paid=False, captured=False, status="failed")
     order = teller.tell(teller.order(), declined)
     assert (order.state.payment_id, order.state.charge_id) == ("pi_1", "ch_0")
@@ -247,26 +249,26 @@ def test_the_charge_id_is_the_charge_that_paid(teller: Teller) -> None:
     assert (order.state.payment_id, order.state.charge_id) == ("pi_1", "ch_1")
 
 
-def test_of_two_payments_the_earlier_stands_for_the_order(teller: Teller) -> None:
+def test_of_two_payments_the_earlier_stands_for_the_order(teller: TellTarget) -> None:
     first, second = teller.paid(id="pi_9", latest_charge="ch_9"), teller.paid()
     for events in ((first, second), (second, first)):
         assert teller.tell(teller.order(), *events).state.payment_id == "pi_9"
 
 
-def test_a_reversal_of_a_charge_that_was_not_paid_takes_nothing(teller: Teller) -> None:
+def test_a_reversal_of_a_charge_that_was_not_paid_takes_nothing(teller: TellTarget) -> None:
     other = teller.charged(id="ch_2", payment_intent="pi_2", paid=False, captured=False, status="failed")
     refund = teller.refund_object("re_1", "succeeded", 500, charge="ch_2", payment_intent=None)
     order = teller.tell(teller.order(), teller.paid(), other, teller.event("refund.created", refund))
     assert cents(order) == [1000]
 
 
-def test_a_reversal_of_an_unknown_charge_counts_against_the_payment(teller: Teller) -> None:
+def test_a_reversal_of_an_unknown_charge_counts_against_the_payment(teller: TellTarget) -> None:
     refund = teller.refund_object("re_1", "succeeded", 500, charge="ch_5", payment_intent=None)
     order = teller.tell(teller.order(), teller.paid(latest_charge=None), teller.event("refund.created", refund))
     assert cents(order) == [1000, -500]
 
 
-def test_a_double_payment_is_credited_once_and_its_refund_reverses_nothing(teller: Teller) -> None:
+def test_a_double_payment_is_credited_once_and_its_refund_reverses_nothing(teller: TellTarget) -> None:
     second = {"id": "pi_2", "latest_charge": "ch_2"}
     order = teller.tell(teller.order(), teller.paid(), teller.paid(**second))
     assert cents(order) == [1000]
@@ -279,7 +281,7 @@ def test_a_double_payment_is_credited_once_and_its_refund_reverses_nothing(telle
     assert order.statuses.reconcile_status == "unreconciled"
 
 
-def test_a_charge_reported_without_its_intent_is_not_a_second_payment(teller: Teller) -> None:
+def test_a_charge_reported_without_its_intent_is_not_a_second_payment(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.charged(payment_intent=None), teller.paid())
     assert cents(order) == [1000]
     assert four(order) == ("credited", "succeeded", "none", "none")
@@ -287,13 +289,13 @@ def test_a_charge_reported_without_its_intent_is_not_a_second_payment(teller: Te
     assert cents(order) == [1000, -400]
 
 
-def test_a_refund_of_a_payment_that_never_succeeded_takes_nothing(teller: Teller) -> None:
+def test_a_refund_of_a_payment_that_never_succeeded_takes_nothing(teller: TellTarget) -> None:
     refund = teller.refund_object("re_9", "succeeded", 500, charge="ch_9", payment_intent="pi_9")
     order = teller.tell(teller.order(), teller.paid(), teller.event("refund.created", refund))
     assert cents(order) == [1000]
 
 
-def test_charge_updated_brings_the_balance_transaction_and_the_fee(teller: Teller) -> None:
+def test_charge_updated_brings_the_balance_transaction_and_the_fee(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid())
     by_id = teller.event("charge.updated", teller.charge(balance_transaction="txn_1"))
     order = teller.tell(order, by_id)
@@ -306,7 +308,7 @@ def test_charge_updated_brings_the_balance_transaction_and_the_fee(teller: Telle
     assert order.balance_transaction_ids == ("txn_1",)
 
 
-def test_a_fee_taken_in_another_currency_is_shown_in_the_orders_own(teller: Teller) -> None:
+def test_a_fee_taken_in_another_currency_is_shown_in_the_orders_own(teller: TellTarget) -> None:
     line = teller.balance("txn_1", 920, fee=46) | {"currency": "eur", "exchange_rate": 0.92}
     order = teller.tell(teller.order(), teller.charged(balance_transaction=line))
     assert breakdown_of(order).fee_micro == 500_000
@@ -314,7 +316,7 @@ def test_a_fee_taken_in_another_currency_is_shown_in_the_orders_own(teller: Tell
     assert fx_of(order).credits_per_unit == "1"
 
 
-def test_a_fraud_warning_is_a_risk_and_no_money(teller: Teller) -> None:
+def test_a_fraud_warning_is_a_risk_and_no_money(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid(), teller.warning())
     assert four(order) == ("credited", "succeeded", "none", "fraud_warning")
     assert cents(order) == [1000]
@@ -323,13 +325,13 @@ def test_a_fraud_warning_is_a_risk_and_no_money(teller: Teller) -> None:
 @pytest.mark.parametrize(
     ("reason", "risk"), [("approved", "cleared"), ("refunded_as_fraud", "fraud"), ("redacted", "none")]
 )
-def test_a_review_is_shown_until_it_is_closed(teller: Teller, reason: str, risk: str) -> None:
+def test_a_review_is_shown_until_it_is_closed(teller: TellTarget, reason: str, risk: str) -> None:
     order = teller.tell(teller.order(), teller.review("opened", "rule"), teller.paid())
     assert four(order) == ("credited", "succeeded", "none", "manual_review")
     assert teller.tell(order, teller.review("closed", reason)).statuses.risk_status == risk
 
 
-def test_an_operator_gives_credit_for_what_was_received(teller: Teller) -> None:
+def test_an_operator_gives_credit_for_what_was_received(teller: TellTarget) -> None:
     held = teller.tell(teller.order(), teller.paid(amount_received=900))
     step = resolve_held(held, "credit", teller.noon, reason="paid short", new_operation_id=teller.new_operation_id)
     assert not isinstance(step, Refusal)
@@ -341,7 +343,7 @@ def test_an_operator_gives_credit_for_what_was_received(teller: Teller) -> None:
     assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 900))) == [900, -900]
 
 
-def test_an_operator_gives_no_more_than_was_ordered(teller: Teller) -> None:
+def test_an_operator_gives_no_more_than_was_ordered(teller: TellTarget) -> None:
     held = teller.tell(teller.order(), teller.paid(amount_received=1100))
     step = resolve_held(held, "credit", teller.noon, reason="ok", new_operation_id=teller.new_operation_id)
     assert not isinstance(step, Refusal)
@@ -351,7 +353,7 @@ def test_an_operator_gives_no_more_than_was_ordered(teller: Teller) -> None:
     assert cents(teller.tell(step.order, teller.refund("re_1", "succeeded", 300))) == [1000, -200]
 
 
-def test_an_operator_may_give_no_credit(teller: Teller) -> None:
+def test_an_operator_may_give_no_credit(teller: TellTarget) -> None:
     held = teller.tell(teller.order(), teller.paid(currency="eur"))
     step = resolve_held(held, "cancel", teller.noon, reason="sent back", new_operation_id=teller.new_operation_id)
     assert not isinstance(step, Refusal)
@@ -360,7 +362,7 @@ def test_an_operator_may_give_no_credit(teller: Teller) -> None:
     assert step.postings == ()
 
 
-def test_an_operators_decision_counts_once(teller: Teller) -> None:
+def test_an_operators_decision_counts_once(teller: TellTarget) -> None:
     held = teller.tell(teller.order(), teller.paid(amount_received=900))
 
     def resolve(order: Order, decision: Literal["credit", "cancel"], amount_micro: int | None = None) -> object:
@@ -382,7 +384,7 @@ def test_an_operators_decision_counts_once(teller: Teller) -> None:
         assert refused.code == "payment_order_not_payable"
 
 
-def test_an_operator_must_name_the_credit_for_another_currency(teller: Teller) -> None:
+def test_an_operator_must_name_the_credit_for_another_currency(teller: TellTarget) -> None:
     def resolve(order: Order, amount_micro: int | None) -> object:
         return resolve_held(
             order,
@@ -404,7 +406,7 @@ def test_an_operator_must_name_the_credit_for_another_currency(teller: Teller) -
     assert refused.code == "payment_order_not_payable"
 
 
-def test_half_of_a_foreign_payment_sent_back_takes_half_of_the_credit(teller: Teller) -> None:
+def test_half_of_a_foreign_payment_sent_back_takes_half_of_the_credit(teller: TellTarget) -> None:
     held = teller.tell(teller.order(), teller.paid(currency="eur"))
     step = resolve_held(
         held, "credit", teller.noon, reason="ok", amount_micro=8_000_000, new_operation_id=teller.new_operation_id
@@ -414,7 +416,7 @@ def test_half_of_a_foreign_payment_sent_back_takes_half_of_the_credit(teller: Te
     assert cents(teller.tell(step.order, teller.event("refund.created", refund))) == [800, -400]
 
 
-def test_the_cursor_names_the_last_real_event(teller: Teller) -> None:
+def test_the_cursor_names_the_last_real_event(teller: TellTarget) -> None:
     event = teller.paid()
     cursor = cursor_of(teller.tell(teller.order(), event))
     assert (cursor.provider_object_type, cursor.provider_object_id) == ("payment_intent", "pi_1")

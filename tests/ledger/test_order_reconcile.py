@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.ledger.order_steps import attach_intent, on_expiry, on_reconciled, resolve_held
-from holdfast.ledger.orders import Order, balance_refs_of, breakdown_of, cursor_of
-from holdfast.ledger.payment_facts import PaymentEvent
-from holdfast.ledger.payment_objects import Malformed
-from holdfast.ledger.payment_snapshots import ProviderSnapshot, snapshot_of, synthetic_event_id
+from holdfast.ledger.orders.card_objects import Malformed
+from holdfast.ledger.orders.decisions import attach_intent, on_expiry, on_reconciled, resolve_held
+from holdfast.ledger.orders.order import Order, balance_refs_of, breakdown_of, cursor_of
+from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.snapshots import ProviderSnapshot, snapshot_of, synthetic_event_id
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import Teller
+    from tests.ledger.conftest import TellTarget
 
 AS_OF = 1_700_500_000
 
@@ -32,7 +32,13 @@ def cents(order: Order) -> list[int]:
 
 
 def look(
-    teller: Teller, *, booked: bool = True, refunds: Any = (), disputes: Any = (), charge: Any = None, **intent: Any
+    teller: TellTarget,
+    *,
+    booked: bool = True,
+    refunds: Any = (),
+    disputes: Any = (),
+    charge: Any = None,
+    **intent: Any,
 ) -> ProviderSnapshot:
     """What the provider answers when asked for the order's intent, its charge and books opened out."""
     line = teller.balance("txn_1", 1000, fee=59) if booked else None
@@ -46,7 +52,7 @@ def look(
     )
 
 
-def reconcile(teller: Teller, order: Order, snapshot: ProviderSnapshot, *, minutes: int = 10) -> Order:
+def reconcile(teller: TellTarget, order: Order, snapshot: ProviderSnapshot, *, minutes: int = 10) -> Order:
     """The order after a look, with what holds after every step checked."""
     now = teller.noon + timedelta(minutes=minutes)
     step = on_reconciled(order, snapshot, now, new_operation_id=teller.new_operation_id)
@@ -60,7 +66,7 @@ def reconcile(teller: Teller, order: Order, snapshot: ProviderSnapshot, *, minut
     return after
 
 
-def test_without_webhooks_a_reconcile_credits_the_order(teller: Teller) -> None:
+def test_without_webhooks_a_reconcile_credits_the_order(teller: TellTarget) -> None:
     order = reconcile(teller, attach_intent(teller.order(), "pi_1", teller.noon).order, look(teller))
     assert four(order) == ("credited", "succeeded", "none", "none")
     assert order.statuses.reconcile_status == "reconciled"
@@ -82,7 +88,7 @@ def test_without_webhooks_a_reconcile_credits_the_order(teller: Teller) -> None:
     assert ref.scanned_at == teller.noon + timedelta(minutes=10)
 
 
-def test_a_second_reconcile_changes_nothing(teller: Teller) -> None:
+def test_a_second_reconcile_changes_nothing(teller: TellTarget) -> None:
     first = reconcile(teller, teller.order(), look(teller))
     second = reconcile(teller, first, look(teller), minutes=70)
     assert second.state.event_ids == first.state.event_ids
@@ -91,7 +97,7 @@ def test_a_second_reconcile_changes_nothing(teller: Teller) -> None:
     assert second.statuses.reconcile_status == "reconciled"
 
 
-def test_a_webhook_after_the_reconcile_changes_nothing(teller: Teller) -> None:
+def test_a_webhook_after_the_reconcile_changes_nothing(teller: TellTarget) -> None:
     refund = teller.refund_object("re_1", "succeeded", 300)
     order = reconcile(teller, teller.order(), look(teller, refunds=[refund]))
     assert cents(order) == [1000, -300]
@@ -108,7 +114,7 @@ def test_a_webhook_after_the_reconcile_changes_nothing(teller: Teller) -> None:
     assert cursor_of(order).event_type == "charge.refunded"
 
 
-def test_a_reconcile_after_the_webhooks_records_only_new_facts(teller: Teller) -> None:
+def test_a_reconcile_after_the_webhooks_records_only_new_facts(teller: TellTarget) -> None:
     paid = teller.paid()
     order = reconcile(teller, teller.tell(teller.order(), paid, teller.charged()), look(teller, booked=False))
     assert order.statuses.reconcile_status == "pending"
@@ -119,7 +125,7 @@ def test_a_reconcile_after_the_webhooks_records_only_new_facts(teller: Teller) -
     assert cents(order) == [1000]
 
 
-def story_ends(teller: Teller) -> list[tuple[str, list[PaymentEvent], ProviderSnapshot]]:
+def story_ends(teller: TellTarget) -> list[tuple[str, list[PaymentEvent], ProviderSnapshot]]:
     """Stories as webhooks tell them, and as a look finds them afterwards."""
     part = teller.refund_object("re_1", "succeeded", 300)
     rest = teller.refund_object("re_2", "pending", 200)
@@ -168,7 +174,7 @@ def story_ends(teller: Teller) -> list[tuple[str, list[PaymentEvent], ProviderSn
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_reconciles_and_webhooks_give_the_same_result(teller: Teller, number: int) -> None:
+def test_reconciles_and_webhooks_give_the_same_result(teller: TellTarget, number: int) -> None:
     name, events, snapshot = story_ends(teller)[number]
     told = teller.tell(teller.order(), *events)
     found = reconcile(teller, teller.order(), snapshot)
@@ -183,7 +189,7 @@ def test_reconciles_and_webhooks_give_the_same_result(teller: Teller, number: in
     assert set(after.state.reversal_refs) == set(told.state.reversal_refs), name
 
 
-def test_sums_that_differ_are_a_mismatch(teller: Teller) -> None:
+def test_sums_that_differ_are_a_mismatch(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid(), teller.refund("re_1", "succeeded", 300))
     # The provider knows nothing of the refund that was told.
     order = reconcile(teller, order, look(teller))
@@ -192,7 +198,7 @@ def test_sums_that_differ_are_a_mismatch(teller: Teller) -> None:
     assert order.state.reconciled_at is None
 
 
-def test_a_held_payment_is_a_mismatch_until_it_is_decided(teller: Teller) -> None:
+def test_a_held_payment_is_a_mismatch_until_it_is_decided(teller: TellTarget) -> None:
     short: dict[str, Any] = {"amount_received": 900, "charge": {"amount_captured": 900}}
     held = reconcile(teller, teller.order(), look(teller, **short))
     assert (held.status, held.statuses.reconcile_status) == ("held", "mismatch")
@@ -203,7 +209,7 @@ def test_a_held_payment_is_a_mismatch_until_it_is_decided(teller: Teller) -> Non
     assert order.statuses.reconcile_status == "reconciled"
 
 
-def test_a_held_payment_without_credit_reconciles_once_refunded(teller: Teller) -> None:
+def test_a_held_payment_without_credit_reconciles_once_refunded(teller: TellTarget) -> None:
     short: dict[str, Any] = {"amount_received": 900, "charge": {"amount_captured": 900}}
     held = teller.tell(teller.order(), teller.paid(amount_received=900))
     step = resolve_held(held, "cancel", teller.noon, reason="no", new_operation_id=teller.new_operation_id)
@@ -215,13 +221,13 @@ def test_a_held_payment_without_credit_reconciles_once_refunded(teller: Teller) 
     assert order.statuses.reconcile_status == "reconciled"
 
 
-def test_a_second_payment_is_a_mismatch_although_the_first_matches(teller: Teller) -> None:
+def test_a_second_payment_is_a_mismatch_although_the_first_matches(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid(), teller.paid(id="pi_2", latest_charge="ch_2"))
     order = reconcile(teller, order, look(teller))
     assert (order.net_micro, order.statuses.reconcile_status) == (10_000_000, "mismatch")
 
 
-def test_a_processing_order_wakes_for_its_reconcile_not_for_its_expiry(teller: Teller) -> None:
+def test_a_processing_order_wakes_for_its_reconcile_not_for_its_expiry(teller: TellTarget) -> None:
     order = teller.tell(attach_intent(teller.order(), "pi_1", teller.noon).order, teller.attempt("processing"))
     late = 60 * 24 + 5
     under_way = look(teller, status="processing", amount_received=0, latest_charge="ch_1")
@@ -233,7 +239,7 @@ def test_a_processing_order_wakes_for_its_reconcile_not_for_its_expiry(teller: T
     assert order.wake_at == order.request.expires_at
 
 
-def test_a_provider_out_of_reach_is_an_error_and_leaves_the_rest(teller: Teller) -> None:
+def test_a_provider_out_of_reach_is_an_error_and_leaves_the_rest(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid())
     unreachable = ProviderSnapshot(unavailable="timed out")
     after = reconcile(teller, order, unreachable)
@@ -243,7 +249,7 @@ def test_a_provider_out_of_reach_is_an_error_and_leaves_the_rest(teller: Teller)
     assert again.state.history == after.state.history
 
 
-def test_an_unpaid_intent_stays_pending_and_a_canceled_one_reconciles(teller: Teller) -> None:
+def test_an_unpaid_intent_stays_pending_and_a_canceled_one_reconciles(teller: TellTarget) -> None:
     open_intent = look(teller, status="requires_payment_method", amount_received=0, latest_charge=None)
     order = reconcile(teller, teller.order(), open_intent)
     assert (order.status, order.statuses.reconcile_status) == ("pending", "pending")
@@ -253,7 +259,7 @@ def test_an_unpaid_intent_stays_pending_and_a_canceled_one_reconciles(teller: Te
     assert (order.status, order.statuses.reconcile_status) == ("expired", "reconciled")
 
 
-def test_a_second_attempt_in_the_same_state_is_seen(teller: Teller) -> None:
+def test_a_second_attempt_in_the_same_state_is_seen(teller: TellTarget) -> None:
     def under_way(charge: str) -> ProviderSnapshot:
         return look(teller, status="processing", amount_received=0, latest_charge=charge)
 
@@ -268,7 +274,7 @@ def test_a_second_attempt_in_the_same_state_is_seen(teller: Teller) -> None:
     assert reconcile(teller, order, later).status == "pending"
 
 
-def test_unchanged_reconciles_back_off_and_end_after_thirty_days(teller: Teller) -> None:
+def test_unchanged_reconciles_back_off_and_end_after_thirty_days(teller: TellTarget) -> None:
     order = teller.tell(teller.order(), teller.paid())
     assert order.state.reconcile_due_at == teller.noon + timedelta(seconds=60)
     waits = []
@@ -283,7 +289,7 @@ def test_unchanged_reconciles_back_off_and_end_after_thirty_days(teller: Teller)
     assert order.wake_at is None
 
 
-def test_money_that_moves_after_a_reconcile_requires_another(teller: Teller) -> None:
+def test_money_that_moves_after_a_reconcile_requires_another(teller: TellTarget) -> None:
     order = reconcile(teller, teller.order(), look(teller))
     order = teller.tell(order, teller.refund("re_1", "succeeded", 300))
     assert order.statuses.reconcile_status == "unreconciled"
@@ -307,7 +313,7 @@ def test_a_synthetic_id_is_derived_from_its_fact() -> None:
     assert len(others | {given}) == 6
 
 
-def test_a_response_that_is_no_intent_is_malformed(teller: Teller) -> None:
+def test_a_response_that_is_no_intent_is_malformed(teller: TellTarget) -> None:
     with pytest.raises(Malformed):
         snapshot_of({"id": "pi_1", "status": "succeeded"}, provider="cardprovider", as_of=AS_OF)
     with pytest.raises(Malformed):

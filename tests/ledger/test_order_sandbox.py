@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.ledger.order_moves import OrderStep
-from holdfast.ledger.order_steps import on_expiry, on_sandbox_callback
-from holdfast.ledger.orders import Order, cursor_of
+from holdfast.ledger.orders.decisions import on_expiry, on_sandbox_callback
+from holdfast.ledger.orders.order import Order, cursor_of
+from holdfast.ledger.orders.sandbox_signature import SandboxValues
+from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.sandbox_signature import SandboxValues
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import Teller
+    from tests.ledger.conftest import TellTarget
 
 
-def new_order(teller: Teller) -> Order:
+def new_order(teller: TellTarget) -> Order:
     return teller.order(
         provider="sandbox",
         sandbox_event_id="evt_sandbox",
@@ -32,21 +32,21 @@ def values(status: str = "paid", **changes: Any) -> SandboxValues:
     return SandboxValues(status=status, **(base | changes))
 
 
-def call(teller: Teller, order: Order, given: SandboxValues, *, minutes: int = 0) -> OrderStep:
+def call(teller: TellTarget, order: Order, given: SandboxValues, *, minutes: int = 0) -> OrderStep:
     step = on_sandbox_callback(order, given, teller.noon + timedelta(minutes=minutes))
     assert not isinstance(step, Refusal)
     teller.check(order, step)
     return step
 
 
-def refusal(teller: Teller, order: Order, given: SandboxValues, *, minutes: int = 0) -> Refusal:
+def refusal(teller: TellTarget, order: Order, given: SandboxValues, *, minutes: int = 0) -> Refusal:
     refused = on_sandbox_callback(order, given, teller.noon + timedelta(minutes=minutes))
     assert isinstance(refused, Refusal)
     return refused
 
 
 @pytest.mark.parametrize("event_id", [None, "evt_sandbox"])
-def test_a_paid_callback_credits_the_order(teller: Teller, event_id: str | None) -> None:
+def test_a_paid_callback_credits_the_order(teller: TellTarget, event_id: str | None) -> None:
     order = new_order(teller)
     assert order.provider_event_id == "evt_sandbox"
     step = call(teller, order, values(provider_event_id=event_id), minutes=5)
@@ -63,7 +63,7 @@ def test_a_paid_callback_credits_the_order(teller: Teller, event_id: str | None)
 
 
 @pytest.mark.parametrize("minutes", [0, 5, 600])
-def test_the_same_callback_again_is_a_duplicate_even_after_expiry(teller: Teller, minutes: int) -> None:
+def test_the_same_callback_again_is_a_duplicate_even_after_expiry(teller: TellTarget, minutes: int) -> None:
     order = call(teller, new_order(teller), values()).order
     step = call(teller, order, values(amount="10"), minutes=minutes)
     assert step.verdict == "duplicate"
@@ -71,7 +71,7 @@ def test_the_same_callback_again_is_a_duplicate_even_after_expiry(teller: Teller
 
 
 @pytest.mark.parametrize("status", ["failed", "canceled"])
-def test_a_descriptor_may_simulate_a_failure(teller: Teller, status: str) -> None:
+def test_a_descriptor_may_simulate_a_failure(teller: TellTarget, status: str) -> None:
     order = new_order(teller)
     step = call(teller, order, values(status))
     assert (step.order.status, step.order.statuses.processing_status) == (status, status)
@@ -83,7 +83,7 @@ def test_a_descriptor_may_simulate_a_failure(teller: Teller, status: str) -> Non
     assert on_expiry(step.order, teller.noon + timedelta(days=1)).verdict == "ignored"
 
 
-def test_an_order_expired_unpaid_cannot_be_paid(teller: Teller) -> None:
+def test_an_order_expired_unpaid_cannot_be_paid(teller: TellTarget) -> None:
     order = new_order(teller)
     refused = refusal(teller, order, values(), minutes=30)
     assert (refused.code, refused.final) == ("payment_order_expired", True)
@@ -94,7 +94,7 @@ def test_an_order_expired_unpaid_cannot_be_paid(teller: Teller) -> None:
     assert refusal(teller, swept, values(), minutes=1) == refused
 
 
-def test_another_event_is_refused_before_anything_else(teller: Teller) -> None:
+def test_another_event_is_refused_before_anything_else(teller: TellTarget) -> None:
     order = new_order(teller)
     given = values(provider_event_id="evt_other")
     refused = refusal(teller, order, given, minutes=600)
@@ -106,19 +106,19 @@ def test_another_event_is_refused_before_anything_else(teller: Teller) -> None:
 @pytest.mark.parametrize(
     "changes", [{"amount": "10.01"}, {"amount": "ten"}, {"account_id": "acct_2"}, {"currency": "EUR"}]
 )
-def test_values_of_another_order_post_nothing_even_if_signed(teller: Teller, changes: dict[str, str]) -> None:
+def test_values_of_another_order_post_nothing_even_if_signed(teller: TellTarget, changes: dict[str, str]) -> None:
     assert refusal(teller, new_order(teller), values(**changes)).code == "invalid_signature"
 
 
-def test_a_status_without_meaning_is_refused(teller: Teller) -> None:
+def test_a_status_without_meaning_is_refused(teller: TellTarget) -> None:
     assert refusal(teller, new_order(teller), values("credited")).code == "invalid_signature"
 
 
-def test_a_sandbox_order_is_not_paid_by_a_card_event_that_names_it(teller: Teller) -> None:
+def test_a_sandbox_order_is_not_paid_by_a_card_event_that_names_it(teller: TellTarget) -> None:
     order = new_order(teller)
     step = teller.step(order, teller.paid())
     assert (step.verdict, step.order) == ("ignored", order)
 
 
-def test_a_card_order_is_not_paid_by_a_sandbox_callback(teller: Teller) -> None:
+def test_a_card_order_is_not_paid_by_a_sandbox_callback(teller: TellTarget) -> None:
     assert refusal(teller, teller.order(), values()).code == "invalid_signature"

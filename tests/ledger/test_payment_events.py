@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ledger.payment_events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
-from holdfast.ledger.payment_facts import (
+from holdfast.ledger.orders.card_events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
+from holdfast.ledger.orders.payment_facts import (
     Attempt,
     BalanceTransaction,
     ChargeSeen,
@@ -28,7 +28,7 @@ from holdfast.ledger.payment_facts import (
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import Teller
+    from tests.ledger.conftest import TellTarget
 
 
 def body(found: object, kind: object = "payment_intent.succeeded", **event: Any) -> bytes:
@@ -40,7 +40,7 @@ def facts_of(card: CardEvent) -> tuple[Fact, ...]:
     return card.payment.facts
 
 
-def test_a_paid_intent_is_read_whole(teller: Teller) -> None:
+def test_a_paid_intent_is_read_whole(teller: TellTarget) -> None:
     card = teller.read("payment_intent.succeeded", teller.intent(), id="evt_7", created=99)
     assert (card.event_id, card.created, card.handling) == ("evt_7", 99, "handled")
     assert (card.order_id, card.payment_id, card.charge_id) == ("ord_1", "pi_1", "ch_1")
@@ -50,7 +50,7 @@ def test_a_paid_intent_is_read_whole(teller: Teller) -> None:
     )
 
 
-def test_the_latest_charge_may_be_an_id_an_object_or_missing(teller: Teller) -> None:
+def test_the_latest_charge_may_be_an_id_an_object_or_missing(teller: TellTarget) -> None:
     line = teller.balance("txn_1", 1000, fee=59)
     whole = teller.read(
         "payment_intent.succeeded", teller.intent(latest_charge=teller.charge(balance_transaction=line))
@@ -87,7 +87,7 @@ def test_livemode_is_taken_from_the_event_where_the_object_is_silent() -> None:
     assert paid.livemode is True
 
 
-def test_reversals_warnings_and_reviews_name_only_their_payment(teller: Teller) -> None:
+def test_reversals_warnings_and_reviews_name_only_their_payment(teller: TellTarget) -> None:
     refund = teller.read("refund.created", teller.refund_object("re_1", "pending", 250))
     assert (refund.order_id, refund.payment_id, refund.charge_id) == (None, "pi_1", "ch_1")
     assert facts_of(refund) == (
@@ -114,12 +114,12 @@ def test_reversals_warnings_and_reviews_name_only_their_payment(teller: Teller) 
 
 
 @pytest.mark.parametrize("kind", ["customer.created", "payment_intent.created", "charge.failed", "payout.paid"])
-def test_types_we_do_not_act_on_are_left_alone(teller: Teller, kind: str) -> None:
+def test_types_we_do_not_act_on_are_left_alone(teller: TellTarget, kind: str) -> None:
     card = teller.read(kind, teller.intent())
     assert (card.handling, card.payment) == ("unhandled_type", None)
 
 
-def test_a_foreign_order_id_is_not_used(teller: Teller) -> None:
+def test_a_foreign_order_id_is_not_used(teller: TellTarget) -> None:
     for metadata in ({}, None, {"order_id": "1234"}, {"order_id": "ord_" + "x" * 80}, {"order_id": 5}):
         card = teller.read("payment_intent.succeeded", teller.intent(metadata=metadata))
         assert (card.order_id, card.payment_id) == (None, "pi_1")
@@ -127,7 +127,7 @@ def test_a_foreign_order_id_is_not_used(teller: Teller) -> None:
     assert (nameless.handling, nameless.payment) == ("not_ours", None)
 
 
-def test_an_unknown_status_adds_no_fact(teller: Teller) -> None:
+def test_an_unknown_status_adds_no_fact(teller: TellTarget) -> None:
     refund = teller.read("refund.updated", teller.refund_object("re_1", "under_moonlight", 5))
     assert facts_of(refund) == ()
     dispute = teller.read("charge.dispute.updated", teller.dispute_object("under_moonlight", moves=(-1000,)))
@@ -139,7 +139,7 @@ def test_an_unknown_status_adds_no_fact(teller: Teller) -> None:
     assert teller.tell(order, dispute.payment).net_micro == 0
 
 
-def test_a_balance_transaction_may_omit_derived_fields(teller: Teller) -> None:
+def test_a_balance_transaction_may_omit_derived_fields(teller: TellTarget) -> None:
     def line(**fields: Any) -> BalanceTransaction:
         found = {"id": "txn_1", "amount": 1000, "currency": "usd"} | fields
         fact = facts_of(teller.read("charge.updated", teller.charge(balance_transaction=found)))[-1]
@@ -158,13 +158,13 @@ def test_minor_units_follow_the_currency(currency: str, micro: int) -> None:
     assert micro_per_minor(currency) == micro
 
 
-def test_free_text_of_the_provider_is_not_recorded_in_the_history(teller: Teller) -> None:
+def test_free_text_of_the_provider_is_not_recorded_in_the_history(teller: TellTarget) -> None:
     error = {"message": "Card <script> declined", "code": "not a code at all"}
     event = teller.attempt("payment_failed", last_payment_error=error)
     assert event.reason == "payment_failed"
 
 
-def test_an_event_survives_its_json_form(teller: Teller) -> None:
+def test_an_event_survives_its_json_form(teller: TellTarget) -> None:
     line = teller.balance("txn_1", 1000, fee=59)
     events = [
         teller.charged(balance_transaction=line, amount_refunded=10),
@@ -248,7 +248,7 @@ FIELDS = """
     is_charge=st.booleans(),
 )
 def test_no_object_makes_the_reader_fail(
-    teller: Teller, kind: str, changes: dict[str, object], is_charge: bool
+    teller: TellTarget, kind: str, changes: dict[str, object], is_charge: bool
 ) -> None:
     found = (teller.charge() if is_charge else teller.intent()) | changes
     read = parse_card_event(body(found, kind))

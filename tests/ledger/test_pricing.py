@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.pricing import charge_for, price_micro
-from holdfast.ledger.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
+from holdfast.ledger.catalog.pricing import charge_for, price_micro
+from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.terms import Rate, Terms, Units
 
 SCHEMA = {
     "type": "object",

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.ledger import plain_json, quotes
-from holdfast.ledger.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.quotes import (
+from holdfast.ledger import plain_json
+from holdfast.ledger.catalog import quotes
+from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
+from holdfast.ledger.catalog.quotes import (
     PricedInput,
     SealedQuote,
     canonical_json,
@@ -23,8 +23,9 @@ from holdfast.ledger.quotes import (
     seal_quote,
     unseal_quote,
 )
+from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.seals import QUOTE_ID_CHARS_MAX
 
 CATALOG = load_catalog(None)
 KEY = b"a key of thirty-two bytes, or so"

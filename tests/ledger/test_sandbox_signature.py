@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.ledger.orders.sandbox_signature import SandboxValues, read_values, sign, verify
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.sandbox_signature import SandboxValues, read_values, sign, verify
 
 SECRET = "a sandbox secret for these tests"
 OLD_SECRET = "the secret before that one"

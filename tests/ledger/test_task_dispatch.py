@@ -8,26 +8,26 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from holdfast.ledger.news import ProviderNews
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.task_steps import (
+from holdfast.ledger.tasks.decisions import (
     CancelJob,
     PollJob,
     ProviderTraits,
     Step,
     SubmitJob,
     on_cancel,
-    on_cancel_told,
-    on_news,
+    on_cancel_answered,
     on_poll,
     on_submit_failed,
     on_submitted,
+    on_update,
     on_wake,
 )
-from holdfast.ledger.tasks import Task, TaskRequest, TaskState, accept_task, usage_of
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task, usage_of
 
 MakeTask = Callable[..., Task]
-MakeNews = Callable[..., ProviderNews]
+MakeNews = Callable[..., ProviderUpdate]
 ONE_SHOT = ProviderTraits(idempotent_submit=False, polls=True, cancels=True)
 
 
@@ -118,7 +118,9 @@ def test_a_callback_settles_the_doubt_about_an_ambiguous_submit(
     sent = moved(wake(make_task(), noon, ONE_SHOT))
     doubt = moved(on_submit_failed(sent, 1, "ambiguous", "read timed out", at(noon, 9), operation_id="op_1"))
     assert doubt.state.dispatch == "ambiguous"
-    heard = moved(on_news(doubt, make_news("processing", provider_ref="job-1"), at(noon, 20), operation_id="op_1"))
+    heard = moved(
+        on_update(doubt, make_news("processing", provider_ref="job-1"), at(noon, 20), operation_id="op_1")
+    )
     assert (heard.status, heard.state.dispatch, heard.state.provider_ref) == ("processing", "acked", "job-1")
     assert heard.state.run_deadline_at == at(noon, 20 + 900)
 
@@ -191,7 +193,7 @@ def test_a_job_known_from_a_callback_alone_is_polled_under_our_name(
 ) -> None:
     sent = moved(wake(make_task(), noon, traits))
     doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = moved(on_news(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    task = moved(on_update(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
     assert (task.state.dispatch, task.state.provider_ref, task.wake_at) == ("acked", None, at(noon, 32))
     step = wake(task, at(noon, 32), traits)
     assert step.effects == (PollJob("task_01", 1, None),)
@@ -205,14 +207,14 @@ def test_a_job_known_from_a_callback_alone_waits_for_news_where_it_bears_the_pro
 ) -> None:
     sent = moved(wake(make_task(), noon, ONE_SHOT))
     doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = moved(on_news(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    task = moved(on_update(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
     step = wake(task, at(noon, 32), ONE_SHOT)
     assert step.effects == ()
     assert moved(step).wake_at == at(noon, 2 + 900)
 
 
 def test_news_postpones_the_poll(make_acked: MakeTask, make_news: MakeNews, noon: datetime) -> None:
-    heard = moved(on_news(make_acked(), make_news("processing"), at(noon, 25), operation_id="op_1"))
+    heard = moved(on_update(make_acked(), make_news("processing"), at(noon, 25), operation_id="op_1"))
     assert heard.wake_at == at(noon, 55)
 
 
@@ -295,13 +297,13 @@ def test_a_deadline_without_polling_fails_at_once(make_acked: MakeTask, noon: da
 def test_a_lost_job_is_given_anew_and_its_old_callbacks_are_stale(
     make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(on_news(make_acked(), make_news("processing", percent=40), at(noon, 5), operation_id="op_1"))
+    task = moved(on_update(make_acked(), make_news("processing", percent=40), at(noon, 5), operation_id="op_1"))
     task = moved(wake(task, at(noon, 35), traits))
     step = on_poll(task, None, at(noon, 36), attempt=1, traits=traits, operation_id="op_1")
     task = moved(step)
     assert step.effects == (SubmitJob("task_01", 2),)
     assert (task.status, task.state.attempt, task.state.provider_ref) == ("processing", 2, None)
-    stale = on_news(task, make_news("succeeded", made=4), at(noon, 37), operation_id="op_1")
+    stale = on_update(task, make_news("succeeded", made=4), at(noon, 37), operation_id="op_1")
     assert stale.verdict == "stale"
     assert stale.settle is None
     assert moved(stale).state.progress[-1].status == "stale"
@@ -315,7 +317,7 @@ def test_a_stray_job_that_still_runs_is_stopped(
 ) -> None:
     task = moved(wake(make_acked(), at(noon, 31), traits))
     task = moved(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    step = on_news(task, make_news("processing", provider_ref="job-1"), at(noon, 33), operation_id="op_1")
+    step = on_update(task, make_news("processing", provider_ref="job-1"), at(noon, 33), operation_id="op_1")
     assert step.effects == (CancelJob("task_01", 1, "job-1"),)
 
 
@@ -375,7 +377,7 @@ def test_a_job_taken_after_the_cancel_is_stopped_once(
     assert (step.verdict, step.effects) == ("late", (CancelJob("task_01", 1, "job-1"),))
     assert moved(step).status == "canceled"
     assert on_submitted(moved(step), 1, "job-1", at(noon, 3)) == Step(task=None, verdict="late")
-    told = moved(on_cancel_told(moved(step), 1, "too_late", at(noon, 4)))
+    told = moved(on_cancel_answered(moved(step), 1, "too_late", at(noon, 4)))
     assert told.state.progress[-1].message == "provider cancel too late"
 
 
@@ -385,7 +387,7 @@ def test_canceling_twice_is_one_cancel(make_acked: MakeTask, noon: datetime) -> 
 
 
 def test_a_failed_task_cannot_be_canceled(make_acked: MakeTask, make_news: MakeNews, noon: datetime) -> None:
-    failed = moved(on_news(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
+    failed = moved(on_update(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
     refusal = on_cancel(failed, at(noon, 3), operation_id="op_c")
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.final) == ("task_already_terminal", True)
@@ -402,7 +404,7 @@ def test_the_overall_deadline_ends_a_task_that_never_found_a_place(
 def test_answers_that_come_after_the_end_change_nothing(
     make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
 ) -> None:
-    ended = moved(on_news(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
+    ended = moved(on_update(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
     late = Step(task=None, verdict="late")
     assert on_submit_failed(ended, 1, "rejected", "no", at(noon, 3), operation_id="op_2") == late
     assert on_poll(ended, None, at(noon, 3), attempt=1, traits=traits, operation_id="op_2") == late

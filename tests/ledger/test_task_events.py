@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.deliveries import PAUSES_S, Answer, judge, pause_after
-from holdfast.ledger.news import Output
-from holdfast.ledger.task_events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds, events_of, pictured
-from holdfast.ledger.task_steps import (
+from holdfast.ledger.catalog.terms import Hosting
+from holdfast.ledger.tasks.decisions import (
     HostedOutput,
     on_assets_announced,
     on_assets_expired,
     on_cancel,
     on_hosted,
-    on_news,
+    on_update,
 )
-from holdfast.ledger.tasks import Task
-from holdfast.ledger.terms import Hosting
-from holdfast.ledger.webhook_secrets import OVERLAP_S, Rotation, signing, webhook_secret
+from holdfast.ledger.tasks.deliveries import PAUSES_S, Answer, judge, pause_after
+from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds, events_of, public_snapshot
+from holdfast.ledger.tasks.provider_update import Output
+from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S, Rotation, signing, webhook_secret
 
 MakeTask = Callable[..., Task]
 URL = "https://example.com/hook"
@@ -62,7 +62,7 @@ def hosted(make_acked: MakeTask, make_news: Callable[..., Any]) -> Callable[...,
         task = make_acked(webhook_url=url, hosting=Hosting(mode="passthrough" if passthrough else "rehost"))
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, webhook_events=kinds))
         news = make_news("succeeded", made=4)
-        heard = moved(on_news(task, news, task.created_at + timedelta(seconds=20), operation_id="op_1"))
+        heard = moved(on_update(task, news, task.created_at + timedelta(seconds=20), operation_id="op_1"))
         return (task, heard) if passthrough else (heard, stored(heard, seconds=21))
 
     return make
@@ -75,9 +75,9 @@ def test_each_change_of_the_status_is_an_event_and_nothing_else_is(
     request = msgspec.structs.replace(queued.request, webhook_events=EVENT_KINDS)
     queued = msgspec.structs.replace(queued, request=request)
     at = queued.created_at + timedelta(seconds=9)
-    running = moved(on_news(queued, make_news("processing", percent=1), at, operation_id="op_1"))
-    further = moved(on_news(running, make_news("processing", percent=50), at, operation_id="op_1"))
-    failed = moved(on_news(further, make_news("failed"), at, operation_id="op_1"))
+    running = moved(on_update(queued, make_news("processing", percent=1), at, operation_id="op_1"))
+    further = moved(on_update(running, make_news("processing", percent=50), at, operation_id="op_1"))
+    failed = moved(on_update(further, make_news("failed"), at, operation_id="op_1"))
     canceled = moved(on_cancel(further, at, operation_id="op_1"))
     assert events_of(queued, running) == ("task.processing",)
     assert events_of(running, further) == ()
@@ -114,7 +114,7 @@ def test_a_task_nobody_listens_to_announces_nothing_and_that_work_began_only_on_
     for url, cancels in ((None, ()), (URL, ("task.canceled",))):
         task = make_acked(webhook_url=url)
         at = task.created_at + timedelta(seconds=9)
-        running = moved(on_news(task, make_news("processing"), at, operation_id="op_1"))
+        running = moved(on_update(task, make_news("processing"), at, operation_id="op_1"))
         assert events_of(task, running) == ()
         assert events_of(running, moved(on_cancel(running, at, operation_id="op_1"))) == cancels
 
@@ -152,10 +152,10 @@ def test_a_picture_leaves_out_what_may_be_large_and_comes_back_from_json(
             before.state, hosting=msgspec.structs.replace(before.state.hosting, wanted=wanted, lost=wanted)
         ),
     )
-    packed = msgspec.json.encode(pictured(before))
+    packed = msgspec.json.encode(public_snapshot(before))
     assert len(packed) < 4_000
     assert b"a lighthouse" not in packed
-    kept = msgspec.json.decode(msgspec.json.encode(pictured(after)), type=Task)
+    kept = msgspec.json.decode(msgspec.json.encode(public_snapshot(after)), type=Task)
     assert (kept.status, kept.state.output, kept.request.metadata) == (
         after.status,
         after.state.output,

@@ -16,10 +16,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from holdfast.ledger.news import Moderation, NewsStatus, Output, ProviderNews, ReportedUsage
+from holdfast.ledger.catalog.terms import Hosting, PricingMode, Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.task_dispatch import SubmitOutcome
-from holdfast.ledger.task_steps import (
+from holdfast.ledger.tasks.decisions import (
     CancelJob,
     Effect,
     HostedOutput,
@@ -30,23 +29,24 @@ from holdfast.ledger.task_steps import (
     Step,
     SubmitJob,
     on_cancel,
-    on_cancel_told,
+    on_cancel_answered,
     on_hosted,
-    on_news,
     on_poll,
     on_review,
     on_submit_failed,
     on_submitted,
+    on_update,
     on_wake,
     usage_of,
 )
-from holdfast.ledger.tasks import Task, accept_task
-from holdfast.ledger.terms import Hosting, PricingMode, Rate, Terms, Units
+from holdfast.ledger.tasks.dispatch import SubmitOutcome
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage, UpdateStatus
+from holdfast.ledger.tasks.task import Task, accept_task
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ENDED = ("succeeded", "failed", "canceled")
-STATUSES: tuple[NewsStatus, ...] = ("queued", "failed", "canceled", "processing", "succeeded")
-LIKELY: tuple[NewsStatus, ...] = ("processing", "succeeded")
+STATUSES: tuple[UpdateStatus, ...] = ("queued", "failed", "canceled", "processing", "succeeded")
+LIKELY: tuple[UpdateStatus, ...] = ("processing", "succeeded")
 """Weighted towards what goes well, so that histories get far."""
 DRAIN_MAX_WAKES = 200
 # Shrinking a life of forty steps takes minutes; the failing life itself is short enough to read.
@@ -139,7 +139,7 @@ class TaskLife(RuleBasedStateMachine):
         self.now = NOON
         self.todo: list[Effect] = []
         self.numbers = itertools.count(1)
-        self.sent_news: list[ProviderNews] = []
+        self.sent_news: list[ProviderUpdate] = []
 
     @initialize(
         mode=st.sampled_from(["per_image", "per_second", "per_request", "per_token", "per_megapixel"]),
@@ -202,7 +202,7 @@ class TaskLife(RuleBasedStateMachine):
         self.todo.clear()
         self.take(on_submitted(self.task, 1, "job-1", self.now))
         if begin == "hosting":
-            news = ProviderNews(
+            news = ProviderUpdate(
                 source="callback",
                 provider="studio",
                 event_id="evt_0",
@@ -211,7 +211,7 @@ class TaskLife(RuleBasedStateMachine):
                 status="succeeded",
                 outputs=tuple(Output(index=n, url=f"https://p.test/{n}") for n in range(made)),
             )
-            self.take(on_news(self.task, news, self.now, operation_id=self.operation_id()))
+            self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
 
     @property
     def task(self) -> Task:
@@ -266,7 +266,7 @@ class TaskLife(RuleBasedStateMachine):
                 op = self.operation_id()
                 self.take(on_poll(self.task, news, self.now, attempt=attempt, traits=self.traits, operation_id=op))
             case CancelJob(attempt=attempt):
-                self.take(on_cancel_told(self.task, attempt, "requested", self.now))
+                self.take(on_cancel_answered(self.task, attempt, "requested", self.now))
             case HostOutputs(attempt=attempt, round=number, outputs=outputs):
                 results = [self._store(output.index, data) for output in outputs]
                 data.draw(st.randoms(use_true_random=False)).shuffle(results)
@@ -308,14 +308,14 @@ class TaskLife(RuleBasedStateMachine):
 
     def _news(
         self, *, attempt: st.SearchStrategy[int], source: Literal["callback", "poll"]
-    ) -> st.SearchStrategy[ProviderNews]:
+    ) -> st.SearchStrategy[ProviderUpdate]:
         outputs = st.lists(
             st.builds(Output, index=st.integers(0, 3), url=st.sampled_from(["https://p.test/x"] * 8 + ["ftp://p"])),
             min_size=1,
             max_size=4,
         ).map(tuple) | st.just(())
         return st.builds(
-            ProviderNews,
+            ProviderUpdate,
             source=st.just(source),
             provider=st.sampled_from(["studio"] * 9 + ["other"]),
             event_id=st.builds(lambda: f"evt_{next(self.numbers)}"),
@@ -338,13 +338,13 @@ class TaskLife(RuleBasedStateMachine):
         attempts = st.sampled_from([current] * 6 + [max(0, current - 1), current + 1])
         news = data.draw(self._news(attempt=attempts, source="callback"))
         self.sent_news.append(news)
-        self.take(on_news(self.task, news, self.now, operation_id=self.operation_id()))
+        self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
 
     @precondition(lambda self: self.sent_news)
     @rule(data=st.data())
     def a_callback_comes_again(self, data: st.DataObject) -> None:
         news = data.draw(st.sampled_from(self.sent_news))
-        self.take(on_news(self.task, news, self.now, operation_id=self.operation_id()))
+        self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
 
     @rule(certain=st.sampled_from([False] * 5 + [True]))
     def the_owner_cancels(self, certain: bool) -> None:

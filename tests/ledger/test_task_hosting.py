@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.ledger.news import Moderation, Output, ProviderNews, ReportedUsage
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.task_steps import (
+from holdfast.ledger.tasks.decisions import (
     HostedOutput,
     HostingFailure,
     HostOutputs,
@@ -21,15 +21,15 @@ from holdfast.ledger.task_steps import (
     on_assets_expired,
     on_cancel,
     on_hosted,
-    on_news,
     on_review,
+    on_update,
     on_wake,
 )
-from holdfast.ledger.tasks import Task, usage_of
-from holdfast.ledger.terms import Hosting
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage
+from holdfast.ledger.tasks.task import Task, usage_of
 
 MakeTask = Callable[..., Task]
-MakeNews = Callable[..., ProviderNews]
+MakeNews = Callable[..., ProviderUpdate]
 
 
 def at(task: Task, seconds: float) -> datetime:
@@ -69,7 +69,7 @@ def make_hosting(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
     def make(*, made: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
         task = make_acked(**options)
         return moved(
-            on_news(task, make_news("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
+            on_update(task, make_news("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
         )
 
     return make
@@ -269,7 +269,7 @@ def flagged(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
     def make(**options: Any) -> Task:
         task = make_acked(**options)
         news = make_news("succeeded", made=4, moderation=Moderation(flagged=True))
-        return moved(on_news(task, news, at(task, 5), operation_id="op_1"))
+        return moved(on_update(task, news, at(task, 5), operation_id="op_1"))
 
     return make
 
@@ -409,7 +409,7 @@ def test_what_was_stored_before_a_review_is_kept_from_its_delivery_on(
     make_hosting: MakeTask, make_news: MakeNews
 ) -> None:
     begun = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
-    conflict = moved(on_news(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+    conflict = moved(on_update(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
     assert (conflict.status, len(conflict.state.output)) == ("review", 1)
     month_s = 30 * 24 * 3600
     approved = moved(on_review(conflict, True, at(begun, month_s), operation_id="op_r"))
@@ -444,7 +444,7 @@ def test_the_ready_event_and_the_end_of_retention_are_kept(make_hosting: MakeTas
 def test_more_outputs_than_can_be_kept_are_said_to_be_lost(make_acked: MakeTask, make_news: MakeNews) -> None:
     task = make_acked()
     many = tuple(Output(index=n, url=f"https://studio.test/{n}") for n in range(70))
-    task = moved(on_news(task, make_news("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
+    task = moved(on_update(task, make_news("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
     done = moved(host(task, *(stored(n) for n in range(64))))
     assert done.state.error == "partial: 64 of 70"
     assert done.state.cost_micro == 240_000
@@ -453,7 +453,7 @@ def test_more_outputs_than_can_be_kept_are_said_to_be_lost(make_acked: MakeTask,
 def test_the_end_of_one_round_says_nothing_about_the_next(make_hosting: MakeTask, make_news: MakeNews) -> None:
     """Whichever comes first, the approval or the late end of the round before it."""
     begun = make_hosting(made=1, units=1)
-    conflict = moved(on_news(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+    conflict = moved(on_update(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
     early = on_hosted(conflict, 1, 1, (lost(0),), at(begun, 10), operation_id="op_2")
     approved = on_review(conflict, True, at(begun, 11), operation_id="op_r")
     assert isinstance(approved, Step)
@@ -523,7 +523,7 @@ class TestMismatch:
         terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
         frozen = moved(
-            on_news(task, make_news("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
+            on_update(task, make_news("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
         )
         assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
         done = moved(on_review(frozen, True, at(task, 9), operation_id="op_2"))

@@ -7,25 +7,25 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from holdfast.ledger.news import Moderation, Output, ProviderNews, ReportedError
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.task_moves import TRANSITIONS, transition
-from holdfast.ledger.task_steps import (
+from holdfast.ledger.tasks.decisions import (
     CancelJob,
     HostOutputs,
     PollJob,
     ProviderTraits,
     Step,
     on_cancel,
-    on_news,
     on_poll,
+    on_update,
     on_wake,
 )
-from holdfast.ledger.tasks import TERMINAL, Task
-from holdfast.ledger.terms import Hosting
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedError
+from holdfast.ledger.tasks.task import TERMINAL, Task
+from holdfast.ledger.tasks.transitions import TRANSITIONS, transition
 
 MakeTask = Callable[..., Task]
-MakeNews = Callable[..., ProviderNews]
+MakeNews = Callable[..., ProviderUpdate]
 
 
 def moved(step: Step | Refusal) -> Task:
@@ -34,9 +34,9 @@ def moved(step: Step | Refusal) -> Task:
     return step.task
 
 
-def hear(task: Task, news: ProviderNews, seconds: float = 5) -> Step:
+def hear(task: Task, news: ProviderUpdate, seconds: float = 5) -> Step:
     now = task.created_at + timedelta(seconds=seconds)
-    return on_news(task, news, now, operation_id="op_1")
+    return on_update(task, news, now, operation_id="op_1")
 
 
 def test_running_moves_the_status_once(make_acked: MakeTask, make_news: MakeNews) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.task_progress import (
+from holdfast.ledger.tasks.progress import (
     callback_ref,
     clean_message,
     clean_word,
@@ -17,7 +17,7 @@ from holdfast.ledger.task_progress import (
     system_note,
     with_note,
 )
-from holdfast.ledger.tasks import Progress
+from holdfast.ledger.tasks.task import Progress
 
 NOON = datetime.fromisoformat("2026-11-20T12:00:00Z")
 

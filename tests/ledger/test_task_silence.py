@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from holdfast.ledger.task_inputs import INPUT_KEPT_S, INPUT_SMALL_BYTES_MAX, input_until
-from holdfast.ledger.task_moves import ProviderTraits, Step
-from holdfast.ledger.task_silence import Asked, Silence, on_silence
-from holdfast.ledger.task_steps import on_cancel, on_input_expired, on_submitted, on_wake
-from holdfast.ledger.tasks import Task, accept_task
-from holdfast.ledger.terms import Rate, Terms, Units
+from holdfast.ledger.catalog.terms import Rate, Terms, Units
+from holdfast.ledger.tasks.decisions import on_cancel, on_input_expired, on_submitted, on_wake
+from holdfast.ledger.tasks.inputs import INPUT_KEPT_S, INPUT_SMALL_BYTES_MAX, input_until
+from holdfast.ledger.tasks.silence import Asked, Silence, on_silence
+from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.transitions import ProviderTraits, Step
 
 NOON = datetime.fromisoformat("2026-11-21T12:00:00+00:00")
 ONE_SHOT = ProviderTraits(idempotent_submit=False, polls=True, cancels=True)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, insert, text, update
 
-from holdfast.ledger.account import (
+from holdfast.ledger.credit.account import (
     AccountState,
     decide_capture,
     decide_credit,
@@ -16,19 +16,19 @@ from holdfast.ledger.account import (
     decide_release,
     decide_reversal,
 )
-from holdfast.ledger.operations import Operation, OperationKind
-from holdfast.ledger.order_steps import create_order, on_event
-from holdfast.ledger.orders import OrderRequest, identity_fx
-from holdfast.ledger.payment_facts import Paid, PaymentEvent, RefundSeen
+from holdfast.ledger.credit.operations import Operation, OperationKind
+from holdfast.ledger.orders.decisions import create_order, on_event
+from holdfast.ledger.orders.order import OrderRequest, identity_fx
+from holdfast.ledger.orders.payment_facts import Paid, PaymentEvent, RefundSeen
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence import tables
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.audit_checks import Check
-from holdfast.persistence.audit_events import EVENT_RULES
-from holdfast.persistence.audit_orders import COLUMNS, HISTORY, NET, ORDER_RULES
-from holdfast.persistence.audit_orders import STATUSES as ORDER_STATUSES
-from holdfast.persistence.audit_rules import RULES
-from holdfast.persistence.database import connected
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.audit.checks import Check
+from holdfast.persistence.audit.events import EVENT_RULES
+from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
+from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
+from holdfast.persistence.audit.rules import RULES
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database import connected
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from holdfast.persistence import tables
-from holdfast.persistence.contents import (
+from holdfast.persistence.claims.contents import (
     CLAIM_S,
     LEASE_S,
     START,
@@ -21,7 +20,8 @@ from holdfast.persistence.contents import (
     forget_content,
     tasks_with_expired_assets,
 )
-from holdfast.persistence.database import connected
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database import connected
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)

@@ -16,10 +16,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast import metrics
-from holdfast.persistence import connections
-from holdfast.persistence.database import Database, DatabaseAway, DatabaseGate, DatabaseTooOld, QueryTimedOut
-from holdfast.persistence.database_faults import ServerSilent, is_away, trouble_of
-from holdfast.persistence.database_gate import GRACE_S, TIMEOUTS_SPAN_S
+from holdfast.persistence.server import connections
+from holdfast.persistence.server.database import Database, DatabaseAway, DatabaseGate, DatabaseTooOld, QueryTimedOut
+from holdfast.persistence.server.database_faults import ServerSilent, is_away, trouble_of
+from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S
 
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 

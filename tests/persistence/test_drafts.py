@@ -13,14 +13,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.ledger.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.audit import run_audit
-from holdfast.persistence.database import Database, connected
-from holdfast.persistence.drafts import prepare, question_of
-from holdfast.persistence.rows import (
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.journal.drafts import prepare, question_of
+from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
+from holdfast.persistence.journal.units import Committed, Fence, IdempotencyProbe, Stale, Unit, Verdict
+from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
     ApiKeyRevokedRow,
@@ -33,9 +35,7 @@ from holdfast.persistence.rows import (
     UsageChangedRow,
     UsageRow,
 )
-from holdfast.persistence.statements import BULK_ROWS, STATEMENTS
-from holdfast.persistence.units import Committed, Fence, IdempotencyProbe, Stale, Unit, Verdict
-from holdfast.persistence.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.server.database import Database, connected
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
 BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
@@ -57,7 +57,7 @@ def writer(database_url: str) -> Iterator[BatchWriter]:
 @pytest.fixture(params=[1, 10_000], ids=["copied", "not copied"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """New rows go in by COPY, or by statements."""
-    monkeypatch.setattr("holdfast.persistence.drafts.BULK_ROWS", request.param)
+    monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", request.param)
 
 
 @dataclass

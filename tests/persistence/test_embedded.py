@@ -14,21 +14,21 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.persistence import postmaster
-from holdfast.persistence.database import Database
-from holdfast.persistence.embedded import (
+from holdfast.persistence.server import postmaster
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.embedded import (
     DataFolderInUse,
     EmbeddedFault,
     EmbeddedPostgres,
     database_url_of,
     temporary_embedded,
 )
-from holdfast.persistence.server_folders import socket_folder
+from holdfast.persistence.server.server_folders import socket_folder
 
 SERVICE = """
 import signal, sys
 from pathlib import Path
-from holdfast.persistence import embedded, postmaster
+from holdfast.persistence.server import embedded, postmaster
 if sys.argv[2] == "orphan":
     postmaster.die_with_parent = lambda: None
 server = embedded.EmbeddedPostgres(Path(sys.argv[1]))

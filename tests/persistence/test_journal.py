@@ -12,18 +12,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.actors.actor import JournaledActor
-from holdfast.actors.faults import Unavailable
-from holdfast.actors.messages import Command
-from holdfast.actors.turns import Commit
+from holdfast.actors.runtime.actor import JournaledActor
+from holdfast.actors.runtime.faults import Unavailable
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.turns import Commit
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence import journal as journal_module
-from holdfast.persistence.database import DatabaseGate
-from holdfast.persistence.drafts import Prepared, prepare
-from holdfast.persistence.journal import BATCH_UNITS_SHARED, Journal
-from holdfast.persistence.units import Broken, Committed, NotWritten, Stale, Unit, Unknown, Verdict
-from holdfast.persistence.write_path import WritePath
-from holdfast.persistence.writer import CommitUnanswered, ConnectionLost
+from holdfast.persistence.journal import journal as journal_module
+from holdfast.persistence.journal.drafts import Prepared, prepare
+from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED, Journal
+from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, Unknown, Verdict
+from holdfast.persistence.journal.write_path import WritePath
+from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
+from holdfast.persistence.server.database import DatabaseGate
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 
@@ -92,7 +92,7 @@ class Author:
         return [verdict for _, verdict in self.heard]
 
 
-class Bench:
+class RenderContext:
     """A journal, its writer and its gate."""
 
     def __init__(self, *, batch_units_max: int = 500) -> None:
@@ -126,15 +126,15 @@ class Clerk(JournaledActor):
 
 
 @pytest.fixture
-async def bench(nursery: trio.Nursery) -> AsyncIterator[Bench]:
-    bench = Bench()
+async def bench(nursery: trio.Nursery) -> AsyncIterator[RenderContext]:
+    bench = RenderContext()
     with trio.fail_after(20):
         await nursery.start(bench.run)
         yield bench
         await bench.journal.stop()
 
 
-async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: Bench) -> None:
+async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: RenderContext) -> None:
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
@@ -149,7 +149,7 @@ async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: Bench) -
     assert author.heard == [(unit, Committed()) for unit in first + later]
 
 
-async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: Bench) -> None:
+async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: RenderContext) -> None:
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
@@ -167,7 +167,9 @@ async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: Bench) -> No
     assert author.heard == [(unit, Committed()) for unit in first + later + again]
 
 
-async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_its_place(bench: Bench) -> None:
+async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_its_place(
+    bench: RenderContext,
+) -> None:
     heard: list[tuple[Unit, Verdict]] = []
     authors = [Author(heard) for _ in range(5)]
     first = bench.submit(authors[0])
@@ -180,7 +182,7 @@ async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_
     assert heard == [(unit, Committed()) for unit in units]
 
 
-async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(bench: Bench) -> None:
+async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(bench: RenderContext) -> None:
     """Who comes later only makes the next batch larger."""
     author = Author()
     lasts = [bench.submit(author, 100)[-1]]
@@ -194,7 +196,7 @@ async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(b
     assert all(batch_of[last] <= number + 1 for number, last in enumerate(lasts[:12]))
 
 
-async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: Bench) -> None:
+async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
     def fall(verdict: Verdict) -> None:
@@ -217,7 +219,9 @@ async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: B
     assert [type(verdict) for verdict in void.verdicts] == [Committed] * 99 + [Stale] + [NotWritten] * 50
 
 
-async def test_a_batch_is_handed_over_ready_and_one_that_cannot_be_made_so_goes_as_it_is(bench: Bench) -> None:
+async def test_a_batch_is_handed_over_ready_and_one_that_cannot_be_made_so_goes_as_it_is(
+    bench: RenderContext,
+) -> None:
     class Unready:
         """A row that nothing can be made of."""
 
@@ -240,7 +244,7 @@ async def test_a_batch_is_handed_over_ready_and_one_that_cannot_be_made_so_goes_
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
     with trio.fail_after(20):
-        bench = Bench(batch_units_max=7)
+        bench = RenderContext(batch_units_max=7)
         bench.submit(Author(), 30)
         for _ in range(5):
             bench.writer.finish()
@@ -252,7 +256,7 @@ async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
     assert [len(batch) for batch in bench.writer.batches] == [7, 7, 7, 7, 2]
 
 
-async def test_one_commit_is_under_way_at_a_time(bench: Bench) -> None:
+async def test_one_commit_is_under_way_at_a_time(bench: RenderContext) -> None:
     author = Author()
     for round_number in range(1, 4):
         bench.submit(author)
@@ -266,7 +270,7 @@ async def test_one_commit_is_under_way_at_a_time(bench: Bench) -> None:
     assert [len(batch) for batch in bench.writer.batches] == [1, 2]
 
 
-async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench: Bench) -> None:
+async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench: RenderContext) -> None:
     heard: list[tuple[Unit, Verdict]] = []
     authors = [Author(heard), Author(heard), Author(heard)]
     units = [bench.submit(authors[i % 3])[0] for i in range(9)]
@@ -277,7 +281,7 @@ async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench:
     assert heard == list(zip(units, verdicts, strict=True))
 
 
-async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench: Bench) -> None:
+async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
     def fall(verdict: Verdict) -> None:
@@ -296,7 +300,7 @@ async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench:
 
 
 async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nursery) -> None:
-    bench = Bench()
+    bench = RenderContext()
     ended = trio.Event()
 
     async def run(*, task_status: trio.TaskStatus[None]) -> None:
@@ -319,7 +323,7 @@ async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nurs
 
 
 async def test_stop_writes_the_half_that_was_left_too() -> None:
-    bench = Bench()
+    bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
         async with trio.open_nursery() as inner:
@@ -335,7 +339,7 @@ async def test_stop_writes_the_half_that_was_left_too() -> None:
 
 
 async def test_a_kill_answers_the_half_that_was_left() -> None:
-    bench = Bench()
+    bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
         async with trio.open_nursery() as inner:
@@ -352,7 +356,7 @@ async def test_a_kill_answers_the_half_that_was_left() -> None:
 
 
 async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
-    bench = Bench()
+    bench = RenderContext()
     with trio.fail_after(20):
         for _ in range(2):
             async with trio.open_nursery() as inner:
@@ -364,7 +368,7 @@ async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
 
 
 async def test_a_kill_lets_the_batch_at_the_database_end_and_writes_nothing_more() -> None:
-    bench = Bench()
+    bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -380,7 +384,7 @@ async def test_a_kill_lets_the_batch_at_the_database_end_and_writes_nothing_more
 
 
 async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() -> None:
-    bench = Bench()
+    bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -400,7 +404,7 @@ async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() ->
     assert [type(verdict) for verdict in author.verdicts] == [Unknown] * 2 + [NotWritten] * 3
 
 
-async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Bench) -> None:
+async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: RenderContext) -> None:
     author = Author()
     bench.submit(author, 2)
     await bench.writer.has_begun()
@@ -412,7 +416,7 @@ async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Bench)
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Bench, durable: bool) -> None:
+async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: RenderContext, durable: bool) -> None:
     author = Author()
     bench.submit(author, 2)
     await bench.writer.has_begun()
@@ -433,7 +437,7 @@ async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Bench,
 
 
 async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nursery) -> None:
-    bench = Bench()
+    bench = RenderContext()
     bench.gate.close("not there yet")
     author = Author()
     bench.submit(author)
@@ -446,7 +450,7 @@ async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nurse
         await bench.writer.has_begun()
 
 
-async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: Bench) -> None:
+async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: RenderContext) -> None:
     def fall_over(_: Verdict) -> None:
         raise AssertionError("a bug")
 
@@ -462,7 +466,7 @@ async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: Bench
     assert await bench.journal.write(Unit()) == Committed()
 
 
-async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: Bench) -> None:
+async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: RenderContext) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
         await bench.journal.write(Unit())
@@ -472,7 +476,7 @@ async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: Bench) -> N
     bench.writer.finish()
 
 
-async def test_while_the_database_is_away_units_are_answered_at_once(bench: Bench) -> None:
+async def test_while_the_database_is_away_units_are_answered_at_once(bench: RenderContext) -> None:
     author = Author()
     bench.gate.close("the server is gone")
     units = bench.submit(author, 3)
@@ -485,7 +489,7 @@ async def test_while_the_database_is_away_units_are_answered_at_once(bench: Benc
     assert await bench.journal.write(Unit()) == Committed()
 
 
-async def test_a_batch_that_timed_out_has_the_database_probed(bench: Bench) -> None:
+async def test_a_batch_that_timed_out_has_the_database_probed(bench: RenderContext) -> None:
     author = Author()
     bench.submit(author)
     bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
@@ -495,7 +499,7 @@ async def test_a_batch_that_timed_out_has_the_database_probed(bench: Bench) -> N
 
 
 async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
-    bench = Bench()
+    bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised comes out of the nursery
@@ -520,7 +524,7 @@ async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
 
 
 async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> None:
-    bench = Bench()
+    bench = RenderContext()
     path = WritePath(bench.gate, bench.journal)
     seen = [(path.is_open, path.reason)]
     with trio.fail_after(20):
@@ -539,7 +543,7 @@ async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> N
 
 async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_for_the_next_run() -> None:
     """The tree's own order: the journal is gone, then those who stand on it are drained and started again."""
-    bench = Bench()
+    bench = RenderContext()
     accounts = KeyedDirectory(
         "accounts",
         lambda _key, mailbox: Clerk(mailbox, bench.journal),
@@ -587,7 +591,7 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
 
 
 async def test_a_look_up_that_comes_too_late_calls_nothing_void(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: RenderContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark it does not find may have been removed. One that it finds still says that the batch is durable."""
     monkeypatch.setattr(journal_module, "LOOK_UP_MAX_S", -1.0)

@@ -16,21 +16,34 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.ledger.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
+from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.operations import CHAIN_START, Operation
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.database import Database
-from holdfast.persistence.drafts import Prepared, prepare
-from holdfast.persistence.outbox_rows import (
+from holdfast.persistence.journal.drafts import Prepared, prepare
+from holdfast.persistence.journal.statements import STATEMENTS
+from holdfast.persistence.journal.units import (
+    AlreadyAnswered,
+    Broken,
+    Committed,
+    Fence,
+    IdempotencyProbe,
+    NotWritten,
+    RememberedAnswer,
+    Stale,
+    Unit,
+    Verdict,
+)
+from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.records.outbox_rows import (
     OutboxAttemptRow,
     OutboxOutcomeRow,
     OutboxResendRow,
     OutboxRow,
     WebhookSecretRow,
 )
-from holdfast.persistence.rows import (
+from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
     ApiKeyRevokedRow,
@@ -60,20 +73,7 @@ from holdfast.persistence.rows import (
     UsageChangedRow,
     UsageRow,
 )
-from holdfast.persistence.statements import STATEMENTS
-from holdfast.persistence.units import (
-    AlreadyAnswered,
-    Broken,
-    Committed,
-    Fence,
-    IdempotencyProbe,
-    NotWritten,
-    RememberedAnswer,
-    Stale,
-    Unit,
-    Verdict,
-)
-from holdfast.persistence.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.server.database import Database
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
 HOSTILE = (
@@ -304,7 +304,7 @@ def hostile_rows(t: str, i: int) -> list[tuple[str, Any, list[str]]]:
 def test_every_kind_of_row_carries_hostile_text_unharmed(
     bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persistence.drafts.BULK_ROWS", bulk_rows)
+    monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", bulk_rows)
     everything = [hostile_rows(text, i) for i, text in enumerate(HOSTILE)]
     assert {type(row) for _, row, _ in everything[0]} == set(STATEMENTS)
     units = [

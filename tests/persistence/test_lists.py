@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, event, text
 
-from holdfast.ledger.catalog import load_catalog
-from holdfast.ledger.quotes import quote_input
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import Review, accept_task
-from holdfast.persistence.database import connected
+from holdfast.ledger.tasks.task import Review, accept_task
 from holdfast.persistence.queries.orders import held_orders
 from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
-from holdfast.persistence.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.server.database import connected
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import JSON, Column, inspect, select, text
 
-from holdfast.persistence import migrate as migrate_module
-from holdfast.persistence.database import DatabaseAway, connected
-from holdfast.persistence.migrate import MigrationRefused, MigrationReport, migrate, pending
-from holdfast.persistence.tables import metadata
+from holdfast.persistence.records.tables import metadata
+from holdfast.persistence.server import migrate as migrate_module
+from holdfast.persistence.server.database import DatabaseAway, connected
+from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 

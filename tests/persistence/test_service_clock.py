@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from holdfast.persistence import service_clock
-from holdfast.persistence.database import Database
-from holdfast.persistence.service_clock import ServiceClock
+from holdfast.persistence.server import service_clock
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.service_clock import ServiceClock
 
 HOURS_2 = 7200.0
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

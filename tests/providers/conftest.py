@@ -18,12 +18,12 @@ from hypercorn.trio import serve
 from quart import request
 from quart_trio import QuartTrio
 
-from holdfast.providers.card.emulator.service import serve_card_emulator
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify
-from holdfast.providers.studio.service import serve_studio
-from holdfast.providers.studio.workshop import Workshop
+from holdfast.standins.card.service import serve_card_emulator
+from holdfast.standins.studio.renderer import Renderer
+from holdfast.standins.studio.service import serve_studio
 
 SECRET = "studio-callback-secret"
 CARD_KEY = "sk_test_emulatorkey0123456789"
@@ -84,7 +84,7 @@ class RunningStudio:
     """A studio with its address and a client that speaks to it."""
 
     url: str
-    shop: Workshop
+    shop: Renderer
     http: httpx.AsyncClient
 
     async def put(self, job_id: str, **order: Any) -> httpx.Response:
@@ -155,7 +155,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
     async def start(
         *, token: str | None = None, gallery: bool = False, **options: Any
     ) -> AsyncIterator[RunningStudio]:
-        shop = Workshop(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
+        shop = Renderer(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
@@ -164,7 +164,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
                     files_dir=tmp_path,
                     token=token,
                     gallery=gallery,
-                    workshop=shop,
+                    renderer=shop,
                     task_status=task_status,
                 )
 

@@ -18,7 +18,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.providers.assets import (
+from holdfast.ledger.links import check_link, sign_link
+from holdfast.providers.storage import (
     BLOCK_BYTES,
     AssetCorrupt,
     AssetMissing,
@@ -27,8 +28,7 @@ from holdfast.providers.assets import (
     StoreFault,
     asset_key,
 )
-from holdfast.providers.assets.s3 import PART_BYTES, PIECE_BYTES, S3Store
-from holdfast.providers.links import check_link, sign_link
+from holdfast.providers.storage.s3 import PART_BYTES, PIECE_BYTES, S3Store
 
 if TYPE_CHECKING:
     from tests.bucket_server import BucketServer

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.news import Moderation, Output, ProviderNews, ReportedError, ReportedUsage
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedError, ReportedUsage
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, INLINE_MAX_CHARS, OUTPUTS_MAX_COUNT, parse_callback
 
 LEAST = {"event_id": "evt_01", "request_id": "task_01", "attempt": 1, "status": "processing"}
 
 
-def read(**changes: Any) -> ProviderNews | Refusal:
+def read(**changes: Any) -> ProviderUpdate | Refusal:
     return parse_callback("studio", json.dumps({**LEAST, **changes}).encode())
 
 
-def news(**changes: Any) -> ProviderNews:
+def news(**changes: Any) -> ProviderUpdate:
     result = read(**changes)
-    assert isinstance(result, ProviderNews), result
+    assert isinstance(result, ProviderUpdate), result
     return result
 
 
@@ -35,7 +35,7 @@ def refusal(**changes: Any) -> Refusal:
 
 
 def test_least_event_is_news() -> None:
-    assert news() == ProviderNews(
+    assert news() == ProviderUpdate(
         source="callback",
         provider="studio",
         event_id="evt_01",
@@ -171,7 +171,7 @@ def test_what_is_not_a_json_object_is_an_invalid_event(body: bytes) -> None:
 
 def test_size_is_bounded() -> None:
     body = json.dumps(LEAST).encode()
-    assert isinstance(parse_callback("studio", body + b" " * (BODY_MAX_BYTES - len(body))), ProviderNews)
+    assert isinstance(parse_callback("studio", body + b" " * (BODY_MAX_BYTES - len(body))), ProviderUpdate)
     too_large = parse_callback("studio", body + b" " * BODY_MAX_BYTES)
     assert isinstance(too_large, Refusal)
     assert too_large.code == "request_too_large"
@@ -189,7 +189,7 @@ _FIELDS = ["outputs", "usage", "error", "moderation", "percent", "message", "seq
 def test_no_value_anywhere_raises_or_makes_unstorable_news(changes: dict[str, Any]) -> None:
     result = read(**changes)
     assert b"\\u0000" not in msgspec.json.encode(result)
-    assert isinstance(result, ProviderNews) or result.code == "invalid_event"
+    assert isinstance(result, ProviderUpdate) or result.code == "invalid_event"
 
 
 @given(st.binary(max_size=400))

@@ -21,9 +21,9 @@ from holdfast.providers.card.base import (
     CardTimeout,
     CardUnavailable,
 )
-from holdfast.providers.card.emulator import app
-from holdfast.providers.card.emulator.rendering import render
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.standins.card import app
+from holdfast.standins.card.rendering import render
 
 from .conftest import CARD_KEY, ServeApp, StartBank
 

@@ -15,10 +15,10 @@ import pytest
 import stripe
 import trio
 
-from holdfast.providers.card.emulator.errors import ApiError
-from holdfast.providers.card.emulator.forms import parse_form
 from holdfast.providers.card.wire import TrioHttp
-from holdfast.providers.outward.outgoing import exchange
+from holdfast.providers.outbound.exchange import exchange
+from holdfast.standins.card.errors import ApiError
+from holdfast.standins.card.forms import parse_form
 
 from .conftest import CARD_KEY, RunningBank, StartBank
 
@@ -338,7 +338,7 @@ async def test_state_survives_the_process_and_pending_settlements_resume(start_b
 KILLED = """
 import sys, trio
 from pathlib import Path
-from holdfast.providers.card.emulator.service import serve_card_emulator
+from holdfast.standins.card.service import serve_card_emulator
 
 async def main():
     async with trio.open_nursery() as nursery:

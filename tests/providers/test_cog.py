@@ -12,11 +12,11 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from holdfast.ledger.news import Output
+from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
+from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
-from holdfast.providers.media.line import ANSWER_MAX_BYTES
-from holdfast.providers.studio.jobs import StudioFaults
+from holdfast.standins.studio.jobs import StudioFaults
 
 from .conftest import SECRET, Ear, ServeApp, StartStudio, is_last
 

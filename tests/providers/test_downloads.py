@@ -20,9 +20,9 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.providers.assets.sniffing import EXTENSIONS, MEDIA_TYPES, plain_type, sniff
-from holdfast.providers.outward.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
-from holdfast.providers.outward.guarded import GuardedClient
+from holdfast.providers.outbound.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.outbound.guarded import GuardedClient
+from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES, plain_type, sniff
 
 from .conftest import ServeApp
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.providers.assets.durations import Contradiction, TooManySteps, duration_of
-from holdfast.providers.assets.sniffing import NotMedia, measure, sniff
+from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of
+from holdfast.providers.storage.sniffing import NotMedia, measure, sniff
 
 from .media_files import demuxed_s, made, wave
 

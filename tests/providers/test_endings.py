@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.assets.endings import has_its_end
-from holdfast.providers.assets.sniffing import MEDIA_TYPES
+from holdfast.providers.storage.endings import is_complete
+from holdfast.providers.storage.sniffing import MEDIA_TYPES
 
 
 def picture(form: str) -> bytes:
@@ -53,7 +53,7 @@ WHOLE = [
 def judged(folder: Path, content: bytes, content_type: str) -> bool:
     path = folder / "file"
     path.write_bytes(content)
-    return has_its_end(path, content_type)
+    return is_complete(path, content_type)
 
 
 @pytest.mark.parametrize(("content_type", "content"), WHOLE)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from quart import Response, redirect, request
 from quart_trio import QuartTrio
 
-from holdfast.providers.outward.addresses import is_plain_host, is_public
-from holdfast.providers.outward.guarded import Blocked, GuardedClient, Unreachable
+from holdfast.providers.outbound.addresses import is_plain_host, is_public
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 
 from .conftest import ServeApp
 

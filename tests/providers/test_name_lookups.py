@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.providers.outward.guarded import GuardedClient, Unreachable, resolver
-from holdfast.providers.outward.name_lookups import (
+from holdfast.providers.outbound.guarded import GuardedClient, Unreachable, resolver
+from holdfast.providers.outbound.name_lookups import (
     DEAD_FIRST_S,
     LATE_ANSWER_S,
     PER_REQUESTER_MAX_COUNT,

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.workers.provider_watch import PROBE_S, ProviderWatch
-from holdfast.actors.workers.worker import WorkerPost
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.reachability import FAILURES_MAX, Reachability
 from holdfast.providers.media.replicate import ReplicateProvider
@@ -54,7 +54,7 @@ async def test_the_watch_probes_what_nobody_calls(mock_clock: MockClock, kind: s
         for _ in range(FAILURES_MAX):
             provider.reachability.failed("ConnectError")
     serve(provider, [None, None, None, 404], asked)
-    watch = ProviderWatch(WorkerPost("provider-watch"), providers={"box": provider})
+    watch = ProviderWatch(WorkerAddress("provider-watch"), providers={"box": provider})
     states = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))

@@ -17,9 +17,9 @@ from replicate.client import Client
 from replicate.exceptions import ReplicateError
 from replicate.webhook import Webhooks, WebhookSigningSecret, WebhookValidationError
 
-from holdfast.ledger.news import Output
+from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, PollFault, Rejected
-from holdfast.providers.media.hook_address import hook_address, names_same_job, read_hook_query
+from holdfast.providers.media.callback_address import hook_address, names_same_job, read_hook_query
 from holdfast.providers.media.predictions import percent_of
 from holdfast.providers.media.replicate import ReplicateProvider, target_of
 from holdfast.providers.standard_webhooks import verify_standard

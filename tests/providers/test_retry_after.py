@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.providers.outward.retry_after import wished_pause_s
+from holdfast.providers.outbound.retry_after import parse_retry_after
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     ],
 )
 def test_seconds_and_dates_are_read(value: str, pause_s: float) -> None:
-    assert wished_pause_s(value, NOON) == pause_s
+    assert parse_retry_after(value, NOON) == pause_s
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_seconds_and_dates_are_read(value: str, pause_s: float) -> None:
     ],
 )
 def test_what_cannot_be_read_is_no_wish(value: str | None) -> None:
-    assert wished_pause_s(value, NOON) is None
+    assert parse_retry_after(value, NOON) is None

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.ledger import sandbox_signature
+from holdfast.ledger.orders import sandbox_signature
+from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.sandbox_signature import SandboxValues
 from holdfast.providers import signatures, standard_webhooks
 from holdfast.providers.media.callbacks import parse_callback
 

@@ -18,11 +18,11 @@ import trio
 from PIL import Image
 
 from holdfast.ledger.clock import utc_now
-from holdfast.providers.links import sign_link
-from holdfast.providers.studio.craft import Bench, Rendered
-from holdfast.providers.studio.jobs import StudioFaults
-from holdfast.providers.studio.service import serve_studio
-from holdfast.providers.studio.workshop import Workshop
+from holdfast.ledger.links import sign_link
+from holdfast.standins.studio.craft import RenderContext, Rendered
+from holdfast.standins.studio.jobs import StudioFaults
+from holdfast.standins.studio.renderer import Renderer
+from holdfast.standins.studio.service import serve_studio
 
 from .conftest import SECRET, Ear, Heard, StartStudio, is_last
 
@@ -39,7 +39,7 @@ class Slow:
     def prepare(self, data: Mapping[str, object]) -> Slow:
         return self
 
-    def render(self, bench: Bench) -> list[Rendered]:
+    def render(self, bench: RenderContext) -> list[Rendered]:
         trio.from_thread.run_sync(self.begun.set)
         path = bench.new_file(".bin")
         path.write_bytes(b"half")
@@ -310,7 +310,7 @@ async def test_fault_wrong_signature(start_studio: StartStudio, ear: Ear) -> Non
 
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
     class Broken:
-        def render(self, bench: Bench) -> list[Rendered]:
+        def render(self, bench: RenderContext) -> list[Rendered]:
             raise ZeroDivisionError
 
     crafts = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}
@@ -327,13 +327,13 @@ async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_pa
     slow = Slow()
     with trio.fail_after(60):
         for _ in range(2):
-            shop = Workshop(SECRET, tmp_path, crafts={"slow": slow.prepare})
+            shop = Renderer(SECRET, tmp_path, crafts={"slow": slow.prepare})
             async with trio.open_nursery() as nursery:
 
                 async def run(
-                    *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, shop: Workshop = shop
+                    *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, shop: Renderer = shop
                 ) -> None:
-                    await serve_studio(secret=SECRET, files_dir=tmp_path, workshop=shop, task_status=task_status)
+                    await serve_studio(secret=SECRET, files_dir=tmp_path, renderer=shop, task_status=task_status)
 
                 port = await nursery.start(run)
                 async with httpx.AsyncClient(trust_env=False, verify=False) as http:
@@ -372,4 +372,4 @@ async def test_files_of_an_earlier_life_stay_while_links_to_them_are_good(
 
 def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="secret"):
-        Workshop(" ", tmp_path)
+        Renderer(" ", tmp_path)

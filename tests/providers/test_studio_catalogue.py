@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from holdfast.providers.studio.catalogue import CRAFTS
+from holdfast.standins.studio.catalogue import CRAFTS
 
-_SHIPPED = files("holdfast.ledger") / "default_catalog"
+_SHIPPED = files("holdfast.ledger.catalog") / "default_catalog"
 _MODELS = [
     model
     for model in tomllib.loads((_SHIPPED / "catalog.toml").read_text("utf-8"))["models"]

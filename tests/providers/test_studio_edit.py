@@ -13,9 +13,9 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.providers.outward.guarded import GuardedClient
-from holdfast.providers.studio.craft import BadInput, Bench, Rendered
-from holdfast.providers.studio.render_edit import prepare
+from holdfast.providers.outbound.guarded import GuardedClient
+from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.render_edit import prepare
 
 from .conftest import ServeApp, StartStudio
 
@@ -28,7 +28,7 @@ def picture(form: str = "PNG", size: tuple[int, int] = (120, 80), mode: str = "R
 
 def render(directory: Path, content: bytes | None = None, **order: Any) -> Rendered:
     data = {"image": base64.b64encode(picture() if content is None else content).decode(), **order}
-    (one,) = prepare(data).render(Bench(directory, lambda percent, stage: None))
+    (one,) = prepare(data).render(RenderContext(directory, lambda percent, stage: None))
     return one
 
 

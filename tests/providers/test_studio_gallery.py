@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from holdfast.providers.studio.jobs import StudioFaults
+from holdfast.standins.studio.jobs import StudioFaults
 
 from .conftest import StartStudio
 

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.studio.craft import BadInput, Bench, Rendered
-from holdfast.providers.studio.render_image import STYLES, prepare
+from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.render_image import STYLES, prepare
 
 
 def render(directory: Path, **order: Any) -> tuple[list[Rendered], list[int]]:
     told: list[int] = []
-    bench = Bench(directory, lambda percent, stage: told.append(percent))
+    bench = RenderContext(directory, lambda percent, stage: told.append(percent))
     return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(bench), told
 
 
@@ -98,7 +98,7 @@ def test_raising_from_progress_stops_the_work(tmp_path: Path) -> None:
         if percent > 20:
             raise Stop
 
-    bench = Bench(tmp_path, report)
+    bench = RenderContext(tmp_path, report)
     with pytest.raises(Stop):
         prepare({"prompt": "A harbour"}).render(bench)
     assert list(tmp_path.iterdir()) == []

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from holdfast.providers.assets.sniffing import HEAD_BYTES, measure, sniff
-from holdfast.providers.studio import render_clip, render_tone
-from holdfast.providers.studio.craft import BadInput, Bench, Rendered
-from holdfast.providers.studio.webm import vp8_frame, write_webm
+from holdfast.providers.storage.sniffing import HEAD_BYTES, measure, sniff
+from holdfast.standins.studio import render_clip, render_tone
+from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.webm import vp8_frame, write_webm
 
 
 def make(craft: Any, directory: Path, **order: Any) -> tuple[Rendered, list[int]]:
     told: list[int] = []
     data = {"prompt": "rain on a tin roof", "seed": 3, **order}
-    (one,) = craft.prepare(data).render(Bench(directory, lambda percent, stage: told.append(percent)))
+    (one,) = craft.prepare(data).render(RenderContext(directory, lambda percent, stage: told.append(percent)))
     return one, told
 
 

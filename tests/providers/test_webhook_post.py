@@ -11,9 +11,9 @@ import httpcore
 import pytest
 import trio
 
-from holdfast.ledger.deliveries import Answer
-from holdfast.providers.outward.guarded import GuardedClient, dial
-from holdfast.providers.outward.webhook_post import can_be_posted_to, post_event
+from holdfast.ledger.tasks.deliveries import Answer
+from holdfast.providers.outbound.guarded import GuardedClient, dial
+from holdfast.providers.outbound.webhook_post import can_be_posted_to, post_event
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

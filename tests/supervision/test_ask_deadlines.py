@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from holdfast.actors.faults import OutcomeUnknown
-from holdfast.actors.future import TrioFuture
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.runtime.future import TrioFuture
 from holdfast.supervision.ask_deadlines import GRAIN_S, AskDeadlines
 
 

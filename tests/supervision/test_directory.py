@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.actor import JournaledActor, TrioActor
-from holdfast.actors.faults import AskFault, Crashed, Deadlock, OutcomeUnknown, Overloaded, Unavailable
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.messages import Command
-from holdfast.actors.turns import Commit, Tell
-from holdfast.persistence.database import DatabaseAway, DatabaseGate, QueryTimedOut
-from holdfast.persistence.units import Author, Committed, Fence, NotWritten, Stale, Unit, Verdict
-from holdfast.persistence.unreadable import UnreadableRow
+from holdfast.actors.runtime.actor import JournaledActor, TrioActor
+from holdfast.actors.runtime.faults import AskFault, Crashed, Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.turns import Commit, Tell
+from holdfast.persistence.journal.units import Author, Committed, Fence, NotWritten, Stale, Unit, Verdict
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database import DatabaseAway, DatabaseGate, QueryTimedOut
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits

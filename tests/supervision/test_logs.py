@@ -15,10 +15,10 @@ import structlog
 
 from holdfast import cli
 from holdfast.logs import configure_logging, scrub_secrets
-from holdfast.scrubbing import forget_secrets, learn_secrets, scrub
+from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
-from holdfast.wiring.shelf import Shelf
+from holdfast.wiring.provider_registry import Shelf
 
 TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx", "httpcore")
 
@@ -33,7 +33,7 @@ def out() -> Iterator[io.StringIO]:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
     structlog.reset_defaults()
-    forget_secrets()
+    unregister_secrets()
 
 
 def lines(out: io.StringIO) -> list[dict[str, Any]]:
@@ -149,8 +149,8 @@ def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
 
 
 def test_a_secret_goes_in_every_spelling_and_a_short_one_only_where_it_stands_alone(out: io.StringIO) -> None:
-    learn_secrets(['say "so"\\now please', "holdfast", "abc", ""])
-    learn_secrets(["holdfast-and-more-of-the-same"])
+    register_secrets(['say "so"\\now please', "holdfast", "abc", ""])
+    register_secrets(["holdfast-and-more-of-the-same"])
     for text in (r'say "so"\now please', r"say \"so\"\\now please", "say%20%22so%22%5Cnow%20please"):
         assert scrub(f"x={text}.") == "x=***."
     assert scrub("holdfast, holdfasts, abc, xholdfast-and-more-of-the-samex") == "***, holdfasts, abc, x***x"

@@ -14,20 +14,30 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, NotFound
 
 from holdfast import metrics
-from holdfast.http import catalog_listing, ops
-from holdfast.http.answers import answer_call, render_fault, render_refusal
-from holdfast.http.bounded_body import FrontRequest
-from holdfast.http.connection import FrontConnection
-from holdfast.http.control import account, sign_in, statement
-from holdfast.http.errors import refusal_of_http
-from holdfast.http.front import Front
-from holdfast.http.interface_pages import interface_pages
-from holdfast.http.operators import payments as operator_payments
-from holdfast.http.operators import reviews as operator_reviews
-from holdfast.http.payments import card, orders, sandbox
-from holdfast.http.routes import OrderIdConverter, Route, TaskIdConverter
-from holdfast.http.tasks import asset_files, callbacks, events, media_tasks, provider_hooks, usage_log
-from holdfast.http.tracing import begin_trace
+from holdfast.http.endpoints import catalog as catalog_listing
+from holdfast.http.endpoints.control import account, sign_in, statement
+from holdfast.http.endpoints.interface_pages import interface_pages
+from holdfast.http.endpoints.operators import health as ops
+from holdfast.http.endpoints.operators import payments as operator_payments
+from holdfast.http.endpoints.operators import reviews as operator_reviews
+from holdfast.http.endpoints.payments import card, orders, sandbox
+from holdfast.http.endpoints.tasks import (
+    asset_files,
+    callbacks,
+    events,
+    media_tasks,
+    usage_log,
+)
+from holdfast.http.endpoints.tasks import (
+    provider_webhooks as provider_hooks,
+)
+from holdfast.http.kit.answers import answer_call, render_fault, render_refusal
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.connection import HoldfastConnection
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import refusal_of_http
+from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
+from holdfast.http.kit.tracing import start_trace
 
 ROUTES: Final[tuple[Route, ...]] = (
     *sign_in.route.routes,
@@ -61,12 +71,12 @@ PUBLIC_ROUTES: Final = tuple(route for route in ROUTES if not is_for_operators(r
 OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(route) or route.path in HEALTH_PATHS)
 
 
-class FrontApp(QuartTrio):
+class HoldfastApp(QuartTrio):
     """Quart on trio, with our answer to everything that goes wrong around a handler."""
 
-    front: Front
-    asgi_http_class = FrontConnection  # type: ignore[assignment]  # one task a call instead of quart-trio's three
-    request_class = FrontRequest
+    front: Dependencies
+    asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task a call instead of quart-trio's three
+    request_class = HoldfastRequest
 
     def prepare_routing(self, routes: Sequence[Route]) -> None:
         """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""
@@ -79,7 +89,7 @@ class FrontApp(QuartTrio):
     async def handle_request(self, request: Request) -> Response:
         """Answer one request. Every answer has a request id, and every failure the one error shape."""
         started_s = time.perf_counter()
-        request_id = begin_trace()
+        request_id = start_trace()
         name, response = await self._answer(request)
         headers = response.headers
         headers["X-Request-Id"] = request_id
@@ -102,7 +112,7 @@ class FrontApp(QuartTrio):
             name = rule.endpoint
             if request.method == "OPTIONS":
                 return name, self._options(request.path)
-            assert isinstance(request, FrontRequest)
+            assert isinstance(request, HoldfastRequest)
             return name, await answer_call(self.front, self._views[name], request, dict(path))
         except trio.Cancelled:
             raise
@@ -123,9 +133,9 @@ class FrontApp(QuartTrio):
         return meter
 
 
-def create_app(front: Front, routes: Sequence[Route] = ROUTES) -> FrontApp:
+def create_app(front: Dependencies, routes: Sequence[Route] = ROUTES) -> HoldfastApp:
     """The application that serves ``routes``. It owns no task and no nursery: handlers only ask and read."""
-    app = FrontApp(__name__, static_folder=None)
+    app = HoldfastApp(__name__, static_folder=None)
     app.front = front
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.merge_slashes = False
@@ -169,4 +179,4 @@ def _without_body(response: Response) -> Response:
     return bare
 
 
-__all__ = ["OPERATORS_ROUTES", "PUBLIC_ROUTES", "ROUTES", "FrontApp", "create_app", "is_normal_path"]
+__all__ = ["OPERATORS_ROUTES", "PUBLIC_ROUTES", "ROUTES", "HoldfastApp", "create_app", "is_normal_path"]

@@ -8,7 +8,7 @@ import msgspec
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     """A command was understood and rejected; nothing changed.
 
-    ``code`` is one of the codes of the error table (``holdfast.http.errors`` gives each its status).
+    ``code`` is one of the codes of the error table (``holdfast.http.kit.errors`` gives each its status).
     ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``retry_after_s`` for refusals
     that pass with time; ``param`` names the offending field; ``provider_code`` is an external provider's own code
     if it was the one to refuse.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from holdfast.actors.faults import Deadlock
+from holdfast.actors.runtime.faults import Deadlock
 from holdfast.supervision.keyed_slots import Slot
 
 asking_from: ContextVar[Slot | None] = ContextVar("asking_from", default=None)

@@ -11,8 +11,8 @@ from typing import Any
 
 import trio
 
-from holdfast.actors.faults import OutcomeUnknown
-from holdfast.actors.future import TrioFuture
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.runtime.future import TrioFuture
 
 NEVER = float("inf")
 GRAIN_S = 0.02

@@ -23,21 +23,21 @@ from typing import Any, TypeVar
 
 import trio
 
-from holdfast.actors.actor import Ending, JournaledActor, TrioActor
-from holdfast.actors.faults import Overloaded, Unavailable
-from holdfast.actors.future import TrioFuture
-from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
-from holdfast.actors.messages import Command
-from holdfast.actors.trace import trace_id
+from holdfast.actors.runtime.actor import Ending, JournaledActor, TrioActor
+from holdfast.actors.runtime.faults import Overloaded, Unavailable
+from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.trace import trace_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.database_faults import DatabaseAway
-from holdfast.persistence.unreadable import UnreadableRow
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.group_pause import GroupPause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import Gate, KeyedChild
-from holdfast.supervision.keyed_notes import KeyedNotes
+from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.keyed_slots import KeyedLimits, Slot
 from holdfast.supervision.quarantine import Quarantine
 from holdfast.supervision.reports import DeadLetters, Reporter
@@ -64,7 +64,7 @@ class KeyedDirectory:
         self.limits = limits if limits is not None else KeyedLimits()
         self._factory = factory
         self._gate = gate
-        self._notes = KeyedNotes(name, self.limits, reporter, dead_letters)
+        self._notes = KeyedReports(name, self.limits, reporter, dead_letters)
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self._quarantine = Quarantine(name, self.limits, self._notes, self._rng)
         self._slots: OrderedDict[str, Slot] = OrderedDict()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from holdfast.supervision.intensity import RestartWindow
-from holdfast.supervision.keyed_notes import KeyedNotes
+from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.keyed_slots import KeyedLimits
 
 
@@ -16,7 +16,7 @@ class GroupPause:
     """The pause of one directory. ``probe`` says whether the group may go on, and may raise where it may not."""
 
     def __init__(
-        self, limits: KeyedLimits, notes: KeyedNotes, probe: Callable[[], Awaitable[bool]], rng: random.Random
+        self, limits: KeyedLimits, notes: KeyedReports, probe: Callable[[], Awaitable[bool]], rng: random.Random
     ) -> None:
         self._limits = limits
         self._notes = notes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.actors.actor import TrioActor
-from holdfast.actors.mailbox import Mailbox
-from holdfast.persistence.units import IdempotencyProbe, RememberedAnswer
+from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.persistence.journal.units import IdempotencyProbe, RememberedAnswer
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
 SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]

@@ -10,15 +10,15 @@ import random
 
 import trio
 
-from holdfast.actors.faults import Unavailable
-from holdfast.supervision.keyed_notes import KeyedNotes
+from holdfast.actors.runtime.faults import Unavailable
+from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.keyed_slots import KeyedLimits, Slot
 
 
 class Quarantine:
     """What one directory does with the slots it sets aside. ``name`` is the directory's."""
 
-    def __init__(self, name: str, limits: KeyedLimits, notes: KeyedNotes, rng: random.Random) -> None:
+    def __init__(self, name: str, limits: KeyedLimits, notes: KeyedReports, rng: random.Random) -> None:
         self._name = name
         self._limits = limits
         self._notes = notes

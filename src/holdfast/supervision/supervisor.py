@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from holdfast.supervision.announcer import Announcer
+from holdfast.supervision.child_reports import ChildReports
 from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, leaf_of, root_cause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.reports import Context, Reporter, ReportKind, describe
@@ -67,7 +67,7 @@ class Supervisor:
         self._reporter = reporter
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times, guards nothing
         self._window = RestartWindow(intensity.restarts, intensity.period_s)
-        self._voice = Announcer(reporter, self._window)
+        self._child_reports = ChildReports(reporter, self._window)
         self._slots = [Slot(spec, intensity, f"{name}/{spec.child_id}", reporter.now()) for spec in specs]
         self._in_groups = strategy != "one_for_one"
         self._nursery: trio.Nursery | None = None
@@ -271,7 +271,7 @@ class Supervisor:
         slot.phase, slot.since, slot.once_up = "running", self._reporter.now(), True
         life.up_at = trio.current_time()
         life.scope.deadline = math.inf
-        self._voice.announce("progress", self.path, slot)
+        self._child_reports.announce("progress", self.path, slot)
         self._advance()
 
     # ------------------------------------------------------------------------------ when a child ends
@@ -289,13 +289,13 @@ class Supervisor:
             slot.last_fault = f"{cause.reason_type}: {cause.reason}"
         if asked:
             if fault is not None:
-                self._voice.announce("drain", self.path, slot, "shutdown_error", fault)
+                self._child_reports.announce("drain", self.path, slot, "shutdown_error", fault)
         elif slot.spec.restart == "permanent" or (slot.spec.restart == "transient" and fault is not None):
             self._restart_later(slot, life, context, fault)
         else:
             slot.settle("finished" if fault is None else "failed")
             if fault is not None:
-                self._voice.announce("crash", self.path, slot, context, fault, decision="none")
+                self._child_reports.announce("crash", self.path, slot, context, fault, decision="none")
             self._consider_auto_shutdown(slot)
         self._advance()
 
@@ -307,16 +307,18 @@ class Supervisor:
         slot.fails_in_a_row += 1
         kind: ReportKind = "supervisor" if fault is None else "crash"
         if not self._window.record(now):
-            self._voice.announce(kind, self.path, slot, context, fault, decision="escalate")
+            self._child_reports.announce(kind, self.path, slot, context, fault, decision="escalate")
             leaf = None if fault is None else root_cause(fault)
             self._gave_up = GaveUp(
                 self.path, slot.spec.child_id, self.intensity.restarts, self.intensity.period_s, leaf
             )
-            self._voice.announce("escalation", self.path, slot, "shutdown", self._gave_up, decision="escalate")
+            self._child_reports.announce(
+                "escalation", self.path, slot, "shutdown", self._gave_up, decision="escalate"
+            )
             self._ending.set()
             return
         delay_s = slot.spec.backoff.delay(slot.fails_in_a_row, self._rng)
-        self._voice.announce(
+        self._child_reports.announce(
             kind, self.path, slot, context, fault, decision="backoff" if delay_s else "restart", delay_s=delay_s
         )
         self._doom_group(slot)
@@ -351,7 +353,7 @@ class Supervisor:
             return
         others_go_on = any(other.spec.significant and other.settled is None for other in self._slots)
         if self.auto_shutdown == "any_significant" or not others_go_on:
-            self._voice.announce("supervisor", self.path, slot, "shutdown", decision="stop")
+            self._child_reports.announce("supervisor", self.path, slot, "shutdown", decision="stop")
             self._ending.set()
 
     # ------------------------------------------------------------------------------------- going down
@@ -373,14 +375,14 @@ class Supervisor:
                     await life.child.stop()
                     await life.done.wait()
                 except Exception as exc:
-                    self._voice.announce("drain", self.path, slot, "shutdown_error", exc, decision="stop")
+                    self._child_reports.announce("drain", self.path, slot, "shutdown_error", exc, decision="stop")
         if life.done.is_set():
             return
         self._kill(slot, life, f"did not stop within {patience_s:g} s")
         with trio.move_on_after(KILL_GRACE_S):
             await life.done.wait()
         if not life.done.is_set():
-            self._voice.announce(
+            self._child_reports.announce(
                 "drain", self.path, slot, "stuck", reason=f"killed, and still there {KILL_GRACE_S:g} s later"
             )
 
@@ -388,7 +390,7 @@ class Supervisor:
         if self._ending.is_set():
             self._cut.append(slot.spec.child_id)
         life.scope.cancel(reason=f"{slot.path} {reason}")
-        self._voice.announce("drain", self.path, slot, "killed", reason=reason, decision="stop")
+        self._child_reports.announce("drain", self.path, slot, "killed", reason=reason, decision="stop")
 
     async def _drain(self) -> None:
         """Take all children down, the last first, within the hard deadline; then kill what is left at once."""
@@ -410,7 +412,7 @@ class Supervisor:
                 self._kill(slot, slot.life, f"cut by the hard deadline of {self.drain_timeout_s:g} s")
         summary = f"cut: {', '.join(self._cut)}" if self._cut else "every child stopped in time"
         context: Context = "killed" if self._cut else "shutdown"
-        self._voice.announce("drain", self.path, None, context, reason=summary, decision="stop")
+        self._child_reports.announce("drain", self.path, None, context, reason=summary, decision="stop")
 
     # ------------------------------------------------------------------------------------------ small
 

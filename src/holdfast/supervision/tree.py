@@ -78,7 +78,7 @@ class RunningChild:
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class TreeParts:
     """What the tree is made of. Workers and emulators are (name, maker of an incarnation), in start order."""
 
     database: Callable[[], Child]
@@ -91,7 +91,7 @@ class House:
     http: Callable[[], Child] | None = None
 
 
-def build_tree(house: House, reporter: Reporter, *, shutdown_s: float) -> Supervisor:
+def build_tree(house: TreeParts, reporter: Reporter, *, shutdown_s: float) -> Supervisor:
     """The tree of this house. ``shutdown_s`` bounds how long keyed groups may take to finish their mail."""
     drain_s = shutdown_s / 2
 

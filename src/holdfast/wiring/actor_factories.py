@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.actors.account import AccountActor, AccountLimits
-from holdfast.actors.mailbox import Mailbox
-from holdfast.actors.sign_in import SignInActor, SignInRules
-from holdfast.actors.task import TaskActor, TaskWorld
-from holdfast.actors.turns import Tell, Teller
-from holdfast.actors.worker_messages import TaskCreated
+from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.turns import Tell, TellTarget
+from holdfast.actors.sign_in.actor import SignInActor, SignInRules
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.worker_messages import TaskQueued
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
-from holdfast.ledger.tasks import Task
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.loading import load_account, load_event_ids, load_sign_in, load_task
-from holdfast.persistence.order_loading import OrderReads
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.queries.order_reads import OrderReads
+from holdfast.persistence.records.loading import load_account, load_event_ids, load_sign_in, load_task
+from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 
 
 def account_factory(
-    settings: Settings, database: Database, journal: Journal, dispatcher: Teller, *, now: Now
+    settings: Settings, database: Database, journal: Journal, dispatcher: TellTarget, *, now: Now
 ) -> Any:
     """Makes the account actors of one process; ``now`` tells service time."""
     limits = AccountLimits(
@@ -35,7 +35,7 @@ def account_factory(
         return await database.read(lambda connection: load_account(connection, account_id))
 
     def announce(task: Task) -> Tell:
-        return Tell(dispatcher, task.request_id, TaskCreated(task.provider, task.request_id))
+        return Tell(dispatcher, task.request_id, TaskQueued(task.provider, task.request_id))
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
@@ -81,7 +81,7 @@ def sign_in_factory(settings: Settings, database: Database, journal: Journal) ->
     return factory
 
 
-def task_factory(database: Database, journal: Journal, world: TaskWorld) -> Any:
+def task_factory(database: Database, journal: Journal, world: TaskDependencies) -> Any:
     """Makes the task actors of one process."""
 
     async def load(request_id: str) -> Any:

@@ -10,36 +10,37 @@ from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from holdfast.actors.event_desk import EventDesk
-from holdfast.actors.payment_inbox import PaymentInbox
-from holdfast.actors.task import TaskWorld
-from holdfast.actors.workers.desk import SubmitKey
+from holdfast.actors.task.actor import TaskDependencies
+from holdfast.actors.unfenced.event_commands import EventCommands
+from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
-from holdfast.http.front import CardDesk, Front, Readiness
-from holdfast.persistence.database import Database
-from holdfast.persistence.embedded import EmbeddedPostgres
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.processes import this_process
-from holdfast.persistence.service_clock import ServiceClock
-from holdfast.persistence.write_path import WritePath
-from holdfast.persistence.writer import BatchWriter
-from holdfast.providers.assets import AssetStore, LocalStore
+from holdfast.actors.workers.provider_calls import SubmitKey
+from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
+from holdfast.ledger.links import PublicUrls
+from holdfast.persistence.claims.processes import this_process
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.write_path import WritePath
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.media.silences import ProviderSilences
-from holdfast.providers.studio.process import run_studio_process
+from holdfast.providers.storage import AssetStore, LocalStore
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
+from holdfast.standins.studio.process import run_studio_process
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 from holdfast.supervision.spec import Child
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.supervision.tree import House, RunningChild, build_tree
+from holdfast.supervision.tree import RunningChild, TreeParts, build_tree
 from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
-from holdfast.wiring.card_line import PROVIDER, CardLine, card_line, noted_port
+from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, noted_port
 from holdfast.wiring.http_factory import ListeningSockets, http_factory
-from holdfast.wiring.shelf import Shelf, studio_token
-from holdfast.wiring.worker_factories import worker_factories, worker_posts
+from holdfast.wiring.provider_registry import Shelf, studio_token
+from holdfast.wiring.worker_factories import worker_addresses, worker_factories
 
 STUDIO_HOST = "127.0.0.1"
 
@@ -51,12 +52,12 @@ class Assembly:
     settings: Settings
     database: Database
     tree: Supervisor
-    front: Front
+    front: Dependencies
     shelf: Shelf
     store: AssetStore
     reporter: Reporter
     dead_letters: DeadLetters
-    card: CardLine | None
+    card: CardSetup | None
     directories: dict[str, KeyedDirectory] = field(default_factory=dict)
 
 
@@ -75,6 +76,9 @@ def assemble(
     studio_port = _studio_port(settings)
     studio_url = f"http://{STUDIO_HOST}:{studio_port}"
     public_url = settings.public_url or local_url
+    urls = PublicUrls(
+        base=public_url, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
+    )
     shelf = Shelf(settings, studio_url=studio_url)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
@@ -87,7 +91,7 @@ def assemble(
     )
     reporter, dead_letters = Reporter(), DeadLetters()
     store = asset_store(settings)
-    posts = worker_posts()
+    posts = worker_addresses()
     limits = KeyedLimits(
         mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
     )
@@ -106,7 +110,7 @@ def assemble(
     )
     accounts = keyed("accounts", account_factory(settings, database, journal, posts["dispatcher"], now=now))
     sign_ins = keyed("sign-in", sign_in_factory(settings, database, journal))
-    world = TaskWorld(
+    world = TaskDependencies(
         accounts=accounts,
         dispatcher=posts["dispatcher"],
         desk=posts["desk"],
@@ -121,8 +125,8 @@ def assemble(
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
-    card = card_line(settings, local_url=local_url)
-    house = House(
+    card = card_setup(settings, local_url=local_url)
+    house = TreeParts(
         database=lambda: RunningChild(database.run),
         journal=lambda: RunningChild(journal.run, journal.stop),
         accounts=accounts,
@@ -138,7 +142,7 @@ def assemble(
             shelf=shelf,
             store=store,
             card=card,
-            front=lambda: front,
+            urls=urls,
             presence=presence,
             submits=submits,
             silences=silences,
@@ -155,7 +159,7 @@ def assemble(
         ),
     )
     tree = build_tree(house, reporter, shutdown_s=settings.shutdown_s)
-    front = Front(
+    front = Dependencies(
         settings=settings,
         database=database,
         accounts=accounts,
@@ -167,11 +171,11 @@ def assemble(
         mailer=_mailer(settings),
         callback_secrets=shelf.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),
-        card=None if card is None else _card_desk(card, PaymentInbox(PROVIDER, journal, now)),
-        events=EventDesk(journal, posts["outbox"], now),
+        card=None if card is None else _card_desk(card, UnmatchedEventStore(PROVIDER, journal, now)),
+        events=EventCommands(journal, posts["outbox"], now),
         health=Vitals(database, tree, shelf),
         metrics_text=generate_latest,
-        public_url=lambda: public_url,
+        urls=urls,
     )
     return Assembly(
         settings=settings,
@@ -209,7 +213,7 @@ def asset_store(settings: Settings) -> AssetStore:
     if settings.s3 is None:
         return LocalStore(settings.data_dir)
     try:
-        from holdfast.providers.assets.s3 import S3Store
+        from holdfast.providers.storage.s3 import S3Store
     except ModuleNotFoundError as fault:
         if fault.name != "obstore":
             raise
@@ -224,7 +228,7 @@ def _studio_port(settings: Settings) -> int:
 
 
 def _emulators(
-    settings: Settings, shelf: Shelf, studio_port: int, card: CardLine | None
+    settings: Settings, shelf: Shelf, studio_port: int, card: CardSetup | None
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """The stand-ins we run ourselves: the studio, if the catalog gives it no address, and the card provider."""
     made: list[tuple[str, Callable[[], Child]]] = []
@@ -246,8 +250,8 @@ def _emulators(
     return tuple(made)
 
 
-def _card_desk(card: CardLine, inbox: PaymentInbox) -> CardDesk:
-    return CardDesk(
+def _card_desk(card: CardSetup, inbox: UnmatchedEventStore) -> CardPayments:
+    return CardPayments(
         provider=card.provider,
         webhook_secrets=card.webhook_secrets,
         publishable_key=card.publishable_key,

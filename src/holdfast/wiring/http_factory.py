@@ -13,8 +13,8 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, ROUTES, create_app
-from holdfast.http.client_address import is_trusted, parse_address
-from holdfast.http.front import Front
+from holdfast.http.kit.client_address import is_trusted, parse_address
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
@@ -60,7 +60,7 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
 def http_factory(
     sockets: ListeningSockets,
     settings: Settings,
-    front: Callable[[], Front],
+    front: Callable[[], Dependencies],
     reporter: Reporter,
     *,
     is_final: Callable[[], bool],

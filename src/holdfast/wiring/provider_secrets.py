@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.ledger.catalog import Catalog
-from holdfast.ledger.models import ProviderConfig
+from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.secret_strength import weakness
 from holdfast.settings import Settings
 

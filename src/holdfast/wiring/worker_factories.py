@@ -7,31 +7,32 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
-from holdfast.actors.workers.desk import ProviderDesk, SubmitKey
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.order_errands import OrderErrands
+from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerPost
-from holdfast.http.front import Front
-from holdfast.http.tasks.event_shapes import announcement
+from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.persistence.database import Database
-from holdfast.persistence.journal import Journal
-from holdfast.providers.assets import AssetStore
+from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.tasks.public import event_payload
+from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.server.database import Database
 from holdfast.providers.media.silences import ProviderSilences
-from holdfast.providers.outward.guarded import GuardedClient, resolver
-from holdfast.providers.outward.name_lookups import NameLookups
-from holdfast.providers.outward.webhook_post import post_event
+from holdfast.providers.outbound.guarded import GuardedClient, resolver
+from holdfast.providers.outbound.name_lookups import NameLookups
+from holdfast.providers.outbound.webhook_post import post_event
+from holdfast.providers.storage import AssetStore
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
-from holdfast.wiring.card_line import CardLine
-from holdfast.wiring.shelf import Shelf
+from holdfast.wiring.card import CardSetup
+from holdfast.wiring.provider_registry import Shelf
 
 WORKERS = (
     "heartbeat", "dispatcher", "desk", "provider-watch", "hosting", "outbox", "reconciler", "order-sweeper",
@@ -40,32 +41,32 @@ WORKERS = (
 )  # fmt: skip
 
 
-def worker_posts() -> dict[str, WorkerPost]:
+def worker_addresses() -> dict[str, WorkerAddress]:
     """A post for each worker. Posts outlive the workers' incarnations, so whoever tells one keeps its post."""
-    return {name: WorkerPost(name) for name in WORKERS}
+    return {name: WorkerAddress(name) for name in WORKERS}
 
 
 def worker_factories(
     settings: Settings,
     *,
-    posts: Mapping[str, WorkerPost],
+    posts: Mapping[str, WorkerAddress],
     database: Database,
     journal: Journal,
     accounts: KeyedDirectory,
     tasks: KeyedDirectory,
     shelf: Shelf,
     store: AssetStore,
-    card: CardLine | None,
-    front: Callable[[], Front],
+    card: CardSetup | None,
+    urls: PublicUrls,
     presence: Presence,
     submits: set[SubmitKey],
     silences: ProviderSilences,
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
-    """What makes an incarnation of each worker. ``front`` is asked for only then: it is put together later."""
+    """Return what makes an incarnation of each worker."""
     downloads = GuardedClient(shelf.origins, resolve=resolver(NameLookups("downloads")))
     now = presence.clock.now
-    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks, now=now)
-    errands = OrderErrands(
+    outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks, urls=urls, now=now)
+    order_checks = OrderChecks(
         database=database,
         accounts=accounts,
         card=None if card is None else card.provider,
@@ -94,7 +95,7 @@ def worker_factories(
         ),
         (
             "desk",
-            lambda: ProviderDesk(
+            lambda: ProviderCaller(
                 posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, silences=silences
             ),
         ),
@@ -112,9 +113,12 @@ def worker_factories(
                 now=now,
             ),
         ),
-        ("outbox", lambda: outbox(front())),
-        ("reconciler", lambda: Reconciler(posts["reconciler"], database=database, errands=errands)),
-        ("order-sweeper", lambda: OrderSweeper(posts["order-sweeper"], database=database, errands=errands)),
+        ("outbox", outbox),
+        ("reconciler", lambda: Reconciler(posts["reconciler"], database=database, order_checks=order_checks)),
+        (
+            "order-sweeper",
+            lambda: OrderSweeper(posts["order-sweeper"], database=database, order_checks=order_checks),
+        ),
         (
             "asset-sweeper",
             lambda: AssetSweeper(posts["asset-sweeper"], database=database, tasks=tasks, store=store, now=now),
@@ -130,12 +134,13 @@ def outbox_factory(
     settings: Settings,
     database: Database,
     journal: Journal,
-    post: WorkerPost,
+    post: WorkerAddress,
     tasks: KeyedDirectory,
     *,
+    urls: PublicUrls,
     now: Now,
-) -> Callable[[Front], OutboxWorker]:
-    """Makes the worker that delivers events; the front end writes their bodies, as it writes a task."""
+) -> Callable[[], OutboxWorker]:
+    """Return what makes the worker that delivers events."""
     client = GuardedClient(
         local_allowed=settings.webhook_local_allowed,
         resolve=resolver(NameLookups("webhooks")),
@@ -145,15 +150,18 @@ def outbox_factory(
     )
     rows = OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S)
 
-    def make(front: Front) -> OutboxWorker:
+    def render(event: DueEvent) -> bytes:
+        return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
+
+    def make() -> OutboxWorker:
         return OutboxWorker(
             post,
             rows=rows,
             journal=journal,
             tasks=tasks,
-            render=partial(announcement, front),
+            render=render,
             send=partial(post_event, client, timeout_s=settings.webhook_timeout_s, now=utc_now),
-            secrets_key=front.webhook_key,
+            secrets_key=settings.derived_key("webhook secrets"),
             give_up_s=settings.webhook_give_up_s,
             now=now,
             rng=random.Random(),  # noqa: S311 - spreads waiting times

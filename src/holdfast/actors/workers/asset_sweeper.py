@@ -3,7 +3,7 @@
 Both halves find their work in rows and may be done twice: a task told again has nothing left to give up, and a
 content removed again was gone. So several processes sweep side by side, and one that dies leaves nothing behind
 that another would not find. How a removal keeps clear of somebody storing the very same content is told in
-:mod:`holdfast.persistence.contents`.
+:mod:`holdfast.persistence.claims.contents`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import structlog
 import trio
 from sqlalchemy import Connection
 
-from holdfast.actors.directory import Directory
-from holdfast.actors.faults import AskFault, Crashed
-from holdfast.actors.messages import Command
-from holdfast.actors.task_messages import DropInput, ExpireAssets, TaskRef
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.runtime.directory import Directory
+from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskRef
+from holdfast.actors.workers.worker import Worker, WorkerAddress
 from holdfast.ledger.clock import Now
-from holdfast.persistence.contents import (
+from holdfast.persistence.claims.contents import (
     LEASE_S,
     START,
     Content,
@@ -31,10 +31,10 @@ from holdfast.persistence.contents import (
     forget_content,
     tasks_with_expired_assets,
 )
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.task_claims import tasks_with_expired_input
-from holdfast.providers.assets import AssetStore, asset_key
-from holdfast.providers.assets.sniffing import EXTENSIONS
+from holdfast.persistence.claims.tasks import tasks_with_expired_input
+from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.providers.storage import AssetStore, asset_key
+from holdfast.providers.storage.sniffing import EXTENSIONS
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class AssetSweeper(Worker):
     """Sweeps every few seconds, a bounded piece at once."""
 
     def __init__(
-        self, post: WorkerPost, *, database: Database, tasks: Directory, store: AssetStore, now: Now
+        self, post: WorkerAddress, *, database: Database, tasks: Directory, store: AssetStore, now: Now
     ) -> None:
         super().__init__(post)
         self._database = database
@@ -69,11 +69,11 @@ class AssetSweeper(Worker):
         self._after = START
         self._doomed: dict[Content, datetime] = {}
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Sweep now and then, beginning with what fell due while nobody ran."""
-        return (self._keep_sweeping,)
+        return (self._sweep_loop,)
 
-    async def _keep_sweeping(self) -> None:
+    async def _sweep_loop(self) -> None:
         while True:
             try:
                 await self.sweep()

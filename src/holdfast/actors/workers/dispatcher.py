@@ -5,9 +5,9 @@ row, and places that come free are dealt out among the accounts in turn, the old
 else that falls due (polls, deadlines, hosting rounds) is found by its ``wake_at``. Claiming moves ``wake_at`` on
 under ``SKIP LOCKED``, so several processes share the work, and a claim whose process dies lapses by itself.
 
-What has been dispatched belongs to the process that did it, as long as that runs; what an ended process had begun
-is taken over (:mod:`holdfast.persistence.processes`). Tasks whose provider has left the catalog are woken when its
-grace is over, and fail.
+A dispatched task belongs to the process that dispatched it, as long as that runs; the tasks of an ended process are
+taken over (:mod:`holdfast.persistence.claims.processes`). Tasks whose provider has left the catalog are woken when
+its grace period ends, and fail.
 
 While the event loop is busy, callers are waiting: then each provider is given new tasks one at a time and at most a
 few a second, so that starting tasks does not hold up the taking in of new ones. Its places stay its own: slow
@@ -27,18 +27,17 @@ import structlog
 import trio
 from sqlalchemy import Connection, Row
 
-from holdfast.actors.mailbox import Envelope, MailboxFull
-from holdfast.actors.messages import Command
-from holdfast.actors.task_messages import Wake
-from holdfast.actors.turns import Teller
-from holdfast.actors.worker_messages import PlaceFreed, TaskCreated
+from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.task.messages import Wake
+from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.loop_load import LoopLoad
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.workers.worker import Worker, WorkerAddress
 from holdfast.ledger.clock import Now
-from holdfast.ledger.task_silence import Silence
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.processes import Process, take_over
-from holdfast.persistence.task_claims import (
+from holdfast.ledger.tasks.silence import Silence
+from holdfast.persistence.claims.processes import Process, take_over
+from holdfast.persistence.claims.tasks import (
     FIRST,
     claim_follow_ups,
     claim_of_provider,
@@ -51,6 +50,7 @@ from holdfast.persistence.task_claims import (
     providers_waited_for,
     still_occupying,
 )
+from holdfast.persistence.server.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
 
@@ -79,10 +79,10 @@ class Dispatcher(Worker):
 
     def __init__(
         self,
-        post: WorkerPost,
+        post: WorkerAddress,
         *,
         database: Database,
-        tasks: Teller,
+        tasks: TellTarget,
         places: Callable[[], Mapping[str, int]],
         now: Now,
         process: Process,
@@ -111,9 +111,9 @@ class Dispatcher(Worker):
         self._began_at: datetime = now()
         self._knows_held = False
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look around now and then, and keep an eye on how busy the loop is."""
-        return (self._keep_time, self._watch_loop)
+        return (self._timer_loop, self._watch_loop)
 
     async def _watch_loop(self) -> None:
         load = LoopLoad()
@@ -125,7 +125,7 @@ class Dispatcher(Worker):
         finally:
             trio.lowlevel.remove_instrument(load)
 
-    async def _keep_time(self) -> None:
+    async def _timer_loop(self) -> None:
         while True:
             with suppress(MailboxFull):
                 self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
@@ -134,30 +134,30 @@ class Dispatcher(Worker):
     async def on_receive(self, message: Any) -> None:
         """Place a new task, pass a freed place on, or look around."""
         try:
-            if isinstance(message, TaskCreated):
+            if isinstance(message, TaskQueued):
                 self._place_new(message)
-            elif isinstance(message, PlaceFreed):
+            elif isinstance(message, SlotFreed):
                 self._held.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
-                    await self._place_waiting(message.provider)
+                    await self._start_waiting(message.provider)
             elif isinstance(message, Tick):
-                await self._look_around()
+                await self._poll_due()
         except DatabaseAway as away:
             # What is due stays due; the next tick finds it.
             log.info("due tasks cannot be read", reason=str(away))
 
-    def _place_new(self, created: TaskCreated) -> None:
+    def _place_new(self, created: TaskQueued) -> None:
         if self._backlog.get(created.provider, True) or not self._free(created.provider):
             self._backlog[created.provider] = True
         else:
             self._take(created.provider, created.request_id)
 
-    async def _look_around(self) -> None:
+    async def _poll_due(self) -> None:
         if not self._knows_held:
             await self._find_held()
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
-            await self._return_lost_places()
+            await self._return_lost_slots()
             await self._wake_overdue()
         look_everywhere = self._ticks % FOLLOW_UP_TICKS == 0
         if self._ticks == 1:
@@ -165,7 +165,7 @@ class Dispatcher(Worker):
         for provider in self._places():
             # Rows of other processes and of earlier lives are looked for less often than known backlogs.
             if look_everywhere or self._backlog.get(provider, True):
-                await self._place_waiting(provider)
+                await self._start_waiting(provider)
         if look_everywhere:
             await self._take_over()
             await self._follow_up()
@@ -231,7 +231,7 @@ class Dispatcher(Worker):
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
 
-    async def _place_waiting(self, provider: str) -> None:
+    async def _start_waiting(self, provider: str) -> None:
         """Deal out free places among the accounts whose tasks wait."""
         places = self._free(provider)
         if not places:
@@ -245,7 +245,7 @@ class Dispatcher(Worker):
         for request_id in waiting:
             self._take(provider, request_id)
 
-    async def _return_lost_places(self) -> None:
+    async def _return_lost_slots(self) -> None:
         """Take back the places of tasks that ended without our hearing of it, through another process say."""
         settled_before = trio.current_time() - HELD_UNSEEN_S
         held = [r for places in self._held.values() for r, since in places.items() if since < settled_before]

@@ -9,10 +9,10 @@ import structlog
 import trio
 from sqlalchemy import Connection
 
-from holdfast.actors.workers.worker import Worker, WorkerPost
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.processes import BEAT_S, LEASE_S, Process, end_lease, renew_lease
-from holdfast.persistence.service_clock import ServiceClock
+from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, end_lease, renew_lease
+from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.service_clock import ServiceClock
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Heartbeat(Worker):
 
     def __init__(
         self,
-        post: WorkerPost,
+        post: WorkerAddress,
         *,
         database: Database,
         presence: Presence,
@@ -63,7 +63,7 @@ class Heartbeat(Worker):
         """Measure service time before anything is decided by it."""
         await self._beat()
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Beat."""
         return (self._keep_beating,)
 

@@ -15,20 +15,18 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.task_messages import HearHosting
-from holdfast.actors.turns import Teller
-from holdfast.actors.worker_messages import Host
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.task.messages import RecordHosting
+from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.news import Output
-from holdfast.ledger.task_moves import HostedOutput, HostingFailure
-from holdfast.ledger.terms import Hosting
-from holdfast.persistence.contents import Content, claim_content
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.providers.assets import AssetStore
-from holdfast.providers.assets.sniffing import EXTENSIONS, MEDIA_TYPES
-from holdfast.providers.outward.downloads import (
+from holdfast.ledger.tasks.provider_update import Output
+from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
+from holdfast.persistence.claims.contents import Content, claim_content
+from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.providers.outbound.downloads import (
     Claim,
     Downloaded,
     DownloadRefused,
@@ -37,7 +35,9 @@ from holdfast.providers.outward.downloads import (
     download,
     remove,
 )
-from holdfast.providers.outward.guarded import GuardedClient, Origin
+from holdfast.providers.outbound.guarded import GuardedClient, Origin
+from holdfast.providers.storage import AssetStore
+from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)
 
@@ -53,14 +53,14 @@ class HostingWorker(Worker):
 
     def __init__(
         self,
-        post: WorkerPost,
+        post: WorkerAddress,
         *,
         downloads: GuardedClient,
         origins_of: Callable[[str], frozenset[Origin]],
         store: AssetStore,
         database: Database,
         incoming_dir: Path,
-        tasks: Teller,
+        tasks: TellTarget,
         now: Now,
     ) -> None:
         super().__init__(post)
@@ -100,7 +100,7 @@ class HostingWorker(Worker):
             with scope:
                 async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
                     results = [await self._store_output(output, host) for output in host.outputs]
-                self._tasks.tell(host.request_id, HearHosting(host.attempt, host.round_number, tuple(results)))
+                self._tasks.tell(host.request_id, RecordHosting(host.attempt, host.round_number, tuple(results)))
         except Exception:
             # The task's own deadline for this round brings it up again.
             log.exception("hosting round broke", request_id=host.request_id)

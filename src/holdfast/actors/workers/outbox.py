@@ -19,18 +19,19 @@ import trio
 from sqlalchemy import Connection, text
 
 from holdfast import metrics
-from holdfast.actors.event_messages import EventsDue, HearAnnouncement
-from holdfast.actors.turns import Teller
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.task.messages import RecordAnnouncement
+from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.workers.worker import Worker, WorkerAddress
 from holdfast.ledger.clock import Now
-from holdfast.ledger.deliveries import Answer, Outcome, judge
-from holdfast.ledger.task_events import ASSETS_READY
-from holdfast.ledger.webhook_secrets import signing, webhook_secret
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.journal import Journal
-from holdfast.persistence.outbox_claims import DueEvent, claim_due
-from holdfast.persistence.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
-from holdfast.persistence.units import Committed, Unit
+from holdfast.ledger.tasks.deliveries import Answer, Outcome, judge
+from holdfast.ledger.tasks.events import ASSETS_READY
+from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
+from holdfast.persistence.claims.outbox import DueEvent, claim_due
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.providers.standard_webhooks import standard_headers
 
 log = structlog.get_logger(__name__)
@@ -55,7 +56,7 @@ Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
 
 
 class EventRows(Protocol):
-    """Where events wait. Both raise :class:`~holdfast.persistence.database.DatabaseAway`."""
+    """Where events wait. Both raise :class:`~holdfast.persistence.server.database.DatabaseAway`."""
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
         """Claim up to ``most`` due events; ``busy`` counts each account's deliveries under way."""
@@ -95,11 +96,11 @@ class OutboxWorker(Worker):
 
     def __init__(
         self,
-        post: WorkerPost,
+        post: WorkerAddress,
         *,
         rows: EventRows,
         journal: Journal,
-        tasks: Teller,
+        tasks: TellTarget,
         render: Render,
         send: Send,
         secrets_key: bytes,
@@ -122,9 +123,9 @@ class OutboxWorker(Worker):
         self._busy: Counter[str] = Counter()
         self._stirred = trio.Event()
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look for due events every few seconds, and count what waits."""
-        return (self._keep_looking, self._keep_counting)
+        return (self._poll_loop, self._count_loop)
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """End soon: a receiver that hangs is left, and its event repeated by whoever claims it next."""
@@ -136,10 +137,10 @@ class OutboxWorker(Worker):
         assert isinstance(message, EventsDue)
         self._stirred.set()
 
-    async def _keep_looking(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
             try:
-                while await self.look_around():
+                while await self.poll_due():
                     pass
             except DatabaseAway as away:
                 # What is due stays due; the next look finds it.
@@ -148,13 +149,13 @@ class OutboxWorker(Worker):
                 await self._stirred.wait()
             self._stirred = trio.Event()
 
-    async def _keep_counting(self) -> None:
+    async def _count_loop(self) -> None:
         while True:
             with suppress(DatabaseAway):
                 metrics.EVENTS_PENDING.set(await self._rows.count_pending())
             await trio.sleep(COUNT_S)
 
-    async def look_around(self) -> int:
+    async def poll_due(self) -> int:
         """Claim as many due events as there is room for and begin to deliver them; how many there were.
 
         Raises :class:`DatabaseAway`.
@@ -219,7 +220,7 @@ class OutboxWorker(Worker):
     ) -> None:
         if event.kind == ASSETS_READY and outcome.status != "pending":
             # The task shows whether this one arrived: both change in one commit, made by the task's actor.
-            self._tasks.tell(event.request_id, HearAnnouncement(outcome.status == "delivered", rows))
+            self._tasks.tell(event.request_id, RecordAnnouncement(outcome.status == "delivered", rows))
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerPost
+from holdfast.actors.workers.worker import Worker, WorkerAddress
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.reachability import Probed
 
@@ -22,22 +22,22 @@ PROBES_MAX = 8
 class ProviderWatch(Worker):
     """Looks every few seconds which providers need a probe; none is asked twice at a time."""
 
-    def __init__(self, post: WorkerPost, *, providers: Mapping[str, MediaProvider]) -> None:
+    def __init__(self, post: WorkerAddress, *, providers: Mapping[str, MediaProvider]) -> None:
         super().__init__(post)
         self._providers = providers
         self._places = trio.CapacityLimiter(PROBES_MAX)
         self._under_way: set[str] = set()
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look around every few seconds."""
-        return (self._keep_looking,)
+        return (self._poll_loop,)
 
-    async def _keep_looking(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
-            self.look_around()
+            self.poll_due()
             await trio.sleep(PROBE_S)
 
-    def look_around(self) -> None:
+    def poll_due(self) -> None:
         """Start the probes that are due."""
         now = trio.current_time()
         for name, provider in list(self._providers.items()):

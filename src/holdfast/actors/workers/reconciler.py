@@ -14,11 +14,11 @@ import trio
 from sqlalchemy import Connection, text
 
 from holdfast import metrics
-from holdfast.actors.faults import AskFault, Crashed
-from holdfast.actors.workers.order_errands import OrderErrands
-from holdfast.actors.workers.worker import Worker, WorkerPost
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.unreadable import UnreadableRow
+from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
 
@@ -50,26 +50,26 @@ class OrderWorker(Worker):
 
     which: ClassVar[str]
 
-    def __init__(self, post: WorkerPost, *, database: Database, errands: OrderErrands) -> None:
+    def __init__(self, post: WorkerAddress, *, database: Database, order_checks: OrderChecks) -> None:
         super().__init__(post)
         self._database = database
-        self._errands = errands
+        self._errands = order_checks
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look for due orders every few seconds."""
-        return (self._keep_looking,)
+        return (self._poll_loop,)
 
-    async def _keep_looking(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
             try:
-                while await self.look_around() == ORDERS_MAX:
+                while await self.poll_due() == ORDERS_MAX:
                     pass
             except DatabaseAway as away:
                 # What is due stays due; the next tick finds it.
                 log.info("due orders cannot be read", reason=str(away))
             await trio.sleep(TICK_S)
 
-    async def look_around(self) -> int:
+    async def poll_due(self) -> int:
         """Claim due orders and see to each; how many there were. Raises :class:`DatabaseAway`."""
 
         now = self._errands.now()
@@ -102,11 +102,11 @@ class Reconciler(OrderWorker):
 
     which = f"provider = 'cardprovider' and not {_OVER}"
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look for due orders, and count the odd ones."""
-        return (*super().habits(), self._keep_counting)
+        return (*super().background_loops(), self._count_loop)
 
-    async def _keep_counting(self) -> None:
+    async def _count_loop(self) -> None:
         while True:
             try:
                 row = await self._database.read(lambda connection: connection.execute(_ODD).one())

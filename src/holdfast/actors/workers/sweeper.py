@@ -9,10 +9,10 @@ import structlog
 import trio
 from sqlalchemy import Connection, text
 
-from holdfast.actors.workers.worker import Worker, WorkerPost
-from holdfast.ledger.webhook_secrets import OVERLAP_S
-from holdfast.persistence.database import Database, DatabaseAway
-from holdfast.persistence.journal import MARKS_KEPT_S
+from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
+from holdfast.persistence.journal.journal import MARKS_KEPT_S
+from holdfast.persistence.server.database import Database, DatabaseAway
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ _EXPIRED = {
 class Sweeper(Worker):
     """Sweeps once a minute, a bounded number of rows at a time."""
 
-    def __init__(self, post: WorkerPost, *, database: Database, idempotency_ttl_s: int) -> None:
+    def __init__(self, post: WorkerAddress, *, database: Database, idempotency_ttl_s: int) -> None:
         super().__init__(post)
         self._database = database
         self._kept_s = {
@@ -84,11 +84,11 @@ class Sweeper(Worker):
             "journal_batches": MARKS_KEPT_S,
         }
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Sweep once a minute."""
-        return (self._keep_sweeping,)
+        return (self._sweep_loop,)
 
-    async def _keep_sweeping(self) -> None:
+    async def _sweep_loop(self) -> None:
         while True:
             await trio.sleep(SWEEP_S)
             try:

@@ -9,23 +9,23 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.actor import TrioActor
-from holdfast.actors.mailbox import Envelope, Mailbox, MailboxFull, Order
-from holdfast.actors.messages import Command
-from holdfast.actors.trace import trace_id
+from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.trace import trace_id
 
 log = structlog.get_logger(__name__)
 
-POST_MAX = 10_000
+WORKER_MAILBOX_MAX = 10_000
 
 
-class WorkerPost:
+class WorkerAddress:
     """A worker's address. What is told here while the worker restarts waits for its next incarnation.
 
     A full mailbox drops the message: every worker's work stands in rows as well, and is found there again.
     """
 
-    def __init__(self, name: str, *, mailbox_max: int = POST_MAX) -> None:
+    def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
         self.name = name
         self.mailbox = Mailbox(mailbox_max)
 
@@ -41,7 +41,7 @@ class WorkerPost:
 class Worker(TrioActor):
     """One incarnation of a worker, run as a child of the tree. A handler that raises ends it."""
 
-    def __init__(self, post: WorkerPost) -> None:
+    def __init__(self, post: WorkerAddress) -> None:
         super().__init__(post.mailbox)
         self.nursery: trio.Nursery
 
@@ -50,17 +50,17 @@ class Worker(TrioActor):
         self.actor_inbox.forget_orders()
         async with trio.open_nursery() as self.nursery:
             await self.on_start()
-            async with trio.open_nursery() as habits:
-                for habit in self.habits():
-                    habits.start_soon(habit)
+            async with trio.open_nursery() as background_loops:
+                for habit in self.background_loops():
+                    background_loops.start_soon(habit)
                 task_status.started()
                 await self.serve()
-                habits.cancel_scope.cancel()
+                background_loops.cancel_scope.cancel()
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Ask for an end once the mail is done."""
         self.actor_inbox.order(Order.STOP)
 
-    def habits(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """What the worker does by itself for as long as it lives."""
         return ()

@@ -8,7 +8,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
-from holdfast.http.errors import error_answer
+from holdfast.http.kit.errors import error_answer
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.http.client_address import origin_of, parse_address
+from holdfast.http.kit.client_address import origin_of, parse_address
 from holdfast.http.server.connection import Address, AsgiApp, Connection
 from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, SWEEP_INTERVAL_S, ServerLimits
 from holdfast.ledger.refusals import Refusal

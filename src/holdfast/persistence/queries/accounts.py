@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, any_, bindparam, func, select
 
-from holdfast.persistence.tables import accounts, api_keys
+from holdfast.persistence.records.tables import accounts, api_keys
 
 
 class AccountTotals(NamedTuple):

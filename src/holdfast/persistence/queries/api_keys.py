@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, select
 
-from holdfast.persistence.tables import api_keys
+from holdfast.persistence.records.tables import api_keys
 
 
 class ApiKeyRecord(NamedTuple):

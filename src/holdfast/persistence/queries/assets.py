@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.persistence.tables import assets
+from holdfast.persistence.records.tables import assets
 
 
 class AssetRecord(NamedTuple):

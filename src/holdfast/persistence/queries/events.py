@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.deliveries import DeliveryStatus
-from holdfast.ledger.tasks import EventKind
-from holdfast.persistence.tables import outbox, outbox_attempts
+from holdfast.ledger.tasks.deliveries import DeliveryStatus
+from holdfast.ledger.tasks.task import EventKind
+from holdfast.persistence.records.tables import outbox, outbox_attempts
 
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""

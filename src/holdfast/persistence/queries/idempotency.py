@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.persistence.tables import idempotency_records
+from holdfast.persistence.records.tables import idempotency_records
 
 
 class ReplyRecord(NamedTuple):

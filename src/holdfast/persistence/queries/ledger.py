@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.operations import OperationKind
-from holdfast.persistence.tables import operations, postings
+from holdfast.ledger.credit.operations import OperationKind
+from holdfast.persistence.records.tables import operations, postings
 
 
 class StatementEntry(NamedTuple):

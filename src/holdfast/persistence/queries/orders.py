@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select
 
-from holdfast.ledger.orders import Order, OrderRequest, OrderState
+from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
 from holdfast.persistence.queries.paging import page, page_of_account
-from holdfast.persistence.tables import orders
-from holdfast.persistence.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.tables import orders
+from holdfast.persistence.records.unreadable import LeftOut, read_rows
 
 _REQUEST = msgspec.json.Decoder(OrderRequest)
 _STATE = msgspec.json.Decoder(OrderState)

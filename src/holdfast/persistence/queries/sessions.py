@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.persistence.tables import accounts, sessions
+from holdfast.persistence.records.tables import accounts, sessions
 
 
 class SessionRecord(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Text, bindparam, cast, select
 
-from holdfast.ledger.tasks import Task, TaskRequest, TaskState
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
 from holdfast.persistence.queries.paging import page_of_account
-from holdfast.persistence.tables import tasks
-from holdfast.persistence.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.tables import tasks
+from holdfast.persistence.records.unreadable import LeftOut, read_rows
 
 _REQUEST = msgspec.json.Decoder(TaskRequest)
 _STATE = msgspec.json.Decoder(TaskState)

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Text, cast, select
 
-from holdfast.ledger.tasks import StatusEntry, UsageEntry
+from holdfast.ledger.tasks.task import StatusEntry, UsageEntry
 from holdfast.persistence.queries.paging import page_of_account
-from holdfast.persistence.tables import usage_entries as usage
-from holdfast.persistence.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.tables import usage_entries as usage
+from holdfast.persistence.records.unreadable import LeftOut, read_rows
 
 _HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
 

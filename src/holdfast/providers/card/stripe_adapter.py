@@ -32,7 +32,7 @@ from holdfast.providers.card.base import (
 )
 from holdfast.providers.card.reading import Fields, Unreadable, items, related, snapshot, text
 from holdfast.providers.card.wire import TimedOut, TrioHttp
-from holdfast.providers.outward.retry_after import wished_pause_s
+from holdfast.providers.outbound.retry_after import parse_retry_after
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
@@ -191,7 +191,7 @@ def _fault(fault: stripe.StripeError) -> CardFault:
 
 def _retry_after_s(headers: Mapping[str, str] | None) -> int:
     given = {name.lower(): value for name, value in (headers or {}).items()}.get("retry-after")
-    pause_s = wished_pause_s(given, utc_now())
+    pause_s = parse_retry_after(given, utc_now())
     return RETRY_AFTER_DEFAULT_S if pause_s is None else round(max(1.0, min(pause_s, RETRY_AFTER_MAX_S)))
 
 

@@ -16,8 +16,8 @@ import msgspec
 import stripe
 import trio
 
-from holdfast.providers.outward.bounded import BodyTooLarge, drain
-from holdfast.providers.outward.outgoing import exchange
+from holdfast.providers.outbound.bounded import BodyTooLarge, drain
+from holdfast.providers.outbound.exchange import exchange
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from holdfast.ledger.news import NewsStatus, ProviderNews
+from holdfast.ledger.tasks.provider_update import ProviderUpdate, UpdateStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Accepted:
     """The provider has the job. ``status`` is what it said of it at once; polls and callbacks tell the rest."""
 
     provider_ref: str
-    status: NewsStatus
+    status: UpdateStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class MediaProvider(Protocol):
     async def submit(self, job: Job) -> Submission:
         """Hand over a job. Never raises for what the provider or the network does."""
 
-    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderNews | None:
+    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Ask for a job's news; None where it is unknown there. Raises :class:`PollFault`."""
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:

@@ -1,7 +1,7 @@
-"""Reading the body of a provider's callback: verified bytes in, :class:`ProviderNews` or a refusal out.
+"""Reading the body of a provider's callback: verified bytes in, :class:`ProviderUpdate` or a refusal out.
 
 The signature has been checked by then, so what is judged here is shape. The provider is trusted to speak for its
-jobs and for nothing more: prose is tidied (:mod:`holdfast.providers.media.prose`), and an identifier that does not
+jobs and for nothing more: prose is tidied (:mod:`holdfast.providers.media.text`), and an identifier that does not
 fit a row or holds a control character is refused.
 """
 
@@ -14,9 +14,16 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.ledger.news import Moderation, NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
+from holdfast.ledger.tasks.provider_update import (
+    Moderation,
+    Output,
+    ProviderUpdate,
+    ReportedError,
+    ReportedUsage,
+    UpdateStatus,
+)
+from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 BODY_MAX_BYTES = 256 * 1024
 OUTPUTS_MAX_COUNT = 64
@@ -67,7 +74,7 @@ class _Callback(msgspec.Struct, frozen=True):
     event_id: _Id
     request_id: _Id
     attempt: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-    status: NewsStatus
+    status: UpdateStatus
     provider: str | None = None
     provider_ref: _Id | None = None
     sequence: _Count | None = None
@@ -84,7 +91,7 @@ class _Callback(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Callback)
 
 
-def parse_callback(provider: str, body: bytes) -> ProviderNews | Refusal:
+def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
     """Read a callback that ``provider``'s key has signed.
 
     Refuses with ``request_too_large`` above 256 KiB, else with ``invalid_event`` and the offending ``param``.
@@ -110,7 +117,7 @@ def parse_callback(provider: str, body: bytes) -> ProviderNews | Refusal:
         outputs.append(output)
     if len({output.index for output in outputs}) != len(outputs):
         return _invalid("Two outputs carry the same index.", "outputs")
-    return ProviderNews(
+    return ProviderUpdate(
         source="callback",
         provider=provider,
         event_id=raw.event_id,

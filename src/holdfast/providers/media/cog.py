@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.ledger.news import ProviderNews
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,
@@ -32,16 +32,16 @@ from holdfast.providers.media.base import (
     Submission,
     job_id,
 )
-from holdfast.providers.media.line import Answer, Line, detail_of
+from holdfast.providers.media.client import Answer, Line, detail_of
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
     PredictionFault,
-    polled_news,
+    polled_update,
     read_prediction,
 )
-from holdfast.providers.media.prose import tidy
 from holdfast.providers.media.reachability import Reachability
+from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "output", "logs", "completed")
 PLAIN_EVENTS = ("start", "logs", "completed")
@@ -108,7 +108,7 @@ class CogProvider:
         answer = await self._line.hand_in("PUT", _path(name), self._submit_timeout_s, body, headers)
         return _submission(answer, name) if isinstance(answer, Answer) else answer
 
-    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderNews | None:
+    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Ask how the job is. Raises :class:`PollFault`."""
         name = provider_ref or job_id(request_id, attempt)
         answer = await self._line.ask_known("GET", _path(name), self._ask_timeout_s)
@@ -116,7 +116,7 @@ class CogProvider:
             return None
         if answer.status in _NO_SUCH_METHOD and not self._keeps_jobs:
             self.polls = False
-        return polled_news(
+        return polled_update(
             answer,
             provider=self.name,
             request_id=request_id,

@@ -14,17 +14,17 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from holdfast.ledger.news import NewsStatus, Output, ProviderNews, ReportedError, ReportedUsage
+from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedError, ReportedUsage, UpdateStatus
 from holdfast.providers.media.base import PollFault
 from holdfast.providers.media.callbacks import OUTPUTS_MAX_COUNT, split_data_url
-from holdfast.providers.media.line import Answer
-from holdfast.providers.media.prose import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
+from holdfast.providers.media.client import Answer
+from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 REF_MAX_CHARS = 200
 LOGS_READ_CHARS = 4000
 """How much of the end of a job's log is searched for its progress."""
 
-STATUSES: Final[Mapping[str, NewsStatus]] = {
+STATUSES: Final[Mapping[str, UpdateStatus]] = {
     "starting": "queued",
     "queued": "queued",
     "processing": "processing",
@@ -66,7 +66,7 @@ class Prediction(msgspec.Struct, frozen=True):
     webhook: str | None = None
 
     @property
-    def known_status(self) -> NewsStatus | None:
+    def known_status(self) -> UpdateStatus | None:
         """The status in our words; None where it has none."""
         return STATUSES.get(self.status)
 
@@ -82,7 +82,7 @@ def read_prediction(body: bytes) -> Prediction:
         raise PredictionFault("what was told is not a prediction") from fault
 
 
-def news_of(
+def update_of(
     told: Prediction,
     *,
     source: Literal["callback", "poll"],
@@ -91,7 +91,7 @@ def news_of(
     attempt: int,
     provider_ref: str,
     event_id: str | None = None,
-) -> ProviderNews:
+) -> ProviderUpdate:
     """A prediction as news of one attempt. Without an ``event_id`` it is named by what it tells.
 
     ``provider_ref`` stands in where the prediction does not say its id. Raises :class:`PredictionFault`.
@@ -106,7 +106,7 @@ def news_of(
         event_id = f"{'poll' if source == 'poll' else 'hook'}:{provider_ref}:{status}"
         if status not in TERMINAL:
             event_id += f":{progress.sequence}:{percent}:{stage}"
-    return ProviderNews(
+    return ProviderUpdate(
         source=source,
         provider=provider,
         event_id=event_id,
@@ -124,9 +124,9 @@ def news_of(
     )
 
 
-def polled_news(
+def polled_update(
     answer: Answer, *, provider: str, request_id: str, attempt: int, provider_ref: str, may_be_nameless: bool
-) -> ProviderNews:
+) -> ProviderUpdate:
     """The answer to a poll as news of the job that was asked for. Raises :class:`PollFault`."""
     if answer.status != 200:
         raise PollFault(f"the provider answered {answer.status}")
@@ -135,7 +135,7 @@ def polled_news(
         # Somebody else's results must not reach this task's owner.
         if told.id != provider_ref and not (may_be_nameless and told.id is None):
             raise PollFault("the provider told of another job")
-        return news_of(
+        return update_of(
             told,
             source="poll",
             provider=provider,

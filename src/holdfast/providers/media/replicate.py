@@ -32,7 +32,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from holdfast.ledger.news import ProviderNews
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,
@@ -43,11 +43,11 @@ from holdfast.providers.media.base import (
     Rejected,
     Submission,
 )
+from holdfast.providers.media.client import Answer, Line, detail_of
 from holdfast.providers.media.cog import cancel_outcome
-from holdfast.providers.media.line import Answer, Line, detail_of
-from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_news, read_prediction
-from holdfast.providers.media.prose import tidy
+from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_update, read_prediction
 from holdfast.providers.media.reachability import Reachability
+from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "completed")
 """The end carries everything; what comes between would repeat input, logs and outputs up to twice a second."""
@@ -121,14 +121,14 @@ class ReplicateProvider:
         answer = await self._line.hand_in("POST", path, self._submit_timeout_s, body, headers)
         return self._submission(answer) if isinstance(answer, Answer) else answer
 
-    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderNews | None:
+    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Ask how the job is. Raises :class:`PollFault`."""
         if provider_ref is None:
             raise PollFault("the provider's name for the job is not known")
         answer = await self._line.ask_known("GET", _path(provider_ref), self._ask_timeout_s)
         if answer.status in (404, 410):
             return None
-        return polled_news(
+        return polled_update(
             answer,
             provider=self.name,
             request_id=request_id,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from holdfast.ledger.task_silence import Asked, Silence
+from holdfast.ledger.tasks.silence import Asked, Silence
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""The account actor and its messages."""

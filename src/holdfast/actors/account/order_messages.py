@@ -1,0 +1,104 @@
+"""The messages to an account about its payment orders. Each is replied to with :class:`OrderResult` or a refusal.
+
+The reply contains the whole order after the command, so that no further read is needed. An order that is not the
+account's is refused with ``payment_order_not_found``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.ledger.orders.order import Order, OrderRequest
+from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.sandbox_signature import SandboxValues
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.orders.transitions import Verdict
+
+
+class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
+    """A payment order after a command, and the command's effect."""
+
+    order: Order
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOrder(Command[OrderResult]):
+    """Store a new order, before any call to the provider. Reply: :class:`OrderResult`, verdict ``applied``.
+
+    ``request`` contains its ids (order, operation, sandbox event). A used idempotency key returns the order as it
+    was then.
+    """
+
+    request: OrderRequest
+    idempotency: IdempotencyKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachIntent(Command[OrderResult]):
+    """The card provider created this intent for the order; repeating the message changes nothing."""
+
+    order_id: str
+    payment_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIntentRefused(Command[OrderResult]):
+    """The card provider refused to create an intent for the order; ``reason`` is its code."""
+
+    order_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivePaymentEvent(Command[OrderResult]):
+    """A card provider's verified event about the order; ``body`` is stored as received, whatever its effect."""
+
+    order_id: str
+    event: PaymentEvent
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PaySandboxOrder(Command[OrderResult]):
+    """A sandbox callback with a valid signature for the order; ``body`` is stored as received.
+
+    Refused like :func:`holdfast.ledger.orders.decisions.on_sandbox_callback`.
+    """
+
+    order_id: str
+    values: SandboxValues
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOrder(Command[OrderResult]):
+    """Expire the order if its deadline has passed. The caller has canceled a card order's intent."""
+
+    order_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileOrder(Command[OrderResult]):
+    """A snapshot of the order's objects at the provider, or why it could not be read (``fault``)."""
+
+    order_id: str
+    snapshot: ProviderSnapshot | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOrder(Command[OrderResult]):
+    """An operator's decision on a held order: credit for it, or none. ``note`` is recorded in the order's history.
+
+    Without ``amount_micro`` the amount received is credited, at most the amount ordered. Refused like
+    :func:`holdfast.ledger.orders.decisions.resolve_held`.
+    """
+
+    order_id: str
+    credit: bool
+    amount_micro: int | None = None
+    note: str | None = None

@@ -1,0 +1,342 @@
+"""An account's payment orders: what each message changes, and the rows and operations to write for it.
+
+Orders have no fence of their own: every change of one is a change of its account, in the account's unit of work,
+together with the ledger operations it requires and the event that caused it. So of two processes that receive the
+same event at once one fails its fence, reloads, and finds the event applied.
+
+An order is loaded when it is first addressed and cached as decided. One whose newest decision is not durable yet is
+never evicted: its row is still the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar
+
+import structlog
+
+from holdfast.actors.account.order_messages import (
+    AttachIntent,
+    CreateOrder,
+    ExpireOrder,
+    OrderResult,
+    PaySandboxOrder,
+    ReceivePaymentEvent,
+    ReconcileOrder,
+    RecordIntentRefused,
+    ResolveOrder,
+)
+from holdfast.actors.runtime.actor import Reload
+from holdfast.ledger.clock import Now
+from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
+from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.orders.decisions import (
+    SANDBOX_EVENT_TYPE,
+    OrderStep,
+    attach_intent,
+    create_order,
+    on_create_refused,
+    on_event,
+    on_expiry,
+    on_reconciled,
+    on_sandbox_callback,
+    resolve_held,
+)
+from holdfast.ledger.orders.order import LedgerMove, Order
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.progress import clean_message
+from holdfast.persistence.journal.units import Unit
+from holdfast.persistence.records.order_rows import changed_order_row, new_order_row, synthetic_event_rows
+from holdfast.persistence.records.rows import PaymentEventRow, Row, UnappliedPaymentEventRow
+from holdfast.persistence.server.database import DatabaseAway
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
+
+
+class OrderReads(Protocol):
+    """What a turn reads about orders."""
+
+    async def order(self, account_id: str, order_id: str) -> Order | None: ...
+
+    async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool: ...
+
+    async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool: ...
+
+    async def pending_count(self, account_id: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTurn:
+    """The result of a message. ``moves`` False: replied to once the account's version has been confirmed."""
+
+    reply: OrderResult | Refusal
+    moves: bool = False
+    operations: tuple[Operation, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+class AccountOrders:
+    """The orders of one account, for one incarnation of its actor."""
+
+    __slots__ = ("_account_id", "_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable")
+
+    def __init__(
+        self, account_id: str, reads: OrderReads, now: Now, *, pending_max: int, cached_max: int = 64
+    ) -> None:
+        self._account_id = account_id
+        self._reads = reads
+        self._now = now
+        self._pending_max = pending_max
+        self._cached_max = cached_max
+        self._cache: OrderedDict[str, Order] = OrderedDict()
+        self._undurable: dict[Unit, str] = {}
+        self._open: Counter[str] = Counter()
+
+    async def decide(self, command: Any, state: AccountState) -> OrderTurn:
+        """Decide a message and update ``state`` accordingly. Nothing may fail afterwards."""
+        if isinstance(command, CreateOrder):
+            return await self._create(command)
+        order = await self._order(command.order_id)
+        if order is None or not _is_for(command, order):
+            return OrderTurn(NOT_FOUND)
+        return await _DECIDERS[type(command)](self, command, order, state)
+
+    def wrote(self, unit: Unit, reply: OrderResult) -> None:
+        """Record that the unit with an order's newest decision was submitted."""
+        order_id = reply.order.order_id
+        self._undurable[unit] = order_id
+        self._open[order_id] += 1
+
+    def settled(self, unit: Unit) -> None:
+        """Record that a unit has ended, with any result."""
+        order_id = self._undurable.pop(unit, None)
+        if order_id is not None:
+            self._open[order_id] -= 1
+            if not self._open[order_id]:
+                del self._open[order_id]
+
+    # ------------------------------------------------------------------------------------------------ the messages
+
+    async def _create(self, command: CreateOrder) -> OrderTurn:
+        """Refuses: 1. ``too_many_open_orders``."""
+        assert command.request.account_id == self._account_id
+        # Counted before the rows: an order that becomes durable in between is counted twice rather than not at all.
+        waiting = len(self._open)
+        waiting += await self._read(lambda: self._reads.pending_count(self._account_id))
+        if waiting >= self._pending_max:
+            return OrderTurn(
+                Refusal(
+                    code="too_many_open_orders",
+                    message=f"The account has {waiting} unpaid payment orders, the most allowed.",
+                    retry_after_s=60,
+                )
+            )
+        order = create_order(command.request)
+        self._cache_order(order)
+        return OrderTurn(OrderResult(order, "applied"), moves=True, rows=(new_order_row(order, self._now()),))
+
+    async def _attach(self, command: AttachIntent, order: Order, state: AccountState) -> OrderTurn:
+        return await self._apply(order, attach_intent(order, command.payment_id, self._now()), state)
+
+    async def _record_refused(self, command: RecordIntentRefused, order: Order, state: AccountState) -> OrderTurn:
+        return await self._apply(order, on_create_refused(order, command.reason, self._now()), state)
+
+    async def _receive_event(self, command: ReceivePaymentEvent, order: Order, state: AccountState) -> OrderTurn:
+        now, event = self._now(), command.event
+        step = on_event(order, event, now, new_operation_id=_operation_id)
+        provider, account_id, order_id = order.request.provider, order.account_id, order.order_id
+        row = PaymentEventRow(
+            provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
+        )
+        if step.order is not order and await self._event_of_another_order(order, event.event_id):
+            # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
+            log.warning(
+                "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
+            )
+            unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
+            return OrderTurn(OrderResult(order, "duplicate"), rows=(unapplied,))
+        return await self._apply(order, step, state, event=row)
+
+    async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, state: AccountState) -> OrderTurn:
+        now, request = self._now(), order.request
+        step = on_sandbox_callback(order, command.values, now)
+        assert request.sandbox_event_id is not None
+        event = PaymentEventRow(
+            request.provider,
+            request.sandbox_event_id,
+            order.account_id,
+            order.order_id,
+            f"{SANDBOX_EVENT_TYPE}.{command.values.status}",
+            now,
+            "applied",
+            command.body,
+        )
+        return await self._apply(order, step, state, event=event)
+
+    async def _expire(self, _command: ExpireOrder, order: Order, state: AccountState) -> OrderTurn:
+        return await self._apply(order, on_expiry(order, self._now()), state)
+
+    async def _reconcile(self, command: ReconcileOrder, order: Order, state: AccountState) -> OrderTurn:
+        now = self._now()
+        snapshot = command.snapshot or ProviderSnapshot(unavailable=command.fault or "no response")
+        step = on_reconciled(order, snapshot, now, new_operation_id=_operation_id)
+        return await self._apply(
+            order, step, state, more=synthetic_event_rows(order, step.order, snapshot.events, now)
+        )
+
+    async def _resolve(self, command: ResolveOrder, order: Order, state: AccountState) -> OrderTurn:
+        decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
+        step = resolve_held(
+            order,
+            decision,
+            self._now(),
+            reason=clean_message(command.note) or f"operator_{decision}",
+            new_operation_id=_operation_id,
+            amount_micro=command.amount_micro,
+        )
+        return await self._apply(order, step, state)
+
+    # ------------------------------------------------------------------------------------------------- the effects
+
+    async def _apply(
+        self,
+        order: Order,
+        step: OrderStep | Refusal,
+        state: AccountState,
+        *,
+        event: PaymentEventRow | None = None,
+        more: tuple[Row, ...] = (),
+    ) -> OrderTurn:
+        """Apply a step.
+
+        Refuses: 1. the step if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
+        3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
+        """
+        if isinstance(step, OrderStep):
+            if step.order is order:
+                return OrderTurn(OrderResult(order, step.verdict))
+            refusal = await self._refusal_of(order, step, state)
+        else:
+            refusal = step
+        if refusal is not None:
+            return OrderTurn(refusal, rows=() if event is None else (_unapplied(event, event_id=event.event_id),))
+        assert isinstance(step, OrderStep)
+        operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
+        _warn_if_mismatched(order, step.order)
+        self._cache_order(step.order)
+        rows: list[Row] = [changed_order_row(step.order, self._now()), *more]
+        if event is not None:
+            rows.append(event)
+        return OrderTurn(OrderResult(step.order, step.verdict), moves=True, operations=operations, rows=tuple(rows))
+
+    async def _refusal_of(self, order: Order, step: OrderStep, state: AccountState) -> Refusal | None:
+        payment_id = step.order.state.payment_id
+        if payment_id is not None and payment_id != order.state.payment_id:
+            provider, order_id = order.request.provider, order.order_id
+            is_of_another_order = any(
+                each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
+            ) or await self._read(lambda: self._reads.payment_of_another_order(provider, payment_id, order_id))
+            if is_of_another_order:
+                return Refusal(
+                    code="provider_event_mismatch", message="The payment belongs to another payment order."
+                )
+        credit_micro = sum(move.amount_micro for move in step.postings if move.kind == "credit")
+        if credit_micro and state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
+            return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
+        return None
+
+    async def _event_of_another_order(self, order: Order, event_id: str) -> bool:
+        """Whether an event with this id was applied to another order, durable or not."""
+        provider, order_id = order.request.provider, order.order_id
+        return any(
+            event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
+            for each in self._cache.values()
+        ) or await self._read(lambda: self._reads.event_of_another_order(provider, event_id, order_id))
+
+    # --------------------------------------------------------------------------------------------------- the cache
+
+    async def _order(self, order_id: str) -> Order | None:
+        order = self._cache.get(order_id)
+        if order is None:
+            order = await self._read(lambda: self._reads.order(self._account_id, order_id))
+            if order is not None:
+                self._cache_order(order)
+        return order
+
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read inside a turn; if the database is unreachable the message is retried by the next incarnation."""
+        try:
+            return await read()
+        except DatabaseAway as away:
+            raise Reload(str(away)) from away
+
+    def _cache_order(self, order: Order) -> None:
+        self._cache[order.order_id] = order
+        self._cache.move_to_end(order.order_id)
+        if len(self._cache) > self._cached_max:
+            durable = [each for each in self._cache if each != order.order_id and each not in self._open]
+            for order_id in durable[: len(self._cache) - self._cached_max]:
+                del self._cache[order_id]
+
+
+_Decider = Callable[[AccountOrders, Any, Order, AccountState], Awaitable[OrderTurn]]
+
+_DECIDERS: dict[type[Any], _Decider] = {
+    AttachIntent: AccountOrders._attach,
+    RecordIntentRefused: AccountOrders._record_refused,
+    ReceivePaymentEvent: AccountOrders._receive_event,
+    PaySandboxOrder: AccountOrders._pay_sandbox,
+    ExpireOrder: AccountOrders._expire,
+    ReconcileOrder: AccountOrders._reconcile,
+    ResolveOrder: AccountOrders._resolve,
+}
+
+ORDER_COMMANDS: tuple[type[Any], ...] = (CreateOrder, *_DECIDERS)
+
+
+def _is_for(command: Any, order: Order) -> bool:
+    """Whether the command applies to orders of this provider."""
+    if isinstance(command, ExpireOrder | ResolveOrder):
+        return True
+    return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
+
+
+def _operation_id() -> str:
+    return new_id("op")
+
+
+def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> Operation:
+    """Apply one ledger move of an order; at this point it cannot be refused."""
+    decide = decide_credit if move.kind == "credit" else decide_reversal
+    operation = decide(
+        state,
+        operation_id=move.operation_id,
+        amount_micro=move.amount_micro,
+        source=order.request.provider,
+        reference=order.order_id,
+        reason=move.reason,
+        at=at,
+    )
+    assert isinstance(operation, Operation)
+    state.apply(operation)
+    return operation
+
+
+def _unapplied(event: PaymentEventRow, *, event_id: str) -> UnappliedPaymentEventRow:
+    return UnappliedPaymentEventRow(*event._replace(event_id=event_id, verdict="refused"))
+
+
+def _warn_if_mismatched(before: Order, after: Order) -> None:
+    if after.statuses.risk_status == "mismatch" != before.statuses.risk_status:
+        log.warning("a payment does not match its order", order_id=after.order_id, status=after.status)

@@ -1,0 +1,201 @@
+"""The sign-in actor: one e-mail's codes and tries, or one origin's requests.
+
+A code is six digits, stored only as an HMAC under a pepper. Tries and requests are counted in rows, so that a
+new code, a restart or a second process resets nothing. An e-mailed code proves that somebody reads the address;
+it is not a second factor. What is counted, and for whom, is decided by :mod:`holdfast.ledger.sign_in_codes`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.actors.runtime.actor import JournaledActor
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.turns import Commit
+from holdfast.actors.sign_in.messages import (
+    AdmitOrigin,
+    CodeIssued,
+    OriginAdmitted,
+    RequestCode,
+    SignedIn,
+    VerifyCode,
+)
+from holdfast.ledger.clock import Now
+from holdfast.ledger.credit.operations import CHAIN_START
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import (
+    HOUR,
+    CodeLimits,
+    CodesState,
+    admit_origin,
+    new_otp_id,
+    request_code,
+    try_code,
+    within,
+)
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Fence, Unit
+from holdfast.persistence.records.loading import LoadedSignIn
+from holdfast.persistence.records.rows import AccountRow, Row, SessionRow, SignInRow
+
+_ORIGIN_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SignInRules:
+    """The limits of signing in, the pepper of its codes, and what a new account is given."""
+
+    pepper: bytes
+    codes: CodeLimits
+    otp_per_origin_hour: int
+    session_ttl_s: int
+    brand_id: str
+    operators: frozenset[str]
+
+
+class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The code requests of an origin within the last hour."""
+
+    requests: tuple[datetime, ...] = ()
+
+
+class SignInActor(JournaledActor):
+    """One key of the sign-in directory: ``email:…`` or ``origin:…``."""
+
+    own_fence = "sign_in"
+
+    def __init__(
+        self,
+        key: str,
+        mailbox: Mailbox,
+        journal: Journal,
+        *,
+        load: Callable[[str], Any],
+        now: Now,
+        rules: SignInRules,
+    ) -> None:
+        super().__init__(mailbox, journal)
+        self._key = key
+        self._load = load
+        self._now = now
+        self._rules = rules
+        self._version = 0
+        self._codes = CodesState()
+        self._origin = OriginState()
+        self._account_id: str | None = None
+        self._role: str | None = None
+
+    async def on_start(self) -> None:  # type: ignore[override]  # may await
+        """Read what was counted, and the account the e-mail has."""
+        loaded: LoadedSignIn = await self._load(self._key)
+        self._version = loaded.version
+        if self._key.startswith("origin:"):
+            self._origin = msgspec.convert(loaded.state, OriginState)
+        else:
+            self._codes = msgspec.convert(loaded.state, CodesState)
+        self._account_id = loaded.account_id
+        self._role = loaded.role
+
+    def on_receive(self, message: Any) -> Any:
+        """Decide one command."""
+        if isinstance(message, AdmitOrigin):
+            return self._admit_origin()
+        if isinstance(message, RequestCode):
+            return self._request_code(message)
+        assert isinstance(message, VerifyCode)
+        return self._verify_code(message)
+
+    # -------------------------------------------------------------------------------------------------- requests
+
+    def _admit_origin(self) -> Commit:
+        at = self._now()
+        requests = within(self._origin.requests, at - HOUR)
+        refusal = admit_origin(requests, self._rules.otp_per_origin_hour, at)
+        if refusal is not None:
+            return self._refuse(refusal)
+        self._origin = OriginState((*requests, at))
+        return self._commit(self._origin, OriginAdmitted(), at)
+
+    def _request_code(self, command: RequestCode) -> Commit:
+        at, rules = self._now(), self._rules
+        otp_id, digits = new_otp_id(rules.pepper, self._email), f"{secrets.randbelow(1_000_000):06d}"
+        codes = request_code(
+            self._codes,
+            rules.codes,
+            origin=self._origin_of(command.origin),
+            otp_id=otp_id,
+            mac=self._mac(otp_id, digits),
+            at=at,
+        )
+        if isinstance(codes, Refusal):
+            return self._refuse(codes)
+        self._codes = codes
+        return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
+
+    # ------------------------------------------------------------------------------------------------------ tries
+
+    def _verify_code(self, command: VerifyCode) -> Commit:
+        at = self._now()
+        mac = self._mac(command.otp_id, command.code)
+        codes, refusal = try_code(self._codes, otp_id=command.otp_id, mac=mac, at=at)
+        if refusal is None:
+            self._codes = codes
+            return self._sign_in(at)
+        if codes is self._codes:
+            return self._refuse(refusal)
+        self._codes = codes
+        return self._commit(codes, refusal, at)
+
+    def _sign_in(self, at: datetime) -> Commit:
+        """Open a session for the code that was redeemed, and with the first one the account."""
+        rules, email = self._rules, self._email
+        rows: list[Row] = []
+        if self._account_id is None:
+            self._account_id = new_id("acct")
+            self._role = "Operator" if email in rules.operators else "User"
+            rows.append(
+                AccountRow(self._account_id, email, self._role, rules.brand_id, at, 0, 0, 0, 0, CHAIN_START)
+            )
+        assert self._role is not None
+        token = "hst_" + secrets.token_urlsafe(32)
+        session_id = new_id("ses")
+        expires_at = at + timedelta(seconds=rules.session_ttl_s)
+        token_sha256 = hashlib.sha256(token.encode()).digest()
+        rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
+        reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
+        return self._commit(self._codes, reply, at, *rows)
+
+    # ----------------------------------------------------------------------------------------------- unit of work
+
+    @property
+    def _email(self) -> str:
+        return self._key.removeprefix("email:")
+
+    def _origin_of(self, origin: str) -> str:
+        """What stands for an origin in an e-mail's row: enough to tell origins apart, and no address."""
+        return hmac.new(self._rules.pepper, b"origin|" + origin.encode(), hashlib.sha256).hexdigest()[
+            :_ORIGIN_DIGITS
+        ]
+
+    def _mac(self, otp_id: str, digits: str) -> str:
+        covered = f"{otp_id}|{digits}".encode(errors="replace")
+        return hmac.new(self._rules.pepper, covered, hashlib.sha256).hexdigest()
+
+    def _refuse(self, refusal: Refusal) -> Commit:
+        """Refuse once the rows have said that this memory is the newest: another process may serve this key too."""
+        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), refusal)
+
+    def _commit(self, state: CodesState | OriginState, reply: Any, at: datetime, *rows: Row) -> Commit:
+        fence = Fence("sign_in", self._key, self._version)
+        self._version += 1
+        row = SignInRow(self._key, self._version, at, msgspec.json.encode(state).decode())
+        return Commit(Unit(fences=(fence,), rows=(row, *rows)), reply)

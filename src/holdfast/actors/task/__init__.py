@@ -1,0 +1,1 @@
+"""The task actor and its messages."""

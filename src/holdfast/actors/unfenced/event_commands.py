@@ -1,0 +1,42 @@
+"""What an account's owner may do about webhooks: resend an event, rotate the signing secret."""
+
+from __future__ import annotations
+
+from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.unfenced.write import write_unfenced
+from holdfast.ledger.clock import Now
+from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.records.outbox_rows import OutboxResendRow, WebhookSecretRow
+
+
+class EventCommands:
+    """Both methods raise as :func:`write_unfenced` does."""
+
+    def __init__(self, journal: Journal, outbox: TellTarget, now: Now) -> None:
+        self._journal = journal
+        self._outbox = outbox
+        self._now = now
+
+    async def send_again(self, account_id: str, event_id: str) -> None:
+        """Make an event due now, under the same id, whatever its status; its attempts start from zero."""
+        at = self._now()
+        row = OutboxResendRow(
+            account_id=account_id,
+            event_id=event_id,
+            due_at=at,
+            status="pending",
+            round_at=at,
+            tries=0,
+            done_at=None,
+            reason=None,
+        )
+        await write_unfenced(self._journal, row)
+        self._outbox.tell(event_id, EventsDue())
+
+    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
+        """Start signing with ``generation``. A repeat for the same generation keeps the first time."""
+        rotation = Rotation(generation, self._now())
+        await write_unfenced(self._journal, WebhookSecretRow(account_id, *rotation))
+        return rotation

@@ -1,1 +1,0 @@
-"""Calls about oneself: signing in, the session, the account, its keys, its statement."""

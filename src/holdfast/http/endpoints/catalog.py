@@ -1,0 +1,216 @@
+"""The catalog endpoints: model listings and quotes. Neither writes anything."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import QuoteRequest
+from holdfast.ledger.catalog.catalog import Catalog, Model
+from holdfast.ledger.catalog.quotes import SealedQuote, model_not_found, quote_input, seal_quote
+from holdfast.ledger.catalog.terms import Rate, Terms, Units
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import CURRENCY, format_amount, format_price
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+
+route = RouteTable("Catalog")
+
+
+class TierBody(msgspec.Struct, frozen=True):
+    """Base prices that apply if the input has all the values in ``when``."""
+
+    when: dict[str, str | int | bool]
+    unit_price: str | None
+    input_price: str | None
+    output_price: str | None
+
+
+class PricingBody(msgspec.Struct, frozen=True):
+    """Base prices in credits per unit, before the markup; ``minimum`` is the least that any task costs."""
+
+    mode: str
+    unit: str
+    unit_price: str | None
+    input_price: str | None
+    output_price: str | None
+    minimum: str | None
+    tiers: list[TierBody]
+
+
+class ModelBody(msgspec.Struct, frozen=True):
+    """A model. The price a customer pays is the base price times ``markup_multiplier``."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    modality: str
+    type: str
+    provider: str
+    capabilities: list[str]
+    pricing: PricingBody
+    markup_multiplier: str
+    status: str
+
+
+class CompatibleModelList(msgspec.Struct, frozen=True):
+    """The listing in the format of OpenAI-compatible clients."""
+
+    object: str
+    data: list[ModelBody]
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """Every model of the catalog."""
+
+    data: list[ModelBody]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """The expected cost; ``max_credits`` is what will be held, and the charge never exceeds it.
+
+    ``unit_price`` is the price of one ``unit``; if input and output have different prices, the higher of the two.
+    """
+
+    credits: Amount
+    max_credits: Amount
+    min: Amount
+    max: Amount
+    currency: str
+    basis: str
+    unit: str
+    unit_price: Amount
+    max_units: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class QuoteBody(msgspec.Struct, frozen=True):
+    """A price at which a task may be created until ``expires_at``."""
+
+    model: str
+    quote_id: str
+    catalog_version: str
+    account_id: str | None
+    brand_id: str
+    input_hash: str
+    currency: str
+    expires_at: Time
+    provider_quote_hash: str
+    exact: bool
+    estimate: Estimate
+
+
+@route("GET", "/v1/models", summary="List the models, in the compatible format", reply=CompatibleModelList)
+async def list_compatible_models(call: Call) -> Outcome:
+    """Compatible clients always send a credential; it is ignored."""
+    return CompatibleModelList(object="list", data=_models(call.front.catalog()))
+
+
+@route(
+    "GET",
+    "/v1/models/{model_id}",
+    summary="Retrieve a model; its id may contain slashes, plain or encoded",
+    reply=ModelBody,
+    errors=("model_not_found",),
+)
+async def read_model(call: Call) -> Outcome:
+    """Return one model of the current catalog."""
+    model_id = call.path["model_id"]
+    model = call.front.catalog().models.get(model_id)
+    return model_not_found(model_id) if model is None else _model(model)
+
+
+@route("GET", "/v2/models", summary="List the models", reply=ModelList)
+async def list_models(call: Call) -> Outcome:
+    """Disabled models are listed with their status."""
+    return ModelList(data=_models(call.front.catalog()))
+
+
+@route(
+    "POST",
+    "/v2/quote",
+    summary="Create a quote: price an input before running it",
+    auth=Auth.OPTIONAL,
+    body=QuoteRequest,
+    takes_input=True,
+    reply=QuoteBody,
+    errors=("model_not_found", "model_not_available", "invalid_input", "quote_unavailable"),
+)
+async def quote(call: Call) -> Outcome:
+    """The whole quote is contained in its signed id, so an anonymous request writes no row."""
+    front, body = call.front, call.body(QuoteRequest)
+    priced = await call.compute(partial(quote_input, front.catalog(), body.model, body.input))
+    if isinstance(priced, Refusal):
+        return priced
+    account_id = await call.account_of_caller()
+    sealed = SealedQuote(
+        quote_id=new_id("quo"),
+        terms=priced.terms,
+        account_id=account_id,
+        brand_id=front.settings.brand_id,
+        expires_at=front.now() + timedelta(seconds=front.settings.quote_ttl_s),
+    )
+    return QuoteBody(
+        model=priced.terms.model,
+        quote_id=seal_quote(sealed, front.quote_key),
+        catalog_version=priced.terms.catalog_version,
+        account_id=account_id,
+        brand_id=sealed.brand_id,
+        input_hash=priced.terms.input_hash,
+        currency=CURRENCY,
+        expires_at=format_time(sealed.expires_at),
+        provider_quote_hash=priced.terms.provider_quote_hash,
+        exact=priced.terms.exact,
+        estimate=_estimate(priced.terms),
+    )
+
+
+def _unit_price(rate: Rate) -> str:
+    given = [price for price in (rate.unit_price, rate.input_price, rate.output_price) if price is not None]
+    return max(given, key=Decimal, default="0")
+
+
+def _models(catalog: Catalog) -> list[ModelBody]:
+    return [_model(model) for model in catalog.models.values()]
+
+
+def _model(model: Model) -> ModelBody:
+    return ModelBody(
+        id=model.id,
+        object="model",
+        created=model.created,
+        owned_by=model.owned_by,
+        modality=model.modality,
+        type=model.type,
+        provider=model.provider,
+        capabilities=list(model.capabilities),
+        pricing=msgspec.convert(model.pricing, PricingBody, from_attributes=True),
+        markup_multiplier=model.markup_multiplier,
+        status=model.status,
+    )
+
+
+def _estimate(terms: Terms) -> Estimate:
+    return Estimate(
+        credits=format_amount(terms.estimate_micro),
+        max_credits=format_amount(terms.hold_micro),
+        min=format_amount(terms.minimum_micro),
+        max=format_amount(terms.maximum_micro),
+        currency=CURRENCY,
+        basis=terms.basis,
+        unit=terms.rate.unit,
+        unit_price=format_price(_unit_price(terms.rate)),
+        max_units=_count(terms.largest),
+    )
+
+
+def _count(units: Units) -> int:
+    """Return the largest amount of work; only one kind of unit is ever above zero, or both kinds of token."""
+    return units.units + units.tokens_in + units.tokens_out

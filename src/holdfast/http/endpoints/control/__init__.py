@@ -1,0 +1,1 @@
+"""Calls about the caller: sign-in, session, account, API keys, statement."""

@@ -1,0 +1,1 @@
+"""Operators' calls: health, reviews, held payments."""

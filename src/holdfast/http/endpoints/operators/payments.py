@@ -1,0 +1,106 @@
+"""Mismatched payments, resolved by an operator: the held orders, and the decision on one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.account.order_messages import ResolveOrder
+from holdfast.http.endpoints.operators.reviews import OPERATORS, read_note
+from holdfast.http.endpoints.payments.orders import ORDER_NOT_FOUND, place_of, read_order_amount, valid_order_id
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import AmountGiven
+from holdfast.http.schemas.payment_rendering import payment_order_body
+from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import held_orders, order_by_id
+from holdfast.persistence.records.unreadable import LeftOut
+
+route = RouteTable("Operators")
+
+_RESOLVE_ERRORS: Final = (
+    "payment_order_not_found",
+    "payment_order_not_payable",
+    "invalid_amount",
+    "amount_too_large",
+)
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """Whether to give credit, and a note of at most 400 characters that is recorded in the order's history.
+
+    Without ``amount`` the amount received is credited, at most the amount ordered; a payment in another currency
+    needs one.
+    """
+
+    credit: bool
+    amount: AmountGiven | None = None
+    note: str | None = None
+
+
+@route(
+    "GET",
+    "/ops/payments",
+    summary="List the held payment orders of all accounts, oldest first",
+    auth=Auth.OPERATOR,
+    reply=PaymentOrderList,
+    parameters=(FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_held_orders(call: Call) -> Outcome:
+    """One read, with one row more than requested to know whether another page follows."""
+    window = read_window(call.query(), kind="held payments")
+    if isinstance(window, Refusal):
+        return window
+    position = read_cursor(OPERATORS, window)
+    if isinstance(position, Refusal):
+        return position
+
+    def read(rows: Connection) -> list[Order | LeftOut]:
+        return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
+
+    orders = await call.front.database.read(read)
+    page, next_cursor = cut_page(orders, OPERATORS, window, place_of)
+    return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
+
+
+@route(
+    "POST",
+    "/ops/payments/{order_id}/resolve",
+    summary="Resolve a held payment order: give credit for its payment, or none",
+    auth=Auth.OPERATOR,
+    body=Resolution,
+    reply=PaymentOrderBody,
+    errors=_RESOLVE_ERRORS,
+)
+async def resolve_payment_order(call: Call) -> Outcome:
+    """The order's account decides and posts; the response is the order after it."""
+    body = call.body(Resolution)
+    note = read_note(body.note)
+    if isinstance(note, Refusal):
+        return note
+    amount_micro = None
+    if body.amount is not None:
+        if not body.credit:
+            return Refusal(
+                code="invalid_parameter", message="'amount' is allowed only with credit.", param="amount"
+            )
+        read = read_order_amount(body.amount, max_micro=call.front.settings.order_max_micro)
+        if isinstance(read, Refusal):
+            return read
+        amount_micro = read
+    order_id = call.path["order_id"]
+    order = None
+    if valid_order_id(order_id):
+        order = await call.front.database.read(lambda rows: order_by_id(rows, order_id))
+    if order is None:
+        return ORDER_NOT_FOUND
+    command = ResolveOrder(order_id, body.credit, amount_micro, note)
+    reply = await call.ask(call.front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

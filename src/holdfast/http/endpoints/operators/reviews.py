@@ -1,0 +1,211 @@
+"""Reviews, decided by an operator: the open cases, one case, approve, reject.
+
+Operators see every account. The task's actor applies a decision, like any other change of a task; the response is
+read from the rows afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.task.messages import DecideReview
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import ReviewReason, Task
+from holdfast.persistence.queries.reviews import open_reviews, task_under_review
+from holdfast.persistence.records.unreadable import LeftOut
+
+route = RouteTable("Operators")
+
+NOTE_MAX_CHARS: Final = 400
+OPERATORS: Final = "operators"
+"""The owner of the operators' lists in a cursor, where an account's lists have the account's id."""
+
+REVIEW_NOT_FOUND: Final = Refusal(code="review_not_found", message="The review does not exist.")
+
+_CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
+_REASON: Final = Parameter(
+    name="reason",
+    place="query",
+    description="Only reviews for this reason.",
+    schema=(("type", "string"), ("enum", list(get_args(ReviewReason)))),
+)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A note of at most 400 characters, recorded in the task's progress, which its owner can read."""
+
+    note: str | None = None
+
+
+class ProviderOutput(msgspec.Struct, frozen=True):
+    """A result at its provider, not stored by this service. ``url`` is null if it came embedded."""
+
+    index: int
+    url: str | None
+    content_type: str | None
+    bytes: int | None
+
+
+class ReviewBody(msgspec.Struct, frozen=True):
+    """A task whose charge an operator decides. Without a decision the hold is released at ``deadline_at``."""
+
+    review_case_id: str
+    reason: str
+    decision: str
+    opened_at: Time
+    deadline_at: Time
+    account_id: str
+    hold_credits: Amount
+    provider_outputs: list[ProviderOutput]
+    task: TaskBody
+
+
+class ReviewList(msgspec.Struct, frozen=True):
+    """A page of open reviews, oldest task first."""
+
+    data: list[ReviewBody]
+    next_cursor: str | None
+
+
+@route(
+    "GET",
+    "/ops/reviews",
+    summary="List the open reviews of all accounts, oldest task first",
+    auth=Auth.OPERATOR,
+    reply=ReviewList,
+    parameters=(_REASON, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_reviews(call: Call) -> Outcome:
+    """One read, with one row more than requested to know whether another page follows."""
+    window = read_window(call.query(), kind="reviews", filters=(_REASON,))
+    if isinstance(window, Refusal):
+        return window
+    position = read_cursor(OPERATORS, window)
+    if isinstance(position, Refusal):
+        return position
+
+    def read(rows: Connection) -> list[Task | LeftOut]:
+        return open_reviews(
+            rows,
+            limit=window.read_max,
+            since=window.since,
+            until=window.until,
+            after=position,
+            reason=window.filters.get("reason"),
+        )
+
+    tasks = await call.front.database.read(read)
+    page, next_cursor = cut_page(tasks, OPERATORS, window, lambda task: Position(task.created_at, task.request_id))
+    return ReviewList(data=[review_body(call.front, task) for task in page], next_cursor=next_cursor)
+
+
+@route(
+    "GET",
+    "/ops/reviews/{review_case_id}",
+    summary="Retrieve a review, open or decided",
+    auth=Auth.OPERATOR,
+    reply=ReviewBody,
+    errors=("review_not_found",),
+)
+async def read_review(call: Call) -> Outcome:
+    """One read."""
+    task = await _task_of(call)
+    return task if isinstance(task, Refusal) else review_body(call.front, task)
+
+
+@route(
+    "POST",
+    "/ops/reviews/{review_case_id}/approve",
+    summary="Approve a review: store the results not stored yet, then capture the charge",
+    auth=Auth.OPERATOR,
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def approve_review(call: Call) -> Outcome:
+    """The response may still have the status ``review``: the task succeeds when its results are stored."""
+    return await _decide(call, approve=True)
+
+
+@route(
+    "POST",
+    "/ops/reviews/{review_case_id}/reject",
+    summary="Reject a review: the task fails and its whole hold is released",
+    auth=Auth.OPERATOR,
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def reject_review(call: Call) -> Outcome:
+    """The task's status and the credit change in one commit."""
+    return await _decide(call, approve=False)
+
+
+async def _decide(call: Call, *, approve: bool) -> Outcome:
+    note = read_note(call.body(Decision).note)
+    if isinstance(note, Refusal):
+        return note
+    task = await _task_of(call)
+    if isinstance(task, Refusal):
+        return task
+    done = await call.ask(call.front.tasks, task.request_id, DecideReview(approve=approve, note=note))
+    if isinstance(done, Refusal):
+        return done
+    decided = await _task_of(call)
+    return decided if isinstance(decided, Refusal) else review_body(call.front, decided)
+
+
+def read_note(note: str | None) -> str | Refusal | None:
+    """Return an operator's note, or None if it is blank. Refuses with ``invalid_parameter``."""
+    if note is None or not note.strip():
+        return None
+    if len(note) > NOTE_MAX_CHARS:
+        return Refusal(
+            code="invalid_parameter", message=f"A note has at most {NOTE_MAX_CHARS} characters.", param="note"
+        )
+    return note
+
+
+def review_body(front: Dependencies, task: Task) -> ReviewBody:
+    """Render a task's review."""
+    state, review = task.state, task.state.review
+    assert review is not None
+    opened = next(entry.ts for entry in state.status_history if entry.status == "review")
+    return ReviewBody(
+        review_case_id=review.case_id,
+        reason=review.reason,
+        decision=review.decision,
+        opened_at=format_time(opened),
+        deadline_at=format_time(review.deadline_at),
+        account_id=task.account_id,
+        hold_credits=format_amount(task.request.hold_micro),
+        provider_outputs=[
+            ProviderOutput(index=each.index, url=each.url, content_type=each.content_type, bytes=each.bytes)
+            for each in (*state.hosting.wanted, *state.hosting.lost)
+        ],
+        task=task_body(front, task, for_operators=True),
+    )
+
+
+async def _task_of(call: Call) -> Task | Refusal:
+    case_id = call.path["review_case_id"]
+    if not _CASE_ID.fullmatch(case_id):
+        return REVIEW_NOT_FOUND
+    task = await call.front.database.read(lambda rows: task_under_review(rows, case_id))
+    return REVIEW_NOT_FOUND if task is None else task

@@ -1,0 +1,1 @@
+"""Calls about payment orders, and the payment providers' notifications."""

@@ -1,0 +1,257 @@
+"""Card payments: orders backed by a payment intent at the card provider, and the provider's webhook.
+
+The order's row is durable before the provider is called, and the intent is created under the order's id, so that an
+interrupted creation is resumed by the same request with its Idempotency-Key, or by the workers. The webhook
+endpoint calls no external service, so that it responds quickly whatever the provider's state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+import structlog
+
+from holdfast.actors.account.order_messages import AttachIntent, ReceivePaymentEvent, RecordIntentRefused
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, ORDER_NOT_FOUND, read_order_amount, write_order
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import CardPayments, Dependencies
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.http.schemas.payment_rendering import card_order_created, payment_order_body
+from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
+from holdfast.ledger.money import MICRO, format_amount
+from holdfast.ledger.orders.card_events import EVENT_BYTES_MAX, CardEvent, parse_card_event
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_by_id, order_by_payment
+from holdfast.providers.card.amounts import minor_from_micro
+from holdfast.providers.card.base import (
+    CardFault,
+    CardRateLimited,
+    CardRejected,
+    CardTimeout,
+    IntentCreated,
+)
+from holdfast.providers.signatures import SignatureVerdict, verify
+
+route = RouteTable("Payments")
+
+PROVIDER: Final = "cardprovider"
+SIGNATURE_HEADER: Final = "Cardprovider-Signature"
+PROVIDER_OWN_HEADER: Final = "Stripe-Signature"
+"""The real provider's name of the same header; read if ours is absent."""
+
+CARD_MIN_MICRO: Final = MICRO // 2
+CARD_MAX_MICRO: Final = 999_999_990_000
+"""The smallest and the largest payment that card providers accept: 0.50 and 999999.99."""
+
+_NOT_CONFIGURED: Final = Refusal(
+    code="provider_not_configured", message="No card provider is configured."
+)  # fmt: skip
+_REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
+    "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
+    "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
+    "expired": Refusal(code="signature_expired", message="The signature's time is outside the tolerance."),
+}
+
+_CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+log = structlog.get_logger("holdfast.http")
+
+
+@route(
+    "POST",
+    "/v2/control/payments/cardprovider",
+    summary="Create a card payment order; the response has what the customer's browser needs to pay",
+    auth=Auth.SESSION,
+    body=CardOrderRequest,
+    reply=CardOrderCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=(
+        *CREATE_ERRORS,
+        "amount_too_small",
+        "provider_not_configured",
+        "provider_unavailable",
+        "provider_timeout",
+        "provider_rejected",
+        "provider_rate_limited",
+    ),
+)
+async def create_card_order(call: Call) -> Outcome:
+    """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
+    settings, card = call.front.settings, call.front.card
+    amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
+    if card is None:
+        if isinstance(amount_micro, Refusal):
+            return amount_micro
+        return _NOT_CONFIGURED
+    written = await write_order(
+        call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
+    )
+    match written:
+        case Refusal():
+            return written
+        case Replayed(answer):
+            assert isinstance(answer, Refusal)
+            return ReplayedAnswer(answer)
+        case (order, is_replayed):
+            intent = await _intent_of(call, card, order)
+            if isinstance(intent, Refusal):
+                return intent
+            body = card_order_created(
+                _with_intent(order, intent),
+                client_secret=intent.client_secret,
+                publishable_key=card.publishable_key,
+            )
+            return ReplayedAnswer(body) if is_replayed else body
+
+
+@route(
+    "POST",
+    "/v2/control/payments/cardprovider/webhook",
+    summary="Receive a card provider's event about a payment",
+    auth=Auth.CARD_SIGNATURE,
+    raw_body_bytes_max=EVENT_BYTES_MAX,
+    reply=PaymentOrderBody,
+    other_reply=EventIgnored,
+    parameters=(
+        Parameter(
+            name=SIGNATURE_HEADER,
+            place="header",
+            description=f"t=<unix>,v1=<hex HMAC-SHA256 of t.body>[,v1=…]; also read from {PROVIDER_OWN_HEADER}.",
+            required=True,
+        ),
+    ),
+    errors=(
+        "missing_signature",
+        "invalid_signature",
+        "signature_expired",
+        "provider_not_configured",
+        "invalid_event",
+        "payment_order_not_found",
+    ),
+)
+async def receive_card_webhook(call: Call) -> Outcome:
+    """Respond with the order to applied, duplicate, stale and mismatching events, so that retries stop.
+
+    Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
+    are stored too.
+    """
+    front, card, body = call.front, call.front.card, call.raw
+    secrets = () if card is None else card.webhook_secrets
+    if card is None or not any(secret.strip() for secret in secrets):
+        return _NOT_CONFIGURED
+    verdict = verify(_signature(call), body, secrets, now=front.now())
+    if verdict != "valid":
+        return _REFUSED[verdict]
+    event = parse_card_event(body)
+    stored_body = _without_secrets(body)
+    if isinstance(event, Refusal):
+        # It has no usable id of its own to be stored under.
+        await card.unmatched.keep(
+            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
+        )
+        return event
+    if event.payment is None:
+        await card.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
+        return EventIgnored(event.event_id)
+    order = await _order_of(front, event)
+    if order is None:
+        await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
+        return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
+    command = ReceivePaymentEvent(order_id=order.order_id, event=event.payment, body=stored_body)
+    reply = await call.ask(front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
+
+
+def _card_amount(text: str, max_micro: int) -> int | Refusal:
+    amount_micro = read_order_amount(text, max_micro=max_micro)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    if amount_micro < CARD_MIN_MICRO:
+        smallest = format_amount(CARD_MIN_MICRO)
+        return Refusal(code="amount_too_small", message=f"A card payment is at least {smallest}.", param="amount")
+    if amount_micro > CARD_MAX_MICRO:
+        largest = format_amount(CARD_MAX_MICRO)
+        return Refusal(code="amount_too_large", message=f"A card payment is at most {largest}.", param="amount")
+    return amount_micro
+
+
+async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCreated | Refusal:
+    """Create the order's intent, or find the one created before, and attach it to the order."""
+    front, request = call.front, order.request
+    amount_minor = minor_from_micro(request.amount_micro, request.currency)
+    try:
+        intent = await card.provider.create_intent(
+            request.order_id, request.account_id, amount_minor, request.currency, env=front.settings.env
+        )
+    except CardRejected as fault:
+        recorded = await call.ask(
+            front.accounts, request.account_id, RecordIntentRefused(request.order_id, fault.provider_code)
+        )
+        log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
+        return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
+    except CardFault as fault:
+        log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
+        return _refusal_of(fault)
+    attached = await call.ask(
+        front.accounts, request.account_id, AttachIntent(request.order_id, intent.provider_payment_id)
+    )
+    return attached if isinstance(attached, Refusal) else intent
+
+
+def _with_intent(order: Order, intent: IntentCreated) -> Order:
+    """Return the order as created, with its intent: every repetition of the request gets the same response."""
+    state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
+    return msgspec.structs.replace(order, state=state)
+
+
+def _refusal_of(fault: CardFault) -> Refusal:
+    match fault:
+        case CardRejected():
+            return Refusal(
+                code="provider_rejected",
+                message="The card provider refused the payment order.",
+                provider_code=fault.provider_code,
+            )
+        case CardRateLimited():
+            return Refusal(
+                code="provider_rate_limited",
+                message="The card provider limits the rate of calls; repeat the request with its Idempotency-Key.",
+                retry_after_s=fault.retry_after_s,
+            )
+        case CardTimeout():
+            return Refusal(
+                code="provider_timeout",
+                message="The card provider did not respond in time; repeat the request with its Idempotency-Key.",
+            )
+        case _:
+            return Refusal(
+                code="provider_unavailable",
+                message="The card provider cannot be reached; repeat the request with its Idempotency-Key.",
+            )
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """Return an event as it may be stored: without the client secret by which the customer pays."""
+    return _CLIENT_SECRET.sub(rb"\1null", body)
+
+
+def _signature(call: Call) -> str:
+    headers = call.request.headers
+    sent = headers.getlist(SIGNATURE_HEADER) or headers.getlist(PROVIDER_OWN_HEADER)
+    return ",".join(sent)
+
+
+async def _order_of(front: Dependencies, event: CardEvent) -> Order | None:
+    """Return the order of an event: by our own id if the event has it, else by the provider's."""
+    order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
+    if order_id is not None:
+        found = await front.database.read(lambda rows: order_by_id(rows, order_id))
+        return found if found is not None and found.request.provider == PROVIDER else None
+    return await front.database.read(
+        lambda rows: order_by_payment(rows, PROVIDER, payment_id=payment_id, charge_id=charge_id)
+    )

@@ -1,0 +1,168 @@
+"""What both payment providers' endpoints share, and the reads: one order, and the account's list.
+
+An order is stored before any external call, by the account's actor and under ids generated here. Reads are served
+from the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final, get_args
+
+from sqlalchemy import Connection
+
+from holdfast.actors.account.order_messages import CreateOrder, OrderResult
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import Position, read_page, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.payment_rendering import payment_order_body
+from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
+from holdfast.ledger.orders.order import Order, OrderRequest, OrderStatus, Provider, identity_fx
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_of_account, orders_of_account
+from holdfast.persistence.queries.sessions import SessionRecord
+
+route = RouteTable("Payments")
+
+ORDER_DECIMALS_MAX: Final = 2
+ORDER_NOT_FOUND: Final = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
+CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
+
+_ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+_STATUS: Final = Parameter(
+    name="status",
+    place="query",
+    description="Only orders with this status.",
+    schema=(("type", "string"), ("enum", list(get_args(OrderStatus)))),
+)
+_PROVIDER: Final = Parameter(
+    name="provider",
+    place="query",
+    description="Only orders of this payment provider.",
+    schema=(("type", "string"), ("enum", list(get_args(Provider)))),
+)
+
+
+@route(
+    "GET",
+    "/v2/control/payments",
+    summary="List the account's payment orders, newest first",
+    auth=Auth.SESSION,
+    reply=PaymentOrderList,
+    parameters=(_STATUS, _PROVIDER, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_payment_orders(call: Call) -> Outcome:
+    """One read: the session and a page, with one row more than requested to know whether another page follows."""
+    window = read_window(call.query(), kind="payments", filters=(_STATUS, _PROVIDER))
+    if isinstance(window, Refusal):
+        return window
+    page = await read_page(call, window, orders_of_account, place_of)
+    if isinstance(page, Refusal):
+        return page
+    return PaymentOrderList(
+        data=[payment_order_body(order) for order in page.entries], next_cursor=page.next_cursor
+    )
+
+
+def place_of(order: Order) -> Position:
+    """Return an order's position in a list of orders."""
+    return Position(order.request.created_at, order.order_id)
+
+
+@route(
+    "GET",
+    "/v2/control/payments/{order_id}",
+    summary="Retrieve a payment order",
+    auth=Auth.SESSION,
+    reply=PaymentOrderBody,
+    errors=("payment_order_not_found",),
+)
+async def read_payment_order(call: Call) -> Outcome:
+    """One read: the session and the order; another account's order is not found."""
+    order_id = call.path["order_id"]
+
+    def read(rows: Connection, session: SessionRecord) -> Order | None:
+        return order_of_account(rows, session.account_id, order_id) if valid_order_id(order_id) else None
+
+    found = await call.read_as_session(read)
+    if isinstance(found, Refusal):
+        return found
+    return ORDER_NOT_FOUND if found is None else payment_order_body(found)
+
+
+# ------------------------------------------------------------------------------------------------------ creating
+
+
+def valid_order_id(order_id: str) -> bool:
+    """Whether a text has the form of an order id; otherwise it is not queried."""
+    return _ORDER_ID.fullmatch(order_id) is not None
+
+
+def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
+    """Parse the amount of an order as micro-credits. Refuses with ``invalid_amount``."""
+    amount_micro = parse_amount(text, decimals_max=ORDER_DECIMALS_MAX)
+    if amount_micro is None:
+        return Refusal(
+            code="invalid_amount",
+            message="The amount must be a plain decimal string above zero with at most 2 decimals.",
+            param="amount",
+        )
+    if amount_micro > max_micro:
+        largest = format_amount(max_micro)
+        return Refusal(code="invalid_amount", message=f"The amount may be at most {largest}.", param="amount")
+    return amount_micro
+
+
+async def write_order(
+    call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
+) -> tuple[Order, bool] | Refusal | Replayed:
+    """Have the account store a new order; returns the order as created, and whether a key replayed it.
+
+    A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet; a replayed refusal
+    is returned as :class:`Replayed`.
+    """
+    assert call.session is not None
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    if isinstance(amount_micro, Refusal):
+        return _written(await call.refuse(amount_micro, idempotency))
+    settings = call.front.settings
+    now = call.front.now()
+    is_sandbox = provider == "sandbox"
+    request = OrderRequest(
+        order_id=new_id("ord"),
+        account_id=call.session.account_id,
+        provider=provider,
+        amount_micro=amount_micro,
+        currency=CURRENCY,
+        operation_id=new_id("op"),
+        brand_id=settings.brand_id,
+        legal_entity_id=settings.legal_entity_id,
+        merchant_of_record=settings.merchant_of_record,
+        provider_account_id=settings.provider_account_id,
+        created_at=now,
+        expires_at=now + timedelta(seconds=ttl_s),
+        fx=identity_fx(CURRENCY, now),
+        livemode=livemode,
+        sandbox_event_id=new_id("evt") if is_sandbox else None,
+        signed_at=int(now.timestamp()) if is_sandbox else None,
+    )
+    command = CreateOrder(request=request, idempotency=idempotency)
+    return _written(await call.ask(call.front.accounts, request.account_id, command))
+
+
+def _written(reply: OrderResult | Replayed | Refusal) -> tuple[Order, bool] | Refusal | Replayed:
+    match reply:
+        case OrderResult(order):
+            return order, False
+        case Replayed(OrderResult(order)):
+            return order, True
+        case _:
+            return reply

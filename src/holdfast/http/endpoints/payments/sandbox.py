@@ -1,0 +1,129 @@
+"""Sandbox payments: an order comes with a signed callback, and sending the callback pays it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.actors.account.order_messages import PaySandboxOrder
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.http.schemas.payment_rendering import sandbox_order_body, sandbox_order_created, sandbox_values
+from holdfast.http.schemas.payments import (
+    CallbackDescriptor,
+    CallbackPayload,
+    SandboxCallbackRequest,
+    SandboxOrderBody,
+    SandboxOrderCreated,
+    SandboxOrderRequest,
+    SandboxOutcome,
+)
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_by_id
+
+route = RouteTable("Payments")
+
+SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"
+CALLBACK_PATH: Final = "/v2/control/payments/sandbox/callback"
+
+_DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments are disabled.")
+
+
+@route(
+    "POST",
+    "/v2/control/payments/sandbox",
+    summary="Create a sandbox payment order; the response has the callback that pays it",
+    auth=Auth.SESSION,
+    body=SandboxOrderRequest,
+    reply=SandboxOrderCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=(*CREATE_ERRORS, "sandbox_disabled"),
+)
+async def create_sandbox_order(call: Call) -> Outcome:
+    """The signature is computed for each response from the order's row: it is always the same."""
+    settings = call.front.settings
+    body = call.body(SandboxOrderRequest)
+    amount_micro: int | Refusal = _DISABLED
+    if settings.sandbox_enabled:
+        amount_micro = read_order_amount(body.amount, max_micro=settings.order_max_micro)
+    written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
+    match written:
+        case Refusal():
+            return written
+        case Replayed(answer):
+            assert isinstance(answer, Refusal)
+            return ReplayedAnswer(answer)
+        case (order, is_replayed):
+            created = sandbox_order_created(order, _descriptor(call, order, body.outcome))
+            return ReplayedAnswer(created) if is_replayed else created
+
+
+@route(
+    "POST",
+    CALLBACK_PATH,
+    summary="Pay a sandbox order with its callback",
+    auth=Auth.SANDBOX_SIGNATURE,
+    body=SandboxCallbackRequest,
+    reply=SandboxOrderBody,
+    parameters=(
+        Parameter(
+            name=SIGNATURE_HEADER,
+            place="header",
+            description="The signature from the order's callback, unchanged.",
+            required=True,
+        ),
+    ),
+    errors=(
+        "missing_signature",
+        "invalid_signature",
+        "provider_event_mismatch",
+        "payment_order_expired",
+        "payment_order_not_payable",
+        "sandbox_disabled",
+    ),
+)
+async def receive_sandbox_callback(call: Call) -> Outcome:
+    """A replay returns the order as it is. An unknown order is refused like a wrong signature."""
+    front = call.front
+    if not front.settings.sandbox_enabled:
+        return _DISABLED
+    values = read_values(call.json)
+    if isinstance(values, Refusal):
+        return values
+    order_id = values.order_id
+    order = None
+    if valid_order_id(order_id):
+        order = await front.database.read(lambda rows: order_by_id(rows, order_id))
+    event_id = None if order is None else order.request.sandbox_event_id
+    header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
+    refusal = verify(header, values, front.sandbox_secrets, event_id=event_id)
+    if refusal is not None:
+        return refusal
+    assert order is not None
+    command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
+    reply = await call.ask(front.accounts, order.account_id, command)
+    return reply if isinstance(reply, Refusal) else sandbox_order_body(reply.order)
+
+
+def _descriptor(call: Call, order: Order, outcome: SandboxOutcome) -> CallbackDescriptor:
+    request = order.request
+    assert request.sandbox_event_id is not None
+    assert request.signed_at is not None
+    values = sandbox_values(request, outcome)
+    signature = sign(call.front.sandbox_secrets[0], values, event_id=request.sandbox_event_id, at=request.signed_at)
+    return CallbackDescriptor(
+        url=call.front.urls.url(CALLBACK_PATH),
+        signature_header=SIGNATURE_HEADER,
+        payload=CallbackPayload(
+            order_id=values.order_id,
+            account_id=values.account_id,
+            amount=values.amount,
+            currency=values.currency,
+            status=outcome,
+            provider_event_id=request.sandbox_event_id,
+        ),
+        signature=signature,
+    )

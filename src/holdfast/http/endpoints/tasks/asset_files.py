@@ -1,0 +1,173 @@
+"""Stored results, served to whoever holds a signed link that has not expired.
+
+Nothing here trusts the bytes: they are served under a sandboxing policy, their type is never sniffed, and no
+shared cache may keep them.
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import structlog
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+from holdfast.http.kit.answers import render_refusal
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.ledger.links import check_link
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
+from holdfast.providers.storage import AssetMissing, AssetReader, asset_key
+from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
+
+log = structlog.get_logger(__name__)
+
+route = RouteTable("Assets")
+
+SEND_TIMEOUT_S: Final = 3600.0
+"""How long one answer may take to be fetched, however slow the line."""
+
+CONTENT_TYPES: Final = tuple(sorted(MEDIA_TYPES))
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
+_GONE: Final = Refusal(
+    code="asset_expired", message="This link has expired. Read the task again for a new one, while it is kept."
+)
+_STORE_AWAY: Final = Refusal(
+    code="temporarily_unavailable", message="Stored results cannot be read at the moment; try again shortly."
+)
+_NOT_OURS: Final = Refusal(code="invalid_link", message="This link's signature is not ours.")
+
+
+class Span(NamedTuple):
+    """The bytes from ``start`` up to but not including ``stop``."""
+
+    start: int
+    stop: int
+
+
+@route(
+    "GET",
+    "/v2/assets/{asset_id}",
+    summary="Fetch a stored result by its signed link; ranges are served",
+    media=(
+        Media(status=200, content_types=CONTENT_TYPES, description="The whole file."),
+        Media(status=206, content_types=CONTENT_TYPES, description="The range asked for."),
+        Media(status=304, content_types=(), description="What you have is still right."),
+    ),
+    parameters=(
+        Parameter(name="exp", place="query", description="When the link expires, in unix seconds.", required=True),
+        Parameter(name="sig", place="query", description="The link's signature.", required=True),
+        Parameter(name="Range", place="header", description="One range of bytes, such as bytes=0-1023."),
+        Parameter(name="If-None-Match", place="header", description="The ETag you have."),
+    ),
+    errors=("invalid_link", "asset_expired", "range_not_satisfiable", "temporarily_unavailable"),
+)
+async def fetch_asset(call: Call) -> Outcome:
+    """The link is judged before any row is read, so only links of ours cost a read."""
+    front, request, asset_id = call.front, call.request, call.path["asset_id"]
+    query = call.query()
+    exp, sig = query.get("exp", []), query.get("sig", [])
+    if len(exp) != 1 or len(sig) != 1:
+        return _NOT_OURS
+    now = front.now()
+    verdict = check_link(asset_id, exp[0], sig[0], front.urls.link_key, now)
+    if verdict != "valid":
+        return _GONE if verdict == "expired" else _NOT_OURS
+    asset = await front.database.read(lambda rows: asset_by_id(rows, asset_id))
+    if asset is None or asset.expires_at <= now:
+        return _GONE
+    headers = _headers(asset)
+    if headers["ETag"] in _tags(request.headers.get("If-None-Match")):
+        return Response(b"", status=304, headers=headers)
+    span = None
+    if request.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
+        span = read_range(request.headers.get("Range"), asset.bytes)
+    if isinstance(span, Refusal):
+        return render_refusal(span, {"Content-Range": f"bytes */{asset.bytes}"})
+    headers["Content-Length"] = str(asset.bytes if span is None else span.stop - span.start)
+    if span is not None:
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{asset.bytes}"
+    status = 200 if span is None else 206
+    if request.method == "HEAD":
+        bare = Response(b"", status=status, headers=headers)
+        bare.headers["Content-Length"] = headers["Content-Length"]  # of the file, not of this body
+        return bare
+    # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
+    try:
+        reader = await front.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
+    except AssetMissing:
+        # Its time may have come to an end since the row was read.
+        if await front.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
+            return _GONE
+        raise
+    except OSError as fault:
+        log.warning("stored results cannot be read", reason=fault.strerror)
+        return _STORE_AWAY
+    response = Response(None, status=status, headers=headers)
+    response.response = _Blocks(reader)
+    response.timeout = SEND_TIMEOUT_S
+    return response
+
+
+class _Blocks(ResponseBody):
+    """A reader as the web framework wants it: entered when sending begins, left however it ends."""
+
+    def __init__(self, reader: AssetReader) -> None:
+        self._reader = reader
+
+    async def __aenter__(self) -> AssetReader:
+        return await self._reader.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._reader.__aexit__(kind, fault, trace)
+
+
+def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
+    """The one range a header asks for; None where the whole file answers it (no header, several ranges, nonsense).
+
+    Refuses with ``range_not_satisfiable``.
+    """
+    match = _RANGE.fullmatch(header.replace(" ", "").lower()) if header else None
+    if match is None or match.group(1) == match.group(2) == "":
+        return None
+    first, last = match.groups()
+    if first == "":
+        start, stop = max(0, size_bytes - int(last)), size_bytes
+    else:
+        start, stop = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+        if last and int(last) < start:
+            return None
+    if start >= stop:
+        return Refusal(code="range_not_satisfiable", message=f"The file has {size_bytes} bytes.", param="Range")
+    return Span(start, stop)
+
+
+_SHOWN = "sandbox; default-src 'none'"
+_PLAYED = "sandbox allow-same-origin; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'"
+"""A browser that is led to a sound or a clip makes a page with a player, which loads the link once more."""
+
+
+def _headers(asset: AssetRecord) -> dict[str, str]:
+    return {
+        "Content-Type": asset.content_type,
+        "ETag": f'"{asset.sha256}"',
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, max-age=3600",
+        "Content-Disposition": f'inline; filename="{asset.asset_id}.{_extension(asset)}"',
+        "Content-Security-Policy": _PLAYED if asset.content_type.startswith(("audio/", "video/")) else _SHOWN,
+        "Cross-Origin-Resource-Policy": "cross-origin",
+    }
+
+
+def _extension(asset: AssetRecord) -> str:
+    return EXTENSIONS[asset.content_type]
+
+
+def _tags(header: str | None) -> set[str]:
+    return {tag.strip().removeprefix("W/") for tag in (header or "").split(",")}

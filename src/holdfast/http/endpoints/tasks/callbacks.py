@@ -1,0 +1,114 @@
+"""Signed news from media providers. The signature is judged over the raw bytes before anything is read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.actors.task.messages import ReceiveProviderUpdate
+from holdfast.http.endpoints.tasks.media_tasks import TASK_NOT_FOUND, read_back, valid_task_id
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.tasks import TaskBody
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import task_by_id
+from holdfast.providers.media.callbacks import BODY_MAX_BYTES, parse_callback
+from holdfast.providers.signatures import SignatureVerdict, key_name, verify
+
+route = RouteTable("Callbacks")
+
+SIGNATURE_HEADER: Final = "X-Callback-Signature"
+
+REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
+    "missing": Refusal(code="missing_signature", message=f"Send the signature in {SIGNATURE_HEADER}."),
+    "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
+    "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
+}
+
+
+class _Sender(msgspec.Struct):
+    provider: str | None = None
+
+
+@route(
+    "POST",
+    "/v2/callback",
+    summary="Tell news of a task, as its provider",
+    auth=Auth.CALLBACK_SIGNATURE,
+    raw_body_bytes_max=BODY_MAX_BYTES,
+    reply=TaskBody,
+    parameters=(
+        Parameter(
+            name=SIGNATURE_HEADER,
+            place="header",
+            description="[k=<provider>,]t=<unix>,v1=<hex HMAC-SHA256 of t.body>[,v1=…]",
+            required=True,
+        ),
+    ),
+    errors=(
+        "missing_signature",
+        "invalid_signature",
+        "signature_expired",
+        "provider_not_configured",
+        "invalid_event",
+        "task_not_found",
+    ),
+)
+async def receive_callback(call: Call) -> Outcome:
+    """Applied, duplicate, stale and late news are all answered with the task, so that senders stop repeating."""
+    return await receive_signed(call)
+
+
+async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
+    """Hear news signed in our own way; ``provider`` where the address says whose it is."""
+    front = call.front
+    sent = call.request.headers.getlist(SIGNATURE_HEADER)
+    header = sent[0] if len(sent) == 1 else ",".join(sent)
+    named = key_name(header)
+    if provider is not None and named is None:
+        named = provider
+    if provider is not None and named != provider:
+        return REFUSED["invalid"]
+    secrets = front.callback_secrets(named)
+    if not sent or not header.strip():
+        return REFUSED["missing"]
+    if named is None and not any(secrets):
+        return Refusal(code="provider_not_configured", message="No callback secret is configured here.")
+    verdict = verify(header, call.raw, secrets, now=front.now())
+    if verdict != "valid":
+        return REFUSED[verdict]
+    # A sender without a key name may say in the body who it is.
+    speaker = named or _named_in_body(call.raw)
+    news = parse_callback(speaker or "", call.raw)
+    if isinstance(news, Refusal):
+        return news
+    task = await task_of_update(front, news.request_id)
+    if task is None or (speaker is not None and speaker != task.provider):
+        return TASK_NOT_FOUND
+    if named is None:
+        # Any provider's secret opened the door; only the task's own provider may speak of it.
+        verdict = verify(header, call.raw, front.callback_secrets(task.provider), now=front.now())
+        if verdict != "valid":
+            return REFUSED[verdict]
+    news = msgspec.structs.replace(news, provider=task.provider)
+    done = await call.ask(front.tasks, task.request_id, ReceiveProviderUpdate(news=news, body=call.raw))
+    if isinstance(done, Refusal):
+        return done
+    return await read_back(front, task.account_id, task.request_id)
+
+
+async def task_of_update(front: Dependencies, request_id: str) -> Task | None:
+    """The task that news names, if there is one."""
+    if not valid_task_id(request_id):
+        return None
+    return await front.database.read(lambda rows: task_by_id(rows, request_id))
+
+
+def _named_in_body(raw: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(raw, type=_Sender).provider
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,317 @@
+"""Media tasks: create, list, read, retry, cancel.
+
+Creating is the hot path: when the key is known it reads no row at all. Whether the key is still live and may
+write is checked by the account's actor, to which the command carries the claim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from sqlalchemy import Connection
+
+from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.task.messages import CancelTask
+from holdfast.http.kit.answers import told
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import Position, read_page, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
+from holdfast.ledger.catalog.quotes import PricedInput, SealedQuote, quote_input, quote_matches, unseal_quote
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
+from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task
+from holdfast.persistence.queries.api_keys import ApiKeyRecord
+from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
+from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
+
+route = RouteTable("Media tasks")
+
+METADATA_MAX_PAIRS: Final = 16
+METADATA_KEY_MAX_CHARS: Final = 64
+METADATA_VALUE_MAX_CHARS: Final = 512
+
+TASK_NOT_FOUND: Final = Refusal(code="task_not_found", message="There is no such task.")
+
+_TASK_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+_CREATE_ERRORS = (
+    "insufficient_credit",
+    "model_not_found",
+    "model_not_available",
+    "model_not_async",
+    "invalid_input",
+    "quote_unavailable",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "account_disabled",
+)
+
+
+@route(
+    "POST",
+    "/v2/task/create",
+    summary="Create a task: its credit is held at once, its work follows",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=CreateTaskRequest,
+    takes_input=True,
+    reply=TaskCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
+)
+async def create_task(call: Call) -> Outcome:
+    """Price, then ask the account; a call refused before that may still be a repeat of one that was accepted."""
+    assert call.known_key is not None
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return await call.refuse_proved(idempotency)
+    account_id = call.known_key.account_id
+    command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
+    reply = (
+        await call.refuse(command, idempotency)
+        if isinstance(command, Refusal)
+        else await call.ask(call.front.accounts, account_id, command)
+    )
+    return told(reply, lambda accepted: task_created(call.front, accepted))
+
+
+def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
+    wanted = call.body(CreateTaskRequest)
+    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
+        call.front, wanted.webhook_url, wanted.webhook_events
+    )
+    if refusal is not None:
+        return refusal
+    quoted = _quoted(call.front, wanted.quote_id)
+    if isinstance(quoted, Refusal):
+        return quoted
+    priced = _price(call.front, wanted.model, wanted.input, quoted)
+    if isinstance(priced, Refusal):
+        return priced
+    terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
+    if quoted is not None:
+        mismatch = quote_matches(quoted, model=terms.model, input_hash=terms.input_hash, account_id=account_id)
+        if mismatch is not None:
+            return mismatch
+        terms = quoted.terms
+    return CreateTask(
+        input=priced.input_json,
+        terms=terms,
+        quote_id=quote_id,
+        claim=call.claim(key_id),
+        metadata=tuple((wanted.metadata or {}).items()),
+        webhook_url=wanted.webhook_url,
+        webhook_events=_kinds(wanted),
+        idempotency=idempotency,
+    )
+
+
+@route(
+    "GET",
+    "/v2/task/list",
+    summary="List the account's tasks, newest first",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=TaskList,
+    parameters=(STATUS, MODEL, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_tasks(call: Call) -> Outcome:
+    """One read: the key and a page, with one row more than asked to know whether another page follows."""
+    window = read_window(call.query(), kind="tasks", filters=(STATUS, MODEL))
+    if isinstance(window, Refusal):
+        return window
+    page = await read_page(call, window, tasks_of_account, lambda task: Position(task.created_at, task.request_id))
+    if isinstance(page, Refusal):
+        return page
+    return TaskList(data=[task_body(call.front, task) for task in page.entries], next_cursor=page.next_cursor)
+
+
+@route(
+    "GET",
+    "/v2/task/{request_id}",
+    summary="Read a task; links to its results are signed anew each time",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=TaskBody,
+    errors=("task_not_found",),
+)
+async def read_task(call: Call) -> Outcome:
+    """One read: the key and the task."""
+    task = await _own_task(call)
+    return task if isinstance(task, Refusal) else task_body(call.front, task)
+
+
+@route(
+    "POST",
+    "/v2/task/{request_id}/retry",
+    summary="Run an ended task again as a new task, priced by the catalog of today",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=TaskCreated,
+    parameters=(IDEMPOTENCY_KEY,),
+    errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
+)
+async def retry_task(call: Call) -> Outcome:
+    """The original stays as it is; the new task points to it."""
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return await call.refuse_proved(idempotency)
+    found = await _own_task_and_key(call)
+    if isinstance(found, Refusal):
+        return found
+    original, key_id = found
+    # The input is an earlier call's, so how much there is to it is not known from this one.
+    retry = partial(_retry_command, call, original, key_id, idempotency)
+    command = await call.compute(retry, caller=original.account_id)
+    reply = (
+        await call.refuse(command, idempotency)
+        if isinstance(command, Refusal)
+        else await call.ask(call.front.accounts, original.account_id, command)
+    )
+    return told(reply, lambda accepted: task_created(call.front, accepted))
+
+
+def _retry_command(
+    call: Call, original: Task, key_id: str, idempotency: IdempotencyKey | None
+) -> CreateTask | Refusal:
+    if original.status not in TERMINAL:
+        return Refusal(
+            code="task_not_terminal",
+            message=f"The task is {original.status}; only an ended task can be run again.",
+            final=True,
+        )
+    if original.request.input_dropped:
+        return Refusal(
+            code="task_input_expired",
+            message="The task's input was large and is no longer kept; create a new task with it.",
+            final=True,
+        )
+    priced = _price(call.front, original.model, original.request.input)
+    if isinstance(priced, Refusal):
+        return priced
+    return CreateTask(
+        input=priced.input_json,
+        terms=priced.terms,
+        quote_id=new_id("quo"),
+        claim=call.claim(key_id),
+        metadata=tuple(original.request.metadata.items()),
+        webhook_url=original.request.webhook_url,
+        webhook_events=original.request.webhook_events,
+        retry_of=original.request_id,
+        idempotency=idempotency,
+    )
+
+
+@route(
+    "POST",
+    "/v2/task/{request_id}/cancel",
+    summary="Cancel a task; its whole hold is released at once",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=TaskBody,
+    errors=("task_not_found", "task_already_terminal"),
+)
+async def cancel_task(call: Call) -> Outcome:
+    """Whichever commits first wins, the cancel or the result; the row tells which."""
+    task = await _own_task(call)
+    if isinstance(task, Refusal):
+        return task
+    done = await call.ask(call.front.tasks, task.request_id, CancelTask())
+    if isinstance(done, Refusal):
+        return done
+    return await read_back(call.front, task.account_id, task.request_id)
+
+
+async def read_back(front: Dependencies, account_id: str, request_id: str) -> Outcome:
+    """The task as its row now stands, after a command to it was answered."""
+    task = await front.database.read(lambda rows: task_of_account(rows, account_id, request_id))
+    return TASK_NOT_FOUND if task is None else task_body(front, task)
+
+
+def valid_task_id(request_id: str) -> bool:
+    """Whether a text could be a task's id at all; what could not is not looked up."""
+    return _TASK_ID.fullmatch(request_id) is not None
+
+
+async def _own_task(call: Call) -> Task | Refusal:
+    found = await _own_task_and_key(call)
+    return found if isinstance(found, Refusal) else found[0]
+
+
+async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
+    """The caller's task and the id of the key, in one read; another account's task is as good as none."""
+    request_id = call.path["request_id"]
+
+    def read(rows: Connection, key: ApiKeyRecord) -> tuple[Task, str] | Refusal:
+        task = task_of_account(rows, key.account_id, request_id) if valid_task_id(request_id) else None
+        return TASK_NOT_FOUND if task is None else (task, key.key_id)
+
+    return await call.read_as_key(read)
+
+
+def _price(
+    front: Dependencies, model_id: str, given: dict[str, object], quoted: SealedQuote | None = None
+) -> PricedInput | Refusal:
+    """Price an input for a model that can run as a task.
+
+    With a quote for the model the input is read by the catalog that the quote was made by: what has changed since,
+    a default or a tier, does not void it. A model that was switched off since stays off.
+    """
+    catalog = front.catalog()
+    model = catalog.models.get(model_id)
+    if quoted is not None and quoted.terms.model == model_id and (model is None or model.status != "disabled"):
+        catalog = front.catalog_of(quoted.terms.catalog_version) or catalog
+        model = catalog.models.get(model_id)
+    if model is not None and model.type == "sync":
+        return Refusal(
+            code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
+        )
+    return quote_input(catalog, model_id, given)
+
+
+def _quoted(front: Dependencies, quote_id: str | None) -> SealedQuote | Refusal | None:
+    return None if quote_id is None else unseal_quote(quote_id, front.quote_key, front.now())
+
+
+def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
+    if len(metadata) > METADATA_MAX_PAIRS:
+        return _invalid("metadata", f"has at most {METADATA_MAX_PAIRS} pairs")
+    for key, value in metadata.items():
+        if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
+            return _invalid("metadata", f"has keys of 1 to {METADATA_KEY_MAX_CHARS} characters")
+        if len(value) > METADATA_VALUE_MAX_CHARS:
+            return _invalid("metadata", f"has values of at most {METADATA_VALUE_MAX_CHARS} characters")
+    return None
+
+
+def _refuse_webhook(front: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
+    """An address that could be called at all. Where it really leads is checked again at each connection."""
+    if url is None:
+        return None if kinds is None else _invalid("webhook_events", "needs a webhook_url")
+    if not can_be_posted_to(url, local_allowed=front.settings.webhook_local_allowed):
+        return _invalid(
+            "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
+        )
+    if kinds is not None and chosen_kinds(kinds) is None:
+        return _invalid("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
+    return None
+
+
+def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
+    """The kinds of events the task will announce, written out: what is usual may change, a task's choice not."""
+    if wanted.webhook_url is None:
+        return None
+    return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)
+
+
+def _invalid(param: str, rule: str) -> Refusal:
+    return Refusal(code="invalid_parameter", message=f"The parameter {param} {rule}.", param=param)

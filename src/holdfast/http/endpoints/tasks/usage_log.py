@@ -1,0 +1,81 @@
+"""The usage log: one line per task, newest first, a page at a time or all of it as a file."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_page, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.http.schemas.tasks import UsageList, usage_body
+from holdfast.ledger.catalog.models import Modality
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.sessions import SessionRecord
+from holdfast.persistence.queries.usage import usage_of_account
+
+route = RouteTable("Usage")
+
+_MODALITY: Final = Parameter(
+    name="modality",
+    place="query",
+    description="Only entries of this modality.",
+    schema=(("type", "string"), ("enum", list(get_args(Modality)))),
+)
+_API_KEY_ID: Final = Parameter(
+    name="api_key_id",
+    place="query",
+    description="Only entries of this API key.",
+    schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
+)
+_FORMAT: Final = Parameter(
+    name="format",
+    place="query",
+    description="csv: a file of all entries that fit the filters; with a limit, of so many.",
+    schema=(("type", "string"), ("enum", ["json", "csv"]), ("default", "json")),
+)
+_FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
+
+
+@route(
+    "GET",
+    "/v2/usage/logs",
+    summary="The account's usage, newest first",
+    auth=Auth.SESSION,
+    reply=UsageList,
+    media=(Media(status=200, content_types=("text/csv",), description="A page, or a file."),),
+    parameters=(FROM, TO, CURSOR, LIMIT, *_FILTERS, _FORMAT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_usage(call: Call) -> Outcome:
+    """One read: the session and a page, with one row more than asked to know whether another page follows."""
+    query = call.query()
+    window = read_window(query, kind="usage", filters=_FILTERS)
+    if isinstance(window, Refusal):
+        return window
+    wanted = query.get("format", ["json"])
+    if wanted == ["csv"]:
+        return await _export(call, window)
+    if wanted != ["json"]:
+        return Refusal(code="invalid_parameter", message="The format is json or csv.", param="format")
+    page = await read_page(call, window, usage_of_account, lambda entry: Position(entry.ts, entry.request_id))
+    if isinstance(page, Refusal):
+        return page
+    return UsageList(data=[usage_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
+
+
+async def _export(call: Call, window: Window) -> Outcome:
+    """The session and the first page are one read, so that what is refused is refused before a file begins."""
+
+    def read(rows: Connection, session: SessionRecord) -> tuple[str, CsvPage] | Refusal:
+        position = read_cursor(session.account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        page = read_csv_page(rows, session.account_id, window, position, rows_wanted(window, 0))
+        return session.account_id, page
+
+    found = await call.read_as_session(read)
+    return found if isinstance(found, Refusal) else csv_answer(call.front, found[0], window, found[1])

@@ -1,0 +1,1 @@
+"""What every endpoint is made with: dispatch, request, response, paging, errors, OpenAPI."""

@@ -1,0 +1,101 @@
+"""How a call is answered: prepared, handled, and its outcome or its fault made a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+from quart import Response
+from werkzeug.exceptions import HTTPException
+
+from holdfast.actors.account.messages import Recharged, TaskAccepted
+from holdfast.actors.account.stored_replies import Replayed
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
+from holdfast.http.kit.routes import Answer, Outcome, ReplayedAnswer, Route
+from holdfast.http.kit.tracing import current_request_id
+from holdfast.ledger.refusals import Refusal
+
+log = structlog.get_logger("holdfast.http")
+
+
+def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[Any], msgspec.Struct]) -> Outcome:
+    """An actor's reply as an outcome: ``shape`` renders what succeeded, now or in the call it repeats."""
+    match reply:
+        case Replayed(Refusal() as refusal):
+            return ReplayedAnswer(refusal)
+        case Replayed(stored):
+            return ReplayedAnswer(shape(stored))
+        case Refusal():
+            return reply
+        case _:
+            return shape(reply)
+
+
+async def answer_call(
+    front: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]
+) -> Response:
+    """Serve one call: prepare, handle, render.
+
+    Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.
+    """
+    call = Call(front, route, request, path)
+    outcome: Outcome
+    try:
+        refusal = await call.prepare()
+        outcome = await route.handler(call) if refusal is None else refusal
+        return render(outcome)
+    except HTTPException:
+        raise
+    except Exception as fault:
+        return render_fault(fault)
+    except BaseExceptionGroup as group:
+        cancelled, faults = group.split(trio.Cancelled)
+        if cancelled is None:
+            raise
+        if faults is not None:
+            # The client has left, so nobody reads an answer; the fault must still be seen.
+            log.error("fault in an abandoned call", exc_info=faults)
+        raise cancelled from None
+
+
+def render(outcome: Outcome) -> Response:
+    """Turn an outcome into a response."""
+    match outcome:
+        case Response():
+            return outcome
+        case Refusal():
+            return render_refusal(outcome)
+        case ReplayedAnswer(answer):
+            response = render(answer)
+            response.headers["Idempotent-Replayed"] = "true"
+            return response
+        case Answer(body, status, headers):
+            return _json(msgspec.json.encode(body), status, dict(headers))
+        case _:
+            return _json(msgspec.json.encode(outcome), 200, {})
+
+
+def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """Turn a refusal into a response by the error table."""
+    status, body, table_headers = error_answer(refusal, current_request_id())
+    return _json(body, status, {**table_headers, **(headers or {})})
+
+
+def render_fault(fault: BaseException) -> Response:
+    """Turn a fault into a response; what nobody expected is logged whole and told without detail."""
+    refusal = refusal_of_fault(fault)
+    if refusal is None:
+        log.error("unexpected fault", exc_info=fault)
+        return render_refusal(INTERNAL_ERROR)
+    log.warning("fault", code=refusal.code, reason=str(fault))
+    return render_refusal(refusal)
+
+
+def _json(body: bytes, status: int, headers: dict[str, str]) -> Response:
+    return Response(body, status=status, headers=headers, content_type="application/json")

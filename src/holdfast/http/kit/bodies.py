@@ -1,0 +1,174 @@
+"""Request bodies: raw bytes to a JSON object, strictly, and from there to a typed request.
+
+Refused as ``invalid_json``: more values than the route takes, bytes that are no UTF-8 or no JSON object, NaN and
+infinities (also numbers that overflow to one), duplicate keys, integers of more than 64 bits, nesting deeper than
+:data:`NESTING_MAX`, lone surrogates and NUL characters. The last two are text that PostgreSQL cannot store. What
+readers of JSON disagree about is refused rather than guessed, because a body is also fingerprinted.
+
+How many values there are is counted on the bytes, before anything is decoded. The common small body pays one decode
+and a few passes over its bytes; only a body that could hold something odd is walked.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, json_size
+from holdfast.ledger.refusals import Refusal
+
+NESTING_MAX: Final = 64
+
+JsonObject = dict[str, Any]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_MEDIA_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.ASCII)
+_ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_INTEGER_DIGITS_MAX: Final = 20
+_OWN_CODES: Final = {"amount": "invalid_amount", "email": "invalid_email"}
+
+
+class _Refused(ValueError):
+    """Raised inside the decoder's hooks; never leaves this module."""
+
+
+def check_media_type(content_type: str | None) -> Refusal | None:
+    """Refuse a body that does not call itself JSON. Only the UTF-8 charset may be named."""
+    media_type, _, parameters = (content_type or "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if _MEDIA_TYPE.fullmatch(media_type.strip().lower()) and charset in {"", "utf-8", "utf8"}:
+        return None
+    return Refusal(code="unsupported_media_type", message="The body must be sent as application/json in UTF-8.")
+
+
+def parse_object(raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX) -> JsonObject | Refusal:
+    """Read a body as one JSON object of at most ``values_max`` values."""
+    size = json_size(raw, values_max)
+    if size is None:
+        return _invalid(f"The body holds more than {values_max} values.")
+    try:
+        text = raw.decode("utf-8")
+        value = _DECODER.decode(text)
+    except UnicodeDecodeError:
+        return _invalid("The body is not UTF-8.")
+    except _Refused as refused:
+        return _invalid(str(refused))
+    except RecursionError:
+        return _invalid("The body is nested too deeply.")
+    except ValueError:
+        return _invalid("The body is not JSON.")
+    if not isinstance(value, dict):
+        return _invalid("The body must be a JSON object.")
+    if b"\\u" in raw or size.containers_count > NESTING_MAX:
+        return _walked(value)
+    return value
+
+
+def convert_body(body: JsonObject, shape: type[S]) -> S | Refusal:
+    """Turn a JSON object into a typed request; extra keys are ignored."""
+    for name in _required_names(shape):
+        if name not in body:
+            return Refusal(code="missing_parameter", message=f"The parameter {name} is required.", param=name)
+    try:
+        return msgspec.convert(body, shape)
+    except msgspec.ValidationError as error:
+        return _invalid_parameter(str(error))
+
+
+def fingerprint(path: str, body: JsonObject) -> bytes:
+    """SHA-256 of a call's concrete path and canonical body: what an Idempotency-Key is bound to."""
+    canonical = msgspec.json.encode(body, order="sorted")
+    return hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + canonical).digest()
+
+
+@functools.cache
+def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in msgspec.structs.fields(shape) if field.required)
+
+
+def _invalid_parameter(message: str) -> Refusal:
+    path = _ERROR_PATH.search(message)
+    said = message[: path.start()] if path else message
+    param = path.group(1) if path else None
+    field = (param or "").partition(".")[0].partition("[")[0]
+    missing = re.search(r"missing required field `([^`]+)`", said)
+    if missing:
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return Refusal(code="missing_parameter", message=f"The parameter {param} is required.", param=param)
+    return Refusal(
+        code=_OWN_CODES.get(field, "invalid_parameter"),
+        message=f"{said[:300].replace('`', '')}.",
+        param=param,
+    )
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(code="invalid_json", message=message)
+
+
+def _walked(value: JsonObject) -> JsonObject | Refusal:
+    """Look at every string and depth of a body that escapes or nests; iteratively, since it may nest deeply."""
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    while waiting:
+        part, depth = waiting.pop()
+        if isinstance(part, str):
+            if not _storable(part):
+                return _invalid("The body holds a NUL character or a lone surrogate.")
+        elif isinstance(part, dict | list):
+            if depth > NESTING_MAX:
+                return _invalid("The body is nested too deeply.")
+            if isinstance(part, dict):
+                waiting.extend((key, depth) for key in part)
+                waiting.extend((member, depth + 1) for member in part.values())
+            else:
+                waiting.extend((member, depth + 1) for member in part)
+    return value
+
+
+def _storable(text: str) -> bool:
+    if "\0" in text:
+        return False
+    try:
+        # Fails at lone surrogates, and far sooner than looking at each character here would.
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Refused("The body names a key twice.")
+    return found
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > _INTEGER_DIGITS_MAX or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise _Refused("The body holds an integer of more than 64 bits.")
+    return number
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _Refused("The body holds a number out of range.")
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise _Refused(f"{name} is not JSON.")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys,
+    parse_int=_bounded_int,
+    parse_float=_finite_float,
+    parse_constant=_no_constant,
+)

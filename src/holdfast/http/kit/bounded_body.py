@@ -1,0 +1,39 @@
+"""Requests whose bodies are taken in when somebody asks for them, and bounded by what their route takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable
+from quart_trio.wrappers.request import TrioRequest
+from werkzeug.exceptions import RequestEntityTooLarge
+
+
+class HoldfastRequest(TrioRequest):
+    """A request whose body waits with the server below until it is read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.receive: ASGIReceiveCallable | None = None
+
+    async def read_body(self, bytes_max: int) -> bytes:
+        """The whole body, read once.
+
+        Raises the framework's ``RequestEntityTooLarge`` as soon as more than ``bytes_max`` bytes have come. Where
+        the client hangs up it does not return: the server below cancels the call.
+        """
+        assert self.receive is not None
+        parts: list[bytes] = []
+        count = 0
+        while True:
+            event = await self.receive()
+            if event["type"] != "http.request":
+                await trio.sleep_forever()
+            part = event.get("body", b"")
+            count += len(part)
+            if count > bytes_max:
+                raise RequestEntityTooLarge
+            parts.append(part)
+            if not event.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,390 @@
+"""One HTTP call: who asks, with what body, and what a route may want of it.
+
+The order is the same everywhere: credential's form → the caller (for calls with a body) → body → handler. A
+call without a body proves its caller in the same read as its query, so it costs one trip to the database.
+
+Nothing here changes anything: a client that hangs up cancels its handler mid-line, so handlers only read and
+ask. Every refusal is a value; exceptions are faults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final, Literal, TypeVar
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.account.messages import KeyClaim, RecordKeyUse
+from holdfast.actors.account.stored_replies import Replayed, StoredReply
+from holdfast.actors.runtime.directory import Directory
+from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.http.kit import bodies
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.client_address import client_address, origin_of
+from holdfast.http.kit.credentials import (
+    INVALID_API_KEY,
+    INVALID_SESSION,
+    SESSION_EXPIRED,
+    Bearer,
+    CredentialKind,
+    KnownKey,
+    lacking_scope,
+    read_bearer,
+    refuse_operator,
+)
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.api_keys import ApiKeyRecord, api_key_by_secret
+from holdfast.persistence.queries.idempotency import find_reply
+from holdfast.persistence.queries.sessions import SessionRecord, session_by_token
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+_KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
+
+
+Method = Literal["GET", "POST", "DELETE"]
+
+
+class Auth(Enum):
+    """How a route knows its caller."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    SESSION = "session"
+    API_KEY = "api_key"
+    CALLBACK_SIGNATURE = "callback_signature"
+    PROVIDER_WEBHOOK = "provider_webhook"
+    SANDBOX_SIGNATURE = "sandbox_signature"
+    CARD_SIGNATURE = "card_signature"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a route wants of a call before its handler runs.
+
+    Where ``body_optional``, a body whose fields may all be left out may be left out itself. A body is small
+    (:data:`SMALL_BODY_BYTES_MAX`) unless the route ``takes_input`` of a model: then the setting bounds it, or
+    :data:`ANONYMOUS_BODY_BYTES_MAX` where a credential is optional and none is shown. A route with
+    ``raw_body_bytes_max`` takes bytes as they come; ``raw_body_limit`` may lower that for a single call.
+    """
+
+    method: Method
+    path: str
+    auth: Auth
+    scope: str | None
+    body: type[msgspec.Struct] | None
+    body_optional: bool
+    takes_input: bool
+    raw_body_bytes_max: int | None
+    raw_body_limit: Callable[[Call], int] | None
+
+    @property
+    def name(self) -> str:
+        """What idempotency records and counters call the route."""
+        return f"{self.method} {self.path}"
+
+
+ANONYMOUS_BODY_BYTES_MAX: Final = 64 * 1024
+"""The largest body with a model's input from a caller without a credential."""
+
+LIGHT_BYTES_MAX: Final = 32 * 1024
+LIGHT_VALUES_MAX: Final = 200
+"""What a body may have to be decoded and judged on the event loop: well under a millisecond's work."""
+
+_WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
+
+
+class Call:
+    """One request on its way through a handler.
+
+    ``session`` or ``known_key`` is set before the handler runs where the route has a body; ``json`` and
+    ``body`` hold that body; ``raw`` its bytes as they came.
+    """
+
+    __slots__ = (
+        "_body", "_caller_id", "_fingerprint", "_is_heavy",
+        "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session",
+    )  # fmt: skip
+
+    def __init__(self, front: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
+        self.front = front
+        self.route = route
+        self.request = request
+        self.path = path
+        self.bearer: Bearer | None = None
+        self.session: SessionRecord | None = None
+        self.known_key: KnownKey | None = None
+        self.json: bodies.JsonObject = {}
+        self.raw = b""
+        self._body: msgspec.Struct | None = None
+        self._fingerprint: bytes | None = None
+        self._is_heavy = False
+        self._caller_id: str | None = None
+
+    # ------------------------------------------------------------------------------------------- the body
+
+    def body(self, shape: type[S]) -> S:
+        """The parsed body, as the shape the route declares."""
+        assert isinstance(self._body, shape)
+        return self._body
+
+    async def prepare(self) -> Refusal | None:
+        """Do what the route declares, before its handler runs."""
+        bytes_max = self._body_bytes_max()
+        length = self.request.content_length
+        if (length or 0) > bytes_max:
+            return _too_large(bytes_max)
+        refusal = self._read_credential()
+        if self.route.auth is Auth.OPTIONAL and (length is None or length > ANONYMOUS_BODY_BYTES_MAX):
+            # Whoever wants more than anybody may have shows who it is, before the body is taken in.
+            self._caller_id = await self.account_of_caller()
+            if self._caller_id is None:
+                bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
+                if (length or 0) > bytes_max:
+                    return _too_large(bytes_max, " without a valid credential")
+        if refusal is None and self.route.body is not None:
+            refusal = await self._prove_caller()
+        if refusal is not None or self.route.method == "GET":
+            return refusal
+        self.raw = raw = await self.request.read_body(bytes_max)
+        if self.route.raw_body_bytes_max is not None:
+            return None
+        self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None
+        refusal = await self.compute(partial(self._read_body, raw))
+        return None if refusal is None else await self.refuse_proved(refusal)
+
+    def _body_bytes_max(self) -> int:
+        """The largest body that the route takes from anybody."""
+        route, most = self.route, self.front.settings.body_bytes_max
+        if route.raw_body_limit is not None:
+            return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
+        return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
+
+    async def compute(self, work: Callable[[], T], *, caller: str | None = None) -> T:
+        """Do what takes time with the body: at once where it is light, else in a thread, as callers take turns.
+
+        With a ``caller`` in a thread always, for work that is not measured by this call's body. Raises
+        :class:`~holdfast.actors.runtime.faults.Overloaded` where too much of the caller's work waits already.
+        """
+        if caller is None:
+            if not self._is_heavy:
+                return work()
+            caller = self._caller_id or f"origin:{self.origin()}"
+        return await self.front.threads.run(caller, work)
+
+    def _read_body(self, raw: bytes) -> Refusal | None:
+        shape = self.route.body
+        if not raw.strip() and (shape is None or self.route.body_optional):
+            self._body = None if shape is None else shape()
+            return None
+        refusal = bodies.check_media_type(self.request.headers.get("Content-Type"))
+        if refusal is not None:
+            return refusal
+        values_max = INPUT_BODY_VALUES_MAX if self.route.takes_input else SMALL_VALUES_MAX
+        parsed = bodies.parse_object(raw, values_max=values_max)
+        if isinstance(parsed, Refusal):
+            return parsed
+        if shape is None:
+            # Unknown keys are ignored everywhere, and a call that takes no body knows none.
+            return None
+        body = bodies.convert_body(parsed, shape)
+        if isinstance(body, Refusal):
+            return body
+        self.json, self._body = parsed, body
+        if self._is_heavy and "Idempotency-Key" in self.request.headers:
+            self._fingerprint = bodies.fingerprint(self.request.path, parsed)
+        return None
+
+    # ----------------------------------------------------------------------------------------- the caller
+
+    def _read_credential(self) -> Refusal | None:
+        if self.route.auth is Auth.OPERATOR:
+            token = self.front.settings.operator_token
+            return refuse_operator(self.request.headers.getlist("Authorization"), token)
+        if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
+            return None
+        found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
+        if isinstance(found, Refusal):
+            return None if self.route.auth is Auth.OPTIONAL else found
+        self.bearer = found
+        return None
+
+    async def _prove_caller(self) -> Refusal | None:
+        if self.route.auth is Auth.SESSION:
+            found = await self.read_as_session(lambda _rows, session: session)
+            if isinstance(found, Refusal):
+                return found
+            self.session = found
+        elif self.route.auth is Auth.API_KEY:
+            assert self.bearer is not None
+            self.known_key = self.front.key_cache.get(self.bearer.sha256)
+            if self.known_key is None:
+                key = await self.read_as_key(lambda _rows, key: key)
+                if isinstance(key, Refusal):
+                    return key
+                self.known_key = KnownKey(key.account_id, key.key_id)
+                self.front.key_cache.put(self.bearer.sha256, self.known_key)
+            self._caller_id = self.known_key.account_id
+            self._note_use(self.known_key)
+        return None
+
+    def _note_use(self, key: KnownKey) -> None:
+        """Tell the key's account now and then that it is in use."""
+        assert self.bearer is not None
+        now = self.front.now()
+        if self.front.key_cache.is_use_due(self.bearer.sha256, now):
+            self.front.accounts.tell(key.account_id, RecordKeyUse(key.key_id, now))
+
+    async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
+        """Prove the session and run ``query`` in one read.
+
+        Refuses: 1. ``invalid_session`` (unknown or signed out); 2. ``session_expired``.
+        """
+        assert self.bearer is not None
+        sha256 = self.bearer.sha256
+        now = self.front.now()
+
+        def read(rows: Connection) -> T | Refusal:
+            session = session_by_token(rows, sha256)
+            if session is None or session.revoked_at is not None:
+                return INVALID_SESSION
+            if session.expires_at <= now:
+                return SESSION_EXPIRED
+            return query(rows, session)
+
+        return await self.front.database.read(read)
+
+    async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
+        """Prove the API key and its scope and run ``query`` in one read.
+
+        Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``insufficient_scope``.
+        """
+        assert self.bearer is not None
+        sha256, scope = self.bearer.sha256, self.route.scope
+
+        used: list[KnownKey] = []
+
+        def read(rows: Connection) -> T | Refusal:
+            key = api_key_by_secret(rows, sha256)
+            if key is None or key.revoked_at is not None:
+                return INVALID_API_KEY
+            if scope is not None and scope not in key.scopes:
+                return lacking_scope(scope)
+            used.append(KnownKey(key.account_id, key.key_id))
+            return query(rows, key)
+
+        answer = await self.front.database.read(read)
+        if used:
+            self._note_use(used[-1])
+        return answer
+
+    async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
+        """Prove the credential the route asks for and run ``query`` on the caller's account id, in one read.
+
+        Refuses as :meth:`read_as_key` or :meth:`read_as_session` does.
+        """
+        if self.route.auth is Auth.API_KEY:
+            return await self.read_as_key(lambda rows, key: query(rows, key.account_id))
+        return await self.read_as_session(lambda rows, session: query(rows, session.account_id))
+
+    async def refuse_proved(self, refusal: Refusal) -> Refusal:
+        """The refusal, unless the caller's API key opens nothing any more: the hot path has not looked by then."""
+        if self.route.auth is not Auth.API_KEY:
+            return refusal
+        return await self.read_as_key(lambda _rows, _key: refusal)
+
+    async def account_of_caller(self) -> str | None:
+        """The account of a credential that is optional here; one that opens nothing counts as none."""
+        if self.bearer is None:
+            return None
+        proved: SessionRecord | ApiKeyRecord | Refusal
+        if self.bearer.kind == "session":
+            proved = await self.read_as_session(lambda _rows, session: session)
+        else:
+            proved = await self.read_as_key(lambda _rows, key: key)
+        return None if isinstance(proved, Refusal) else proved.account_id
+
+    def origin(self) -> str:
+        """Where the call comes from, as limits count it."""
+        client = self.request.scope.get("client")
+        settings = self.front.settings
+        address = client_address(
+            str(client[0]) if client else None,
+            self.request.headers.getlist(settings.proxy_header),
+            settings.trusted_proxies,
+            header=settings.proxy_header,
+        )
+        return origin_of(address)
+
+    def query(self) -> dict[str, list[str]]:
+        """The query string's keys, each with every value that was sent."""
+        return self.request.args.to_dict(flat=False)
+
+    async def ask(self, directory: Directory, key: str, command: Command[T]) -> T | Refusal:
+        """Ask an actor within the time a call may take; its faults pass through to the error table."""
+        return await directory.ask(key, command, deadline_s=self.front.settings.ask_deadline_s)
+
+    def claim(self, key_id: str) -> KeyClaim:
+        """What the account's actor checks again when the command reaches it."""
+        assert self.route.scope is not None
+        return KeyClaim(key_id=key_id, scope=self.route.scope)
+
+    # --------------------------------------------------------------------------------------- idempotency
+
+    def idempotency(self) -> IdempotencyKey | Refusal | None:
+        """The call's Idempotency-Key, raw or in one pair of quotes. Refuses with ``invalid_idempotency_key``."""
+        sent = self.request.headers.getlist("Idempotency-Key")
+        if not sent:
+            return None
+        key = sent[0]
+        if len(key) >= 2 and key[0] == key[-1] == '"':
+            key = key[1:-1]
+        if len(sent) > 1 or not _KEY_TEXT.fullmatch(key):
+            return Refusal(
+                code="invalid_idempotency_key",
+                message="Send one Idempotency-Key of 1 to 255 printable ASCII characters.",
+                param="Idempotency-Key",
+            )
+        fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
+        return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
+
+    async def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Refusal | Replayed:
+        """Turn the call down before its actor was asked, unless the same call was answered before.
+
+        What was accepted once must be replayed although the world has changed since (a model is gone, a quote has
+        expired). Whether the caller still may is read along, because the hot path has not looked.
+        """
+
+        now, ttl_s = self.front.now(), self.front.settings.idempotency_ttl_s
+
+        def recall(rows: Connection, account_id: str) -> Refusal | Replayed:
+            if idempotency is None:
+                return refusal
+            found = find_reply(rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s)
+            if found is None:
+                return refusal
+            if found.fingerprint != idempotency.fingerprint:
+                return Refusal(
+                    code="idempotency_key_reused",
+                    message="This Idempotency-Key was used for another request.",
+                    param="Idempotency-Key",
+                )
+            return Replayed(_STORED.decode(found.reply))
+
+        return await self.read_as_caller(recall)
+
+
+_STORED: Final = msgspec.json.Decoder(StoredReply)
+
+
+def _too_large(bytes_max: int, when: str = "") -> Refusal:
+    return Refusal(code="request_too_large", message=f"The body may have at most {bytes_max} bytes{when}.")

@@ -1,0 +1,55 @@
+"""How one request reaches the application and its answer leaves it.
+
+The server below (:mod:`holdfast.http.server`) cancels the call of a client that hangs up, and hands out the body
+as it is asked for. So a call is one task, and nothing of a body is taken in before somebody wants it.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import trio
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+)
+from quart import Response
+from quart.asgi import ASGIHTTPConnection
+from quart.utils import encode_headers
+from quart.wrappers.response import DataBody
+
+from holdfast.http.kit.bounded_body import HoldfastRequest
+
+
+class HoldfastConnection(ASGIHTTPConnection):
+    """One request over the server below; made anew for each."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer the request."""
+        request = self._create_request_from_scope(send)
+        assert isinstance(request, HoldfastRequest)
+        request.receive = receive
+        response = await self.app.handle_request(request)
+        assert isinstance(response, Response)
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": encode_headers(response.headers),
+        }
+        await send(cast(HTTPResponseStartEvent, start))
+        if isinstance(response.response, DataBody):
+            await send(_part(response.response.data, more=False))
+            return
+        timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
+        # What a client has not taken by then is given up; the server below sees that the answer is cut short.
+        with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            async with response.response as body:
+                async for data in body:
+                    await send(_part(data.encode() if isinstance(data, str) else data, more=True))
+            await send(_part(b"", more=False))
+
+
+def _part(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -1,0 +1,261 @@
+"""The error table: what each refusal and fault looks like outside.
+
+Every failed call answers ``{"error": {message, type, code, param, request_id}}``. :data:`ERROR_TABLE` is the
+one place that gives a code its status, type and headers; handlers only name codes. Clients branch on ``code``,
+so a row once published keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.server.database import DatabaseAway
+
+INVALID = "invalid_request_error"
+AUTHENTICATION = "authentication_error"
+PERMISSION = "permission_error"
+NOT_FOUND = "not_found_error"
+CONFLICT = "conflict_error"
+IDEMPOTENCY = "idempotency_error"
+CREDIT = "insufficient_credit_error"
+RATE_LIMIT = "rate_limit_error"
+PROVIDER = "provider_error"
+API = "api_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """How a code answers. ``retry_after_s`` is sent when the refusal names no time itself.
+
+    ``final`` sends ``x-should-retry: false``: common client libraries repeat every 409 unless told not to.
+    ``challenge`` sends ``WWW-Authenticate: Bearer``.
+    """
+
+    status: int
+    type: str
+    retry_after_s: int | None = None
+    final: bool = False
+    challenge: bool = False
+
+
+ERROR_TABLE: Final[dict[str, ErrorRow]] = {
+    # Any endpoint.
+    "route_not_found": ErrorRow(404, NOT_FOUND),
+    "method_not_allowed": ErrorRow(405, INVALID),
+    "malformed_request": ErrorRow(400, INVALID),
+    "request_timeout": ErrorRow(408, INVALID),
+    "invalid_json": ErrorRow(400, INVALID),
+    "unsupported_media_type": ErrorRow(415, INVALID),
+    "headers_too_large": ErrorRow(431, INVALID),
+    "request_too_large": ErrorRow(413, INVALID),
+    "missing_parameter": ErrorRow(400, INVALID),
+    "invalid_parameter": ErrorRow(400, INVALID),
+    "missing_credentials": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "invalid_credentials": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "invalid_session": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "session_expired": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "invalid_api_key": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "wrong_credential_type": ErrorRow(401, AUTHENTICATION, challenge=True),
+    "insufficient_scope": ErrorRow(403, PERMISSION),
+    "account_disabled": ErrorRow(403, PERMISSION),
+    "rate_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=1),
+    "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
+    "overloaded": ErrorRow(503, API, retry_after_s=1),
+    "internal_error": ErrorRow(500, API),
+    "not_implemented": ErrorRow(501, INVALID),
+    "http_version_not_supported": ErrorRow(505, INVALID),
+    # Idempotency.
+    "invalid_idempotency_key": ErrorRow(400, IDEMPOTENCY),
+    "idempotency_key_reused": ErrorRow(422, IDEMPOTENCY),
+    "idempotency_key_in_use": ErrorRow(409, IDEMPOTENCY, retry_after_s=1),
+    # Sign-in, sessions and keys.
+    "invalid_email": ErrorRow(400, INVALID),
+    "otp_rate_limited": ErrorRow(429, RATE_LIMIT, retry_after_s=30),
+    "otp_delivery_failed": ErrorRow(503, API, retry_after_s=30),
+    "invalid_otp": ErrorRow(401, AUTHENTICATION),
+    "otp_expired": ErrorRow(401, AUTHENTICATION),
+    "otp_attempts_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=600),
+    "api_key_not_found": ErrorRow(404, NOT_FOUND),
+    "api_key_limit_reached": ErrorRow(409, CONFLICT, final=True),
+    # Credit.
+    "invalid_amount": ErrorRow(400, INVALID),
+    "amount_too_small": ErrorRow(400, INVALID),
+    "amount_too_large": ErrorRow(400, INVALID),
+    "sandbox_disabled": ErrorRow(403, PERMISSION),
+    "insufficient_credit": ErrorRow(402, CREDIT),
+    # Payment orders.
+    "payment_order_not_found": ErrorRow(404, NOT_FOUND),
+    "payment_order_expired": ErrorRow(409, CONFLICT, final=True),
+    "payment_order_not_payable": ErrorRow(409, CONFLICT, final=True),
+    "provider_event_mismatch": ErrorRow(400, INVALID),
+    "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
+    "provider_not_configured": ErrorRow(503, PROVIDER),
+    "provider_unavailable": ErrorRow(502, PROVIDER),
+    "provider_timeout": ErrorRow(504, PROVIDER),
+    "provider_rejected": ErrorRow(502, PROVIDER, final=True),
+    "provider_rate_limited": ErrorRow(503, PROVIDER, retry_after_s=5),
+    # Catalog and quotes. An unknown model keeps the type that clients of compatible listings expect.
+    "model_not_found": ErrorRow(404, INVALID),
+    "model_not_available": ErrorRow(400, INVALID),
+    "model_not_async": ErrorRow(400, INVALID),
+    "invalid_input": ErrorRow(400, INVALID),
+    "quote_unavailable": ErrorRow(503, API),
+    "quote_expired": ErrorRow(409, CONFLICT, final=True),
+    "quote_mismatch": ErrorRow(400, INVALID),
+    # Tasks, lists and assets.
+    "task_not_found": ErrorRow(404, NOT_FOUND),
+    "task_not_terminal": ErrorRow(409, CONFLICT, final=True),
+    "task_already_terminal": ErrorRow(409, CONFLICT, final=True),
+    "task_input_expired": ErrorRow(410, NOT_FOUND),
+    "event_not_found": ErrorRow(404, NOT_FOUND),
+    "review_not_found": ErrorRow(404, NOT_FOUND),
+    "review_not_open": ErrorRow(409, CONFLICT),
+    "concurrency_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=5),
+    "invalid_cursor": ErrorRow(400, INVALID),
+    "asset_expired": ErrorRow(410, NOT_FOUND),
+    "invalid_link": ErrorRow(403, PERMISSION),
+    "range_not_satisfiable": ErrorRow(416, INVALID),
+    # Signed notifications.
+    "missing_signature": ErrorRow(401, AUTHENTICATION),
+    "invalid_signature": ErrorRow(401, AUTHENTICATION),
+    "signature_expired": ErrorRow(401, AUTHENTICATION),
+    "invalid_event": ErrorRow(400, INVALID),
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """What went wrong.
+
+    ``required`` and ``available`` are amounts, present for ``insufficient_credit`` only; ``provider_code`` is the
+    payment provider's own code, present for ``provider_rejected`` only.
+    """
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+    request_id: str
+    required: str | msgspec.UnsetType = msgspec.UNSET
+    available: str | msgspec.UnsetType = msgspec.UNSET
+    provider_code: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """The body of every failed call."""
+
+    error: ErrorBody
+
+
+def row_of(code: str) -> ErrorRow:
+    """The table's row for a code. A code without a row is a bug in whoever refused."""
+    row = ERROR_TABLE.get(code)
+    assert row is not None, f"the error table has no row for {code!r}"
+    return row
+
+
+def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[str, str]]:
+    """The status, body and headers that tell a refusal."""
+    row = row_of(refusal.code)
+    body = ErrorBody(
+        message=refusal.message,
+        type=row.type,
+        code=refusal.code,
+        param=refusal.param,
+        request_id=request_id,
+        required=_amount(refusal.required_micro),
+        available=_amount(refusal.available_micro),
+        provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
+    )
+    headers = {}
+    # A row's usual wait is for what passes with time; a refusal that is final says so itself if it has one.
+    usual_s = None if refusal.final else row.retry_after_s
+    retry_after_s = usual_s if refusal.retry_after_s is None else refusal.retry_after_s
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, retry_after_s))
+    if refusal.final or row.final:
+        headers["X-Should-Retry"] = "false"
+    if row.challenge:
+        headers["WWW-Authenticate"] = "Bearer"
+    return row.status, msgspec.json.encode(ErrorAnswer(error=body)), headers
+
+
+def refusal_of_fault(fault: BaseException) -> Refusal | None:
+    """The answer to a fault that callers may meet in good order, or None where it is unexpected.
+
+    A group counts as its first member when every member is such a fault.
+    """
+    answers = [_refusal_of_leaf(leaf) for leaf in _leaves(fault)]
+    return answers[0] if answers and all(answer is not None for answer in answers) else None
+
+
+INTERNAL_ERROR: Final = Refusal(code="internal_error", message="Something went wrong on our side.")
+
+
+def refusal_of_http(error: HTTPException) -> tuple[Refusal, dict[str, str]]:
+    """The answer to what the web framework itself refused, and headers that go with it."""
+    match error.code:
+        case 404:
+            return Refusal(code="route_not_found", message="There is nothing at this path."), {}
+        case 405:
+            methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
+            allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))} if methods else {}
+            return Refusal(code="method_not_allowed", message="This path does not take this method."), allow
+        case 408:
+            return Refusal(code="request_timeout", message="The request's body took too long to arrive."), {}
+        case 413:
+            return Refusal(code="request_too_large", message="The request's body is too large."), {}
+        case code if code is not None and 400 <= code < 500:
+            return Refusal(code="malformed_request", message="The request could not be understood."), {}
+        case _:
+            return INTERNAL_ERROR, {}
+
+
+def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
+    match fault:
+        case DatabaseAway():
+            return Refusal(
+                code="temporarily_unavailable",
+                message="The database is away; try again shortly.",
+                retry_after_s=math.ceil(fault.retry_after_s),
+            )
+        case Overloaded():
+            return Refusal(
+                code="overloaded",
+                message="Too much is waiting already; nothing was done. Try again shortly.",
+                retry_after_s=math.ceil(fault.retry_after_s),
+            )
+        case OutcomeUnknown():
+            return Refusal(
+                code="temporarily_unavailable",
+                message="No answer in time; the call may have taken effect. Repeat it with its Idempotency-Key.",
+                retry_after_s=math.ceil(fault.retry_after_s),
+            )
+        case AskFault():
+            return Refusal(
+                code="temporarily_unavailable",
+                message="This part of the service is restarting; nothing was done. Try again shortly.",
+                retry_after_s=math.ceil(fault.retry_after_s),
+            )
+        case _:
+            return None
+
+
+def _leaves(fault: BaseException) -> Iterator[BaseException]:
+    if isinstance(fault, BaseExceptionGroup):
+        for member in fault.exceptions:
+            yield from _leaves(member)
+    else:
+        yield fault
+
+
+def _amount(amount_micro: int | None) -> str | msgspec.UnsetType:
+    return msgspec.UNSET if amount_micro is None else format_amount(amount_micro)

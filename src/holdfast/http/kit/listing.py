@@ -1,0 +1,247 @@
+"""The query strings of lists (limit, from, to and cursors) and the pages they select.
+
+A cursor is base64url of ``[version, created_at in microseconds, id, hash of list, owner and filters]``. It is
+opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of another list, of other
+filters, or of another account an error instead of a wrong page.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import Parameter
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.unreadable import LeftOut
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+LIMIT_MAX: Final = 100
+LIMIT_DEFAULT: Final = 20
+FILTER_MAX_CHARS: Final = 200
+CURSOR_MAX_CHARS: Final = 512
+
+_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_DATE_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_VERSION: Final = 1
+_EARLIEST_US: Final = (datetime(1, 1, 2, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+class Position(NamedTuple):
+    """The last entry of the previous page; a list is ordered by (created_at, id), in either direction."""
+
+    created_at: datetime
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The parameters of a list request. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
+
+    ``kind`` names the list. ``limit`` is the default unless ``limit_given``.
+    """
+
+    kind: str
+    limit: int
+    limit_given: bool
+    since: datetime | None
+    until: datetime | None
+    filters: Mapping[str, str]
+    cursor: str | None
+
+    @property
+    def read_max(self) -> int:
+        """How many entries to read: one more than a page shows whether another page follows."""
+        return self.limit + 1
+
+
+class Page(NamedTuple, Generic[E]):
+    """A page of a list, and the cursor of the next page; None on the last page."""
+
+    entries: list[E]
+    next_cursor: str | None
+
+
+class Entries(Protocol[E_co]):
+    """Reads up to ``limit`` of an account's entries, in the list's order, starting after ``after``."""
+
+    def __call__(
+        self,
+        rows: Connection,
+        account_id: str,
+        /,
+        *,
+        limit: int,
+        since: datetime | None,
+        until: datetime | None,
+        after: Position | None,
+        filters: Mapping[str, str],
+    ) -> Sequence[E_co | LeftOut] | Refusal:
+        """Read them; may refuse a position that no entry of this list can have."""
+        ...
+
+
+async def read_page(
+    call: Call, window: Window, entries: Entries[E], place: Callable[[E], Position]
+) -> Page[E] | Refusal:
+    """Return a page of a list of the caller's account; the credential and the page are read in one read.
+
+    ``entries`` reads, ``place`` returns an entry's position. Refuses: 1. as the credential is refused;
+    2. ``invalid_cursor``.
+    """
+
+    def read(rows: Connection, account_id: str) -> Page[E] | Refusal:
+        position = read_cursor(account_id, window)
+        if isinstance(position, Refusal):
+            return position
+        found = entries(
+            rows,
+            account_id,
+            limit=window.read_max,
+            since=window.since,
+            until=window.until,
+            after=position,
+            filters=window.filters,
+        )
+        return found if isinstance(found, Refusal) else cut_page(found, account_id, window, place)
+
+    return await call.read_as_caller(read)
+
+
+def read_window(
+    query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
+) -> Window | Refusal:
+    """Parse a list's query string; unknown keys are ignored, repeated keys are refused.
+
+    ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` naming the
+    key.
+    """
+    values: dict[str, str] = {}
+    names = [each.name for each in filters]
+    for name in ("limit", "from", "to", "cursor", *names):
+        sent = query.get(name, ())
+        if len(sent) > 1:
+            return _invalid(name, "was sent more than once")
+        if sent:
+            values[name] = sent[0]
+    limit_text = values.get("limit", str(LIMIT_DEFAULT))
+    if not _LIMIT.fullmatch(limit_text) or not 1 <= int(limit_text) <= LIMIT_MAX:
+        return _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}")
+    times: dict[str, datetime] = {}
+    for name in ("from", "to"):
+        if name in values:
+            at = read_time(values[name])
+            if at is None:
+                return _invalid(name, "must be an RFC 3339 time with an offset, or a date")
+            times[name] = at
+    if "from" in times and "to" in times and times["from"] >= times["to"]:
+        return _invalid("from", "must be earlier than to")
+    for each in filters:
+        value, known = values.get(each.name), dict(each.schema).get("enum")
+        if value is None:
+            continue
+        if isinstance(known, list) and value not in known:
+            return _invalid(each.name, "must be one of " + ", ".join(known))
+        if len(value) > FILTER_MAX_CHARS or "\0" in value:
+            return _invalid(each.name, "has a value that is not valid for this filter")
+    return Window(
+        kind=kind,
+        limit=int(limit_text),
+        limit_given="limit" in values,
+        since=times.get("from"),
+        until=times.get("to"),
+        filters={name: values[name] for name in names if name in values},
+        cursor=values.get("cursor"),
+    )
+
+
+def read_time(text: str) -> datetime | None:
+    """Parse an RFC 3339 time with an offset, or a date as its midnight in UTC; None for anything else."""
+    text = text.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
+    try:
+        if _DATE.fullmatch(text):
+            return datetime.fromisoformat(text).replace(tzinfo=UTC)
+        if _DATE_TIME.fullmatch(text):
+            return datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return None
+
+
+def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
+    """Return a page of up to ``window.read_max`` entries. ``place`` returns an entry's position.
+
+    A row that cannot be decoded counts towards the page and is left out.
+    """
+    page = found[: window.limit]
+    entries = [entry for entry in page if not isinstance(entry, LeftOut)]
+    if len(found) <= window.limit:
+        return Page(entries, None)
+    last = page[-1]
+    position = Position(last.at, last.id) if isinstance(last, LeftOut) else place(last)
+    return Page(entries, write_cursor(position, owner, window))
+
+
+def write_cursor(position: Position, owner: str, window: Window) -> str:
+    """Return the cursor of the page after ``position`` in the list of ``owner``, usually an account's id."""
+    at_us = (position.created_at - _EPOCH) // timedelta(microseconds=1)
+    raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(owner, window)])
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def read_cursor(owner: str, window: Window) -> Position | Refusal | None:
+    """Return the position of the window's cursor, None without one. Refuses with ``invalid_cursor``."""
+    if window.cursor is None:
+        return None
+    if len(window.cursor) > CURSOR_MAX_CHARS or not window.cursor.isascii():
+        return INVALID_CURSOR
+    try:
+        padded = window.cursor.encode("ascii") + b"=" * (-len(window.cursor) % 4)
+        raw = base64.b64decode(padded, altchars=b"-_", validate=True)
+        version, at_us, last_id, binding = msgspec.json.decode(raw, type=tuple[int, int, str, str])
+    except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+        return INVALID_CURSOR
+    if version != _VERSION or binding != _binding(owner, window):
+        return INVALID_CURSOR
+    if not _ID.fullmatch(last_id) or not _EARLIEST_US <= at_us <= _LATEST_US:
+        return INVALID_CURSOR
+    return Position(_EPOCH + timedelta(microseconds=at_us), last_id)
+
+
+INVALID_CURSOR: Final = Refusal(
+    code="invalid_cursor", message="The cursor does not belong to this list and its filters.", param="cursor"
+)
+
+
+def _binding(owner: str, window: Window) -> str:
+    """Return a hash of everything that determines the list's entries; the page size may change."""
+    facts = [
+        window.kind,
+        owner,
+        window.since and window.since.isoformat(),
+        window.until and window.until.isoformat(),
+        sorted(window.filters.items()),
+    ]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
+def _invalid(name: str, rule: str) -> Refusal:
+    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}.", param=name)

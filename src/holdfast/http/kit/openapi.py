@@ -1,0 +1,225 @@
+"""The OpenAPI document, generated from the route declarations alone."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.errors import ERROR_TABLE, ErrorAnswer
+from holdfast.http.kit.routes import Parameter, Route
+from holdfast.ledger.tasks.events import EVENT_KINDS
+from holdfast.ledger.tasks.public import TaskEvent
+from holdfast.ledger.tasks.task import EventKind
+
+JsonSchema = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{name}"
+
+_BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_credential_type")
+_AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
+    Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired"),
+    Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "insufficient_scope"),
+    Auth.OPERATOR: _BEARER_CODES,
+}
+_BODY_CODES: Final = ("invalid_json", "unsupported_media_type", "request_too_large", "request_timeout")
+_IDEMPOTENCY_CODES: Final = ("invalid_idempotency_key", "idempotency_key_reused", "idempotency_key_in_use")
+_EVERYWHERE: Final = ("malformed_request", "headers_too_large", "internal_error")
+_BEHIND_ROWS: Final = ("temporarily_unavailable", "overloaded")
+
+_SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
+    Auth.NONE: [],
+    Auth.OPTIONAL: [{}, {"session": []}, {"api_key": []}],
+    Auth.SESSION: [{"session": []}],
+    Auth.API_KEY: [{"api_key": []}],
+    Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
+    Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"webhook_token": []}, {"callback_signature": []}],
+    Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
+    Auth.CARD_SIGNATURE: [{"card_signature": []}],
+    Auth.OPERATOR: [{"operator": []}],
+}
+
+_WEBHOOK_HEADERS: Final = tuple(
+    Parameter(name=name, place="header", description=description, required=True)
+    for name, description in (
+        ("webhook-id", "The event's id, the same at each delivery."),
+        ("webhook-timestamp", "When this delivery was signed, in unix seconds."),
+        ("webhook-signature", "`v1,<base64>`, one or more, separated by blanks, over `id.timestamp.body`."),
+    )
+)
+
+_DESCRIPTION: Final = """\
+Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), times RFC 3339 in UTC. Unset fields
+are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
+
+**Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
+`message` is for people. `insufficient_credit` adds `required` and `available`. If waiting helps there is
+`Retry-After`; if repeating never helps there is `X-Should-Retry: false`.
+
+**Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
+`Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
+the request with the same key.
+
+**Lists** are ordered newest first, those for operators oldest first. Send `next_cursor` as `cursor`, with the same
+filters; it is null on the last page.
+
+**Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
+seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back unchanged: it
+covers the values of the body, not its bytes, and is valid until the order expires.
+
+**Payment orders** have five statuses that change independently; `state_history` lists each change and its cause.
+Credit given is `amount_breakdown.gross`; what is refunded or disputed later is reversed in the ledger, below zero
+if necessary.
+"""
+
+
+def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
+    """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
+    declared = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
+    shapes = {shape for shape in declared if shape is not None}
+    _, schemas = msgspec.json.schema_components(
+        sorted({*shapes, ErrorAnswer, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
+    )
+    paths: dict[str, JsonSchema] = defaultdict(dict)
+    for route in routes:
+        paths[route.path][route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION},
+        "servers": [{"url": public_url}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
+        "paths": dict(paths),
+        "webhooks": {kind: {"post": _webhook(kind)} for kind in EVENT_KINDS},
+        "components": {
+            "schemas": schemas,
+            "headers": {
+                "RequestId": {
+                    "description": "The id of this request; quote it in support requests.",
+                    "required": True,
+                    "schema": {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
+                }
+            },
+            "securitySchemes": {
+                "session": {"type": "http", "scheme": "bearer", "description": "A session token, `hst_…`."},
+                "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `hk_…`."},
+                "operator": {"type": "http", "scheme": "bearer", "description": "The operators' token."},
+                "callback_signature": {"type": "apiKey", "in": "header", "name": "X-Callback-Signature"},
+                "webhook_signature": {"type": "apiKey", "in": "header", "name": "webhook-signature"},
+                "webhook_token": {"type": "http", "scheme": "bearer", "description": "A container's own secret."},
+                "sandbox_signature": {"type": "apiKey", "in": "header", "name": "X-Sandbox-Payment-Signature"},
+                "card_signature": {"type": "apiKey", "in": "header", "name": "Cardprovider-Signature"},
+            },
+        },
+    }
+
+
+def _webhook(kind: EventKind) -> JsonSchema:
+    """Describe the request sent to a customer's endpoint."""
+    return {
+        "summary": f"The event {kind} of a task, sent to its webhook_url",
+        "tags": ["Events"],
+        "security": [],
+        "parameters": [_parameter(header) for header in _WEBHOOK_HEADERS],
+        "requestBody": {"required": True, "content": _json(_reference(TaskEvent))},
+        "responses": {"2XX": {"description": "Delivered. Any other status is retried; 410 ends the delivery."}},
+    }
+
+
+def error_codes(route: Route) -> list[str]:
+    """Return every code a route may refuse with: those it declares, and those its declaration implies."""
+    codes = [*route.errors, *_EVERYWHERE, *_AUTH_CODES.get(route.auth, ())]
+    if route.method != "GET":
+        codes += _BODY_CODES
+    if route.body is not None:
+        codes += ("missing_parameter", "invalid_parameter")
+    if route.idempotent:
+        codes += _IDEMPOTENCY_CODES
+    if route.auth is not Auth.NONE or route.method != "GET":
+        codes += _BEHIND_ROWS
+    return list(dict.fromkeys(codes))
+
+
+def _operation(route: Route) -> JsonSchema:
+    operation: JsonSchema = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "security": _SECURITY[route.auth],
+        "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
+        "responses": _responses(route),
+    }
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": not route.body_optional,
+            "content": _json(_reference(route.body)),
+        }
+    elif route.raw_body_bytes_max is not None:
+        operation["requestBody"] = {"required": True, "content": _json({"type": "object"})}
+    return operation
+
+
+def _responses(route: Route) -> JsonSchema:
+    responses: JsonSchema = {}
+    by_status: dict[int, list[str]] = defaultdict(list)
+    for code in error_codes(route):
+        by_status[ERROR_TABLE[code].status].append(code)
+    for status, codes in by_status.items():
+        responses[str(status)] = _response(
+            f"{HTTPStatus(status).phrase}: " + ", ".join(f"`{code}`" for code in codes),
+            _json(_reference(ErrorAnswer)),
+        )
+    if route.reply is not None:
+        for status in route.statuses:
+            responses[str(status)] = _response(
+                HTTPStatus(status).phrase,
+                _json(_either(route.reply, ErrorAnswer if status >= 400 else route.other_reply)),
+            )
+    for media in route.media:
+        content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}
+        existing = responses.get(str(media.status), {"content": {}})["content"]
+        responses[str(media.status)] = _response(media.description, existing | content)
+    return dict(sorted(responses.items()))
+
+
+def _response(description: str, content: JsonSchema) -> JsonSchema:
+    headers = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+    return {"description": description, "headers": headers, "content": content}
+
+
+def _parameter(parameter: Parameter) -> JsonSchema:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.description,
+        "required": parameter.required,
+        "schema": dict(parameter.schema),
+    }
+
+
+def _path_parameters(path: str) -> Iterable[Parameter]:
+    for name in re.findall(r"\{(\w+)\}", path):
+        yield Parameter(
+            name=name,
+            place="path",
+            description=f"The {name.replace('_', ' ')}.",
+            schema=(("type", "string"), ("minLength", 1)),
+            required=True,
+        )
+
+
+def _json(schema: JsonSchema) -> JsonSchema:
+    return {"application/json": {"schema": schema}}
+
+
+def _either(shape: type[msgspec.Struct], other: type[msgspec.Struct] | None) -> JsonSchema:
+    return _reference(shape) if other is None else {"anyOf": [_reference(shape), _reference(other)]}
+
+
+def _reference(shape: type[msgspec.Struct]) -> JsonSchema:
+    return {"$ref": _REF.format(name=shape.__name__)}

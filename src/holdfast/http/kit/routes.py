@@ -1,0 +1,170 @@
+"""Routes as declarations beside their handlers: what a call needs, takes, answers and may refuse.
+
+One :class:`Route` serves three readers: the web framework (method and path), :mod:`holdfast.http.kit.calls` (which
+authenticates the caller and reads the body before the handler runs) and :mod:`holdfast.http.kit.openapi` (which
+writes the document from it). There is no second list of endpoints anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from quart import Response
+from werkzeug.routing import BaseConverter
+
+from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.ledger.refusals import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A body with something besides: another status than 200, or headers."""
+
+    body: msgspec.Struct
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedAnswer:
+    """What an earlier call with the same Idempotency-Key was answered."""
+
+    answer: msgspec.Struct | Refusal
+
+
+Outcome: TypeAlias = msgspec.Struct | Answer | ReplayedAnswer | Refusal | Response
+Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query key, header or path part, as the document tells it. ``schema`` is JSON Schema."""
+
+    name: str
+    place: Literal["query", "header", "path"]
+    description: str
+    schema: tuple[tuple[str, object], ...] = (("type", "string"),)
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """A success answer that is not one JSON struct: its status, media types and what it is."""
+
+    status: int
+    content_types: tuple[str, ...]
+    description: str
+    schema_type: Literal["string", "object"] = "string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Needs):
+    """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply.
+
+    ``other_reply`` is a second shape that a success may have.
+    """
+
+    summary: str
+    tag: str
+    handler: Handler
+    reply: type[msgspec.Struct] | None
+    other_reply: type[msgspec.Struct] | None
+    statuses: tuple[int, ...]
+    media: tuple[Media, ...]
+    parameters: tuple[Parameter, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether the route takes an Idempotency-Key."""
+        return IDEMPOTENCY_KEY in self.parameters
+
+    @property
+    def rule(self) -> str:
+        """The path in the web framework's writing; a model's id may hold slashes."""
+        return re.sub(r"\{(\w+)\}", lambda m: f"<{CONVERTERS.get(m[1], 'default')}:{m[1]}>", self.path)
+
+
+IDEMPOTENCY_KEY: Final = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description="Makes repeating the call safe for 24 hours: 1 to 255 printable ASCII characters.",
+    schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
+)
+
+
+CONVERTERS: Final = {"model_id": "path", "request_id": "task", "order_id": "order"}
+"""How the web framework reads the parts of a path that are more than any text without a slash."""
+
+
+class TaskIdConverter(BaseConverter):
+    """Any text but the words that are routes themselves, so that ``GET /v2/task/create`` is 405 and not a task."""
+
+    regex = "(?!(?:create|list)$)[^/]+"
+
+
+class OrderIdConverter(BaseConverter):
+    """Any text but the payment providers that are routes themselves."""
+
+    regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
+
+
+class RouteTable:
+    """The routes of one module, in the order they are written."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.routes: list[Route] = []
+
+    def __call__(
+        self,
+        method: Method,
+        path: str,
+        *,
+        summary: str,
+        auth: Auth = Auth.NONE,
+        scope: str | None = None,
+        body: type[msgspec.Struct] | None = None,
+        body_optional: bool = False,
+        takes_input: bool = False,
+        raw_body_bytes_max: int | None = None,
+        raw_body_limit: Callable[[Call], int] | None = None,
+        reply: type[msgspec.Struct] | None = None,
+        other_reply: type[msgspec.Struct] | None = None,
+        statuses: tuple[int, ...] = (200,),
+        media: tuple[Media, ...] = (),
+        parameters: tuple[Parameter, ...] = (),
+        errors: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Declare the decorated handler as a route."""
+
+        def declare(handler: Handler) -> Handler:
+            self.routes.append(
+                Route(
+                    method=method,
+                    path=path,
+                    summary=summary,
+                    tag=self._tag,
+                    handler=handler,
+                    auth=auth,
+                    scope=scope,
+                    body=body,
+                    body_optional=body_optional,
+                    takes_input=takes_input,
+                    raw_body_bytes_max=raw_body_bytes_max,
+                    raw_body_limit=raw_body_limit,
+                    reply=reply,
+                    other_reply=other_reply,
+                    statuses=statuses,
+                    media=media,
+                    parameters=parameters,
+                    errors=errors,
+                )
+            )
+            return handler
+
+        return declare

@@ -1,1 +1,0 @@
-"""The operators' endpoints: decisions about reviews and payments."""

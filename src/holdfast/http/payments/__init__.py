@@ -1,1 +1,0 @@
-"""The payment endpoints and the payment providers' webhooks."""

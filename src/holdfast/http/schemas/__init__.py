@@ -1,0 +1,1 @@
+"""What calls take and answer, and how values are rendered."""

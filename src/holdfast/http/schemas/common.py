@@ -1,0 +1,300 @@
+"""What calls take and answer, except for tasks: the interface's fields, all present, null where unset.
+
+Amounts are decimal strings, times RFC 3339 in UTC with milliseconds. Each struct is also its own entry in the
+OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, FreeForm, Time, time_or_none
+from holdfast.persistence.queries.accounts import AccountTotals, FirstCallFacts
+from holdfast.persistence.queries.api_keys import ApiKeyRecord
+from holdfast.persistence.queries.sessions import SessionRecord
+
+# --------------------------------------------------------------------------------------------- requests
+
+
+# What a document tells of these texts; they are judged by their own rules, which have their own codes.
+Email: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={
+            "maxLength": 254,
+            "pattern": r"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@([A-Za-z0-9]+\.)+[A-Za-z]+$",
+            "examples": ["ada@example.com"],
+        }
+    ),
+]
+Code: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9]{6}$"})]
+AmountGiven: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]}),
+]
+
+
+class CodeRequest(msgspec.Struct, frozen=True):
+    """Where to send a sign-in code."""
+
+    email: Email
+
+
+class VerifyRequest(msgspec.Struct, frozen=True):
+    """A code and what it answers."""
+
+    email: Email
+    otp_id: str
+    otp: Code
+
+
+class ApiKeyRequest(msgspec.Struct, frozen=True):
+    """The key to make. Without scopes it gets all of them."""
+
+    name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    scopes: list[str] | None = None
+
+
+class RechargeRequest(msgspec.Struct, frozen=True):
+    """The sandbox credit to add: a plain decimal string with at most 6 decimals."""
+
+    amount: AmountGiven
+
+
+class QuoteRequest(msgspec.Struct, frozen=True):
+    """What to price."""
+
+    model: str
+    input: FreeForm
+
+
+# ---------------------------------------------------------------------------------------------- answers
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """How the code travels."""
+
+    channel: str
+    destination: str
+    status: str
+
+
+class CodeSent(msgspec.Struct, frozen=True):
+    """A code is on its way. ``debug_otp`` is the code itself in development, else null."""
+
+    otp_id: str
+    expires_in_seconds: int
+    delivery: Delivery
+    debug_otp: str | None
+
+
+class AccountBody(msgspec.Struct, frozen=True):
+    """An account's totals: balance, what is held of it, and what is left to spend."""
+
+    account_id: str
+    balance: Amount
+    held_total: Amount
+    available_balance: Amount
+    tier: FreeForm
+
+
+class Checks(msgspec.Struct, frozen=True):
+    """What a first call needs. ``has_positive_balance`` counts what is available, without what is held."""
+
+    has_api_key: bool
+    has_writable_key: bool
+    has_positive_balance: bool
+
+
+class FirstCall(msgspec.Struct, frozen=True):
+    """Whether the account is ready for its first call, and what to do if not.
+
+    ``routes`` has ``add_credit`` only where accounts can get credit by themselves.
+    """
+
+    account_id: str
+    ready: bool
+    checks: Checks
+    suggested_next_actions: list[str]
+    routes: dict[str, str]
+
+
+class SessionToken(msgspec.Struct, frozen=True):
+    """The bearer token of a new session."""
+
+    type: str
+    token: str
+    expires_at: Time
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """The e-mail is proved and a session is open."""
+
+    account_id: str
+    email: str
+    role: str
+    session: SessionToken
+    account: AccountBody
+    first_call: FirstCall
+
+
+class AuthContext(msgspec.Struct, frozen=True):
+    """The credential behind a call."""
+
+    type: str
+    api_key_id: str | None
+    api_key_prefix: str | None
+    session_id: str | None
+    expires_at: Time | None
+    scopes: list[str]
+
+
+class SessionContext(msgspec.Struct, frozen=True):
+    """Who is signed in."""
+
+    account_id: str
+    email: str
+    role: str
+    auth: AuthContext
+
+
+class SignedOutBody(msgspec.Struct, frozen=True):
+    """The session's token no longer opens anything."""
+
+    session_id: str
+    signed_out: bool
+
+
+class ApiKeySecret(msgspec.Struct, frozen=True):
+    """A new API key. ``api_key`` is shown here and never again."""
+
+    api_key_id: str
+    api_key: str
+    api_key_prefix: str
+    name: str
+    scopes: list[str]
+    created_at: Time
+
+
+class ApiKeyBody(msgspec.Struct, frozen=True):
+    """An API key without its secret."""
+
+    api_key_id: str
+    api_key_prefix: str
+    name: str
+    scopes: list[str]
+    created_at: Time
+    last_used_at: Time | None
+    revoked_at: Time | None
+
+
+class ApiKeyList(msgspec.Struct, frozen=True):
+    """Every API key of the account, newest first."""
+
+    data: list[ApiKeyBody]
+
+
+class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
+    """The API key no longer opens anything."""
+
+    api_key_id: str
+    revoked_at: Time
+
+
+class RechargedBody(msgspec.Struct, frozen=True):
+    """Sandbox credit was added."""
+
+    operation_id: str
+    amount: Amount
+    currency: str
+    account: AccountBody
+
+
+# -------------------------------------------------------------------------------------------- rendering
+
+
+def account_body(totals: AccountTotals) -> AccountBody:
+    """Write an account's totals."""
+    return AccountBody(
+        account_id=totals.account_id,
+        balance=format_amount(totals.balance_micro),
+        held_total=format_amount(totals.held_micro),
+        available_balance=format_amount(totals.balance_micro - totals.held_micro),
+        tier={},
+    )
+
+
+def first_call(front: Dependencies, facts: FirstCallFacts) -> FirstCall:
+    """Judge readiness: a live key, one of them writable, and credit that is not held."""
+    checks = Checks(
+        has_api_key=facts.live_keys > 0,
+        has_writable_key=facts.writable_keys > 0,
+        has_positive_balance=facts.totals.balance_micro > facts.totals.held_micro,
+    )
+    ready = checks.has_api_key and checks.has_writable_key and checks.has_positive_balance
+    actions = []
+    if not checks.has_writable_key:
+        actions.append("create_api_key")
+    if not checks.has_positive_balance:
+        actions.append("add_credit")
+    paths = {
+        "create_api_key": "/v2/control/api-keys",
+        "add_credit": _credit_path(front),
+        "quote": "/v2/quote",
+        "models": "/v2/models",
+        "create_task": "/v2/task/create",
+    }
+    return FirstCall(
+        account_id=facts.totals.account_id,
+        ready=ready,
+        checks=checks,
+        suggested_next_actions=actions or ["create_task"],
+        routes={name: front.urls.url(path) for name, path in paths.items() if path is not None},
+    )
+
+
+def _credit_path(front: Dependencies) -> str | None:
+    """Where an account gets credit by itself: as play money, else by card, else nowhere."""
+    if front.settings.sandbox_enabled:
+        return "/v2/control/sandbox/recharge"
+    return None if front.card is None else "/v2/control/payments/cardprovider"
+
+
+WRITING_SCOPE = TASKS_WRITE
+"""What makes a key writable: it may create, retry and cancel tasks."""
+
+
+def session_context(session: SessionRecord) -> SessionContext:
+    """Write who is signed in."""
+    return SessionContext(
+        account_id=session.account_id,
+        email=session.email,
+        role=session.role,
+        auth=AuthContext(
+            type="session",
+            api_key_id=None,
+            api_key_prefix=None,
+            session_id=session.session_id,
+            expires_at=format_time(session.expires_at),
+            scopes=[],
+        ),
+    )
+
+
+def api_key_body(key: ApiKeyRecord) -> ApiKeyBody:
+    """Write an API key without its secret."""
+    return ApiKeyBody(
+        api_key_id=key.key_id,
+        api_key_prefix=key.prefix,
+        name=key.name,
+        scopes=list(key.scopes),
+        created_at=format_time(key.created_at),
+        last_used_at=time_or_none(key.last_used_at),
+        revoked_at=time_or_none(key.revoked_at),
+    )

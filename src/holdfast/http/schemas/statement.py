@@ -1,0 +1,66 @@
+"""What the account's statement looks like outside. Amounts are decimal strings, below zero where credit left."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.credit.operations import AVAILABLE, HELD
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.persistence.queries.ledger import StatementEntry
+
+
+class PostingBody(msgspec.Struct, frozen=True):
+    """One line of an operation; the amounts of an operation's postings sum to zero."""
+
+    ledger_account: str
+    amount: Amount
+
+
+class StatementEntryBody(msgspec.Struct, frozen=True):
+    """One operation on the account and the totals behind it.
+
+    ``balance_change`` is what it added to the balance; a hold moves credit inside the balance and changes nothing.
+    """
+
+    operation_id: str
+    number: int
+    kind: Literal["credit", "hold", "capture", "release", "reversal"]
+    amount: Amount
+    balance_change: Amount
+    balance: Amount
+    held_total: Amount
+    available_balance: Amount
+    reference: str
+    reason: str
+    at: Time
+    postings: list[PostingBody]
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """A page of the account's operations, newest first."""
+
+    data: list[StatementEntryBody]
+    next_cursor: str | None
+
+
+def statement_entry_body(entry: StatementEntry) -> StatementEntryBody:
+    """Write one operation of the statement."""
+    change_micro = sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
+    return StatementEntryBody(
+        operation_id=entry.operation_id,
+        number=entry.number,
+        kind=entry.kind.value,
+        amount=format_amount(entry.amount_micro),
+        balance_change=format_amount(change_micro),
+        balance=format_amount(entry.balance_after_micro),
+        held_total=format_amount(entry.held_after_micro),
+        available_balance=format_amount(entry.balance_after_micro - entry.held_after_micro),
+        reference=entry.reference,
+        reason=entry.reason,
+        at=format_time(entry.at),
+        postings=[PostingBody(account, format_amount(amount)) for account, amount in entry.postings],
+    )

@@ -1,1 +1,0 @@
-"""Calls about media tasks: their life, their news, their results, their events and what they cost."""

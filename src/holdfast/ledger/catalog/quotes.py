@@ -1,0 +1,129 @@
+"""Quotes: the price of one input to one model, and the terms of a task created from it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, cast
+
+from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.input_schema import VIOLATIONS_MAX, Violation
+from holdfast.ledger.catalog.pricing import choose_line, price_measured
+from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, seal_quote, unseal_quote
+from holdfast.ledger.catalog.terms import Terms
+from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
+from holdfast.ledger.refusals import Refusal
+
+__all__ = [
+    "PricedInput",
+    "SealedQuote",
+    "canonical_json",
+    "input_hash_of",
+    "model_not_found",
+    "quote_input",
+    "quote_matches",
+    "seal_quote",
+    "unseal_quote",
+]
+
+PARAM_CHARS_MAX = 120
+MESSAGE_CHARS_MAX = 1000
+MODEL_ID_CHARS_SHOWN_MAX = 80
+
+
+class PricedInput(NamedTuple):
+    """An input with its defaults filled in, its canonical JSON, and the terms it is priced at."""
+
+    input: dict[str, object]
+    input_json: bytes
+    terms: Terms
+
+
+def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the interface's word
+    """Price ``input`` for a model, without changing it.
+
+    Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); 3. ``invalid_input`` (not an object,
+    beyond a limit, or invalid under the model's schema once defaults are filled in; the message lists every
+    violation and repeats no value); 4. ``quote_unavailable`` (no tier has a price for this input).
+    """
+    model = catalog.models.get(model_id)
+    if model is None:
+        return model_not_found(model_id)
+    if model.status == "disabled":
+        return Refusal(
+            code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
+        )
+    if not isinstance(input, dict):
+        return _invalid([Violation((), "must be an object")])
+    try:
+        given = cast(dict[str, object], plain_copy(input))
+    except NotPlain as fault:
+        return _invalid([Violation(fault.path, fault.reason)])
+    model.schema.fill(given)
+    violations = model.schema.violations(given)
+    if violations:
+        return _invalid(violations)
+    line = choose_line(model.tariff, given)
+    if line is None:
+        field = next(name for name in model.tariff.fields if name in given)
+        return Refusal(
+            code="quote_unavailable",
+            message=f"The model '{model.id}' has no price for this {' and '.join(model.tariff.fields)}.",
+            param=f"input.{field}",
+            final=True,
+        )
+    measured = model.meter.measure(given)
+    priced = price_measured(line, measured)
+    input_json = canonical_json(given)
+    terms = Terms(
+        model=model.id,
+        modality=model.modality,
+        catalog_version=catalog.version,
+        input_hash=input_hash_of(input_json),
+        rate=line.rate,
+        estimated=measured.estimated,
+        largest=measured.largest,
+        smallest=measured.smallest,
+        estimate_micro=priced.estimate_micro,
+        minimum_micro=priced.minimum_micro,
+        maximum_micro=priced.maximum_micro,
+        hold_micro=priced.estimate_micro if model.hold == "estimate" else priced.maximum_micro,
+        exact=priced.minimum_micro == priced.maximum_micro,
+        basis=priced.basis,
+        provider=model.provider,
+        upstream_model=model.upstream_model,
+        provider_quote_hash=line.provider_quote_hash,
+        hosting=model.hosting,
+        deadlines=model.deadlines,
+        tolerance_percent=model.tolerance_percent,
+        on_mismatch=model.on_mismatch,
+    )
+    return PricedInput(given, input_json, terms)
+
+
+def model_not_found(model_id: str) -> Refusal:
+    """Return the refusal ``model_not_found``; it names an id of printable characters and limited length."""
+    named = f" '{model_id}'" if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX and model_id.isprintable() else ""
+    return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
+
+
+def input_hash_of(input_json: bytes) -> str:
+    """Return the hash that binds terms to an input: SHA-256, in hex, of its canonical JSON."""
+    return hashlib.sha256(input_json).hexdigest()
+
+
+def _invalid(violations: list[Violation]) -> Refusal:
+    """Return one refusal for all violations; its ``param`` is the place of the first."""
+    lines = [f"{_param(each.path)} {each.expected}" for each in violations]
+    if len(violations) == VIOLATIONS_MAX:
+        lines.append("and there may be more")
+    message = "; ".join(lines)
+    if len(message) > MESSAGE_CHARS_MAX:
+        message = message[: MESSAGE_CHARS_MAX - 1] + "…"
+    return Refusal(code="invalid_input", message=f"{message}.", param=_param(violations[0].path))
+
+
+def _param(path: tuple[str, ...]) -> str:
+    """Format a place in the input as ``input.size``; unprintable characters of the caller's keys are replaced."""
+    joined = ".".join(("input", *path))
+    shown = "".join(sign if sign.isprintable() else "?" for sign in joined[:PARAM_CHARS_MAX])
+    return shown if len(joined) <= PARAM_CHARS_MAX else shown[:-1] + "…"

@@ -1,0 +1,1 @@
+"""Credit: the state of one account, and the operations that change it."""

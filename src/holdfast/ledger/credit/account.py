@@ -1,0 +1,295 @@
+"""An account's credit: its state, and the functions that decide the operations that change it.
+
+Every ``decide_*`` function is pure: it reads the state, returns any refusal first and in the order its docstring
+lists, and otherwise returns the one :class:`Operation` to post. :meth:`AccountState.apply` then updates the state,
+and cannot fail for a decided operation.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from holdfast.ledger.credit.operations import (
+    AVAILABLE,
+    CHAIN_START,
+    HELD,
+    REVENUE,
+    SETTLING,
+    Operation,
+    OperationKind,
+    Posting,
+    cash_account,
+    chain_hash_of,
+)
+from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.refusals import Refusal
+
+
+class AccountState:
+    """An account's totals and open holds at one version. Only :meth:`apply` changes it."""
+
+    __slots__ = ("account_id", "balance_micro", "chain_head", "held_micro", "holds", "number", "version")
+
+    def __init__(
+        self,
+        account_id: str,
+        *,
+        version: int = 0,
+        number: int = 0,
+        balance_micro: int = 0,
+        held_micro: int = 0,
+        holds: dict[str, int] | None = None,
+        chain_head: bytes = CHAIN_START,
+    ) -> None:
+        self.account_id = account_id
+        self.version = version
+        self.number = number
+        self.balance_micro = balance_micro
+        self.held_micro = held_micro
+        self.holds = {} if holds is None else holds
+        self.chain_head = chain_head
+
+    @property
+    def available_micro(self) -> int:
+        """What a new hold may take: the balance less everything held. Below zero only after a reversal."""
+        return self.balance_micro - self.held_micro
+
+    def apply(self, operation: Operation) -> None:
+        """Update the state by ``operation``, which must have been decided on exactly this state."""
+        assert operation.account_id == self.account_id
+        assert operation.number == self.number + 1
+        if operation.kind is OperationKind.HOLD:
+            assert operation.hold_id is not None
+            self.holds[operation.hold_id] = operation.amount_micro
+        elif operation.kind in SETTLING:
+            assert operation.hold_id is not None
+            del self.holds[operation.hold_id]
+        self.number = operation.number
+        self.balance_micro = operation.balance_after_micro
+        self.held_micro = operation.held_after_micro
+        self.chain_head = operation.chain_hash
+
+
+def decide_credit(
+    state: AccountState,
+    *,
+    operation_id: str,
+    amount_micro: int,
+    source: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Add ``amount_micro`` received through ``source``.
+
+    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would exceed the limit).
+    """
+    if amount_micro <= 0:
+        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+    if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
+        return Refusal(
+            code="amount_too_large", message="The balance would exceed the largest one allowed.", param="amount"
+        )
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.CREDIT,
+        amount_micro=amount_micro,
+        postings=(Posting(cash_account(source), -amount_micro), Posting(AVAILABLE, amount_micro)),
+        balance_delta_micro=amount_micro,
+        held_delta_micro=0,
+        hold_id=None,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_hold(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    amount_micro: int,
+    reference: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Reserve ``amount_micro`` under a new ``hold_id``.
+
+    Refuses: 1. ``hold_already_open``; 2. ``insufficient_credit`` (more than is available, or the available
+    balance is below zero). A hold of zero is valid: free work still has exactly one outcome.
+    """
+    assert amount_micro >= 0
+    if hold_id in state.holds:
+        return Refusal(code="hold_already_open", message="This hold is already open.")
+    available_micro = state.available_micro
+    if available_micro < amount_micro or available_micro < 0:
+        return Refusal(
+            code="insufficient_credit",
+            message="The account's available credit does not cover this hold.",
+            required_micro=amount_micro,
+            available_micro=available_micro,
+        )
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.HOLD,
+        amount_micro=amount_micro,
+        postings=(Posting(AVAILABLE, -amount_micro), Posting(HELD, amount_micro)),
+        balance_delta_micro=0,
+        held_delta_micro=amount_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason="task created",
+        at=at,
+    )
+
+
+def decide_capture(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    charge_micro: int,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Charge ``charge_micro`` of an open hold and return the rest to the available credit.
+
+    Refuses: 1. ``hold_not_open`` (unknown, or already captured or released); 2. ``capture_exceeds_hold``.
+    """
+    assert charge_micro >= 0
+    held_micro = state.holds.get(hold_id)
+    if held_micro is None:
+        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+    if charge_micro > held_micro:
+        return Refusal(code="capture_exceeds_hold", message="A charge never exceeds its hold.", final=True)
+    postings = [Posting(HELD, -held_micro), Posting(REVENUE, charge_micro)]
+    if held_micro > charge_micro:
+        postings.append(Posting(AVAILABLE, held_micro - charge_micro))
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.CAPTURE,
+        amount_micro=charge_micro,
+        postings=tuple(postings),
+        balance_delta_micro=-charge_micro,
+        held_delta_micro=-held_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_release(
+    state: AccountState,
+    *,
+    operation_id: str,
+    hold_id: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Return an open hold in full to the available credit.
+
+    Refuses: 1. ``hold_not_open`` (unknown, or already captured or released).
+    """
+    held_micro = state.holds.get(hold_id)
+    if held_micro is None:
+        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.RELEASE,
+        amount_micro=held_micro,
+        postings=(Posting(HELD, -held_micro), Posting(AVAILABLE, held_micro)),
+        balance_delta_micro=0,
+        held_delta_micro=-held_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def decide_reversal(
+    state: AccountState,
+    *,
+    operation_id: str,
+    amount_micro: int,
+    source: str,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Withdraw money that ``source`` took back. The only operation that may go below zero; open holds stay.
+
+    Refuses: 1. ``invalid_amount`` (not above zero).
+    """
+    if amount_micro <= 0:
+        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.REVERSAL,
+        amount_micro=amount_micro,
+        postings=(Posting(AVAILABLE, -amount_micro), Posting(cash_account(source), amount_micro)),
+        balance_delta_micro=-amount_micro,
+        held_delta_micro=0,
+        hold_id=None,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def _operation(
+    state: AccountState,
+    *,
+    operation_id: str,
+    kind: OperationKind,
+    amount_micro: int,
+    postings: tuple[Posting, ...],
+    balance_delta_micro: int,
+    held_delta_micro: int,
+    hold_id: str | None,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation:
+    """Number the operation, compute its totals and chain it; after this point nothing may fail."""
+    number = state.number + 1
+    balance_after_micro = state.balance_micro + balance_delta_micro
+    held_after_micro = state.held_micro + held_delta_micro
+    chain_hash = chain_hash_of(
+        state.chain_head,
+        state.account_id,
+        number,
+        operation_id,
+        kind,
+        amount_micro,
+        postings,
+        balance_after_micro,
+        held_after_micro,
+        hold_id,
+        reference,
+        reason,
+        at,
+    )
+    return Operation(
+        operation_id=operation_id,
+        account_id=state.account_id,
+        number=number,
+        kind=kind,
+        amount_micro=amount_micro,
+        postings=postings,
+        balance_after_micro=balance_after_micro,
+        held_after_micro=held_after_micro,
+        hold_id=hold_id,
+        reference=reference,
+        reason=reason,
+        at=at,
+        chain_hash=chain_hash,
+    )

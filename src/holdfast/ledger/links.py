@@ -1,0 +1,66 @@
+"""Public URLs of this service, and links to files that expire.
+
+A link carries ``exp`` and ``sig`` in its query: an HMAC-SHA256 over method, file name and expiry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+LinkVerdict = Literal["valid", "expired", "invalid"]
+"""``expired`` is returned only for links with a valid signature."""
+
+_SECONDS = re.compile(r"[1-9][0-9]{0,11}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicUrls:
+    """Absolute URLs of this service. ``base`` is configured, never taken from a request.
+
+    ``link_key`` signs links to stored outputs; a link works for ``link_ttl_s``.
+    """
+
+    base: str
+    link_key: bytes = field(repr=False)
+    link_ttl_s: int
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path."""
+        return self.base.rstrip("/") + path
+
+    def link_expiry(self, now: datetime, expires_at: datetime | None) -> datetime:
+        """Return when a link made at ``now`` stops working: never after the file's own expiry."""
+        link_end = now + timedelta(seconds=self.link_ttl_s)
+        return link_end if expires_at is None else min(link_end, expires_at)
+
+    def asset_url(self, asset_id: str, expires_at: datetime) -> str:
+        """Return a signed link to a stored output."""
+        return self.url(f"/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_key)}")
+
+
+def sign_link(asset_id: str, expires_at: datetime, key: bytes) -> str:
+    """Return the query ``exp=…&sig=…`` that opens ``asset_id`` until ``expires_at`` (in whole seconds)."""
+    if not key:
+        raise ValueError("an empty key signs nothing")
+    moment = str(int(expires_at.timestamp()))
+    return f"exp={moment}&sig={_digest(asset_id, moment, key)}"
+
+
+def check_link(asset_id: str, exp: str | None, sig: str | None, key: bytes, now: datetime) -> LinkVerdict:
+    """Check the query of a link. Never raises."""
+    if not key or exp is None or sig is None or not _SECONDS.match(exp) or not _DIGEST.match(sig):
+        return "invalid"
+    if not hmac.compare_digest(_digest(asset_id, exp, key), sig):
+        return "invalid"
+    return "valid" if now.timestamp() < int(exp) else "expired"
+
+
+def _digest(asset_id: str, moment: str, key: bytes) -> str:
+    signed = f"GET\n{asset_id}\n{moment}".encode("utf-8", "surrogatepass")
+    return hmac.new(key, signed, hashlib.sha256).hexdigest()

@@ -1,0 +1,309 @@
+"""A payment order as a value: what was ordered (immutable), and its current state (changed by decisions).
+
+``request`` and ``state`` are stored as two JSON columns and decode equal to what was encoded. Only the functions of
+:mod:`holdfast.ledger.orders.decisions` create new ones. The five statuses are always those of the newest history
+entry, and the sum of the moves is the order's share of the account's balance.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.ledger.orders.facts import OrderFacts
+from holdfast.ledger.orders.payment_facts import BalanceTransaction, ProcessingStatus
+
+Provider = Literal["sandbox", "cardprovider"]
+OrderStatus = Literal["pending", "credited", "failed", "canceled", "expired", "held"]
+ReversalStatus = Literal[
+    "none", "partially_refunded", "refunded", "disputed", "chargeback", "reinstated"
+]  # fmt: skip
+RiskStatus = Literal[
+    "none", "manual_review", "fraud_warning", "inquiry", "disputed", "fraud", "mismatch", "cleared"
+]  # fmt: skip
+ReconcileStatus = Literal["unreconciled", "pending", "reconciled", "mismatch", "error"]
+Source = Literal["api", "sandbox_callback", "provider_webhook", "reconcile", "expiry", "operator"]
+
+SCAN_STRATEGY = "order_retrieve"
+INTENT_OBJECT = "payment_intent"
+
+
+class FxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchange rate of an order: presented amount times ``rate`` is settled amount. Decimal strings.
+
+    ``credits_per_unit`` is what one unit of ``base`` buys, fixed when the order was created.
+    """
+
+    base: str
+    quote: str
+    rate: str
+    source: str
+    captured_at: datetime
+    credits_per_unit: str = "1"
+
+
+def identity_fx(currency: str, captured_at: datetime) -> FxSnapshot:
+    """Return the rate of an order whose money is settled in the currency it is presented in: one to one."""
+    return FxSnapshot(base=currency, quote=currency, rate="1", source="identity", captured_at=captured_at)
+
+
+class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was ordered, fixed at creation.
+
+    ``operation_id`` is reserved for the credit, so that crediting twice is a repeated key. ``sandbox_event_id`` and
+    ``signed_at`` (unix seconds) belong to the descriptor of a sandbox order. ``livemode`` is None where the
+    provider's mode is not compared.
+    """
+
+    order_id: str
+    account_id: str
+    provider: Provider
+    amount_micro: int
+    currency: str
+    operation_id: str
+    brand_id: str
+    legal_entity_id: str
+    merchant_of_record: str
+    provider_account_id: str
+    created_at: datetime
+    expires_at: datetime
+    fx: FxSnapshot
+    livemode: bool | None = None
+    sandbox_event_id: str | None = None
+    signed_at: int | None = None
+
+
+class Statuses(msgspec.Struct, frozen=True, kw_only=True):
+    """The five status fields of an order."""
+
+    status: OrderStatus = "pending"
+    processing_status: ProcessingStatus = "pending"
+    reversal_status: ReversalStatus = "none"
+    risk_status: RiskStatus = "none"
+    reconcile_status: ReconcileStatus = "unreconciled"
+
+
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of an order's history: the statuses after the change, and its cause. ``at`` is our clock."""
+
+    statuses: Statuses
+    source: Source
+    at: datetime
+    reason: str
+    event_id: str | None = None
+    operation_id: str | None = None
+
+
+class LedgerMove(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation on the account that the order requires; ``amount_micro`` is above zero for both kinds."""
+
+    kind: Literal["credit", "reversal"]
+    amount_micro: int
+    operation_id: str
+    reason: str
+
+    @property
+    def signed_micro(self) -> int:
+        """The move's signed effect on the account's balance."""
+        return self.amount_micro if self.kind == "credit" else -self.amount_micro
+
+
+class BalanceReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The event under which a balance transaction was first read, and when."""
+
+    event_id: str
+    scanned_at: datetime
+
+
+class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The current state of an order. Outcome times are set once and never cleared.
+
+    ``moves`` are all ledger operations so far. ``event_ids`` are all events ever applied, synthetic ones too, in
+    order of arrival. ``reconcile_due_at`` is when to reconcile with the provider next; ``reconcile_tries`` counts
+    the reconciles since the last change.
+    """
+
+    statuses: Statuses = Statuses()
+    facts: OrderFacts = OrderFacts()
+    moves: tuple[LedgerMove, ...] = ()
+    history: tuple[StateEntry, ...] = ()
+    event_ids: tuple[str, ...] = ()
+    reversal_refs: tuple[str, ...] = ()
+    balance_readings: dict[str, BalanceReading] = {}
+    intent_id: str | None = None
+    payment_id: str | None = None
+    charge_id: str | None = None
+    applied_event_id: str | None = None
+    real_event_id: str | None = None
+    real_event_type: str | None = None
+    synthetic_event_id: str | None = None
+    credited_at: datetime | None = None
+    failed_at: datetime | None = None
+    refunded_at: datetime | None = None
+    disputed_at: datetime | None = None
+    chargeback_at: datetime | None = None
+    reconciled_at: datetime | None = None
+    reconcile_due_at: datetime | None = None
+    reconcile_tries: int = 0
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A payment order at one version. ``wake_at`` is when its next timer is due; None if never."""
+
+    version: int
+    updated_at: datetime
+    wake_at: datetime | None
+    request: OrderRequest
+    state: OrderState
+
+    @property
+    def order_id(self) -> str:
+        """The order's own id."""
+        return self.request.order_id
+
+    @property
+    def account_id(self) -> str:
+        """The id of the account that owns the order."""
+        return self.request.account_id
+
+    @property
+    def statuses(self) -> Statuses:
+        """The five statuses now."""
+        return self.state.statuses
+
+    @property
+    def status(self) -> OrderStatus:
+        """Whether the order was paid: the first of the five statuses."""
+        return self.state.statuses.status
+
+    @property
+    def net_micro(self) -> int:
+        """What the order has added to the account's balance so far."""
+        return sum(move.signed_micro for move in self.state.moves)
+
+    @property
+    def provider_event_id(self) -> str | None:
+        """The last event that was applied, or the one that a sandbox order expects."""
+        return self.state.applied_event_id or self.request.sandbox_event_id
+
+    @property
+    def ledger_operation_refs(self) -> tuple[str, ...]:
+        """Every operation of the order, in posting order."""
+        return tuple(move.operation_id for move in self.state.moves)
+
+    @property
+    def reversal_operation_ids(self) -> tuple[str, ...]:
+        """The operations after the credit: reversals, and reinstated amounts."""
+        return tuple(each for each in self.ledger_operation_refs if each != self.request.operation_id)
+
+    @property
+    def balance_transaction_ids(self) -> tuple[str, ...]:
+        """The provider's balance transactions of this order, including those known by id alone."""
+        facts = self.state.facts
+        return tuple(dict.fromkeys((*facts.balance, *facts.charge_balances.values())))
+
+
+class AmountBreakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """What was ordered, the provider's fee, and what is left. Credits given are the gross amount."""
+
+    gross_micro: int
+    fee_micro: int
+    tax_micro: int
+    net_micro: int
+    currency: str
+
+
+class BalanceRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A balance transaction, and the event under which it was read."""
+
+    transaction: BalanceTransaction
+    event_id: str
+    scanned_at: datetime
+
+
+class ReconcileCursor(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an order has been reconciled with the provider."""
+
+    provider: str
+    brand_id: str
+    provider_account_id: str
+    provider_object_type: str | None
+    provider_object_id: str | None
+    event_id: str | None
+    event_type: str | None
+    synthetic_event_id: str | None
+    scan_strategy: str
+    reconciled_at: datetime | None
+
+
+def breakdown_of(order: Order) -> AmountBreakdown:
+    """Return the order's amounts; the fee is 0 until a balance transaction states it."""
+    request = order.request
+    fee_micro = 0
+    for transaction in order.state.facts.balance.values():
+        if transaction.reporting_category == "charge":
+            fee_micro += _presented(transaction, request.currency)
+    return AmountBreakdown(
+        gross_micro=request.amount_micro,
+        fee_micro=fee_micro,
+        tax_micro=0,
+        net_micro=request.amount_micro - fee_micro,
+        currency=request.currency,
+    )
+
+
+def fx_of(order: Order) -> FxSnapshot:
+    """Return the latest known exchange rate: the provider's once it has settled the charge in another currency."""
+    frozen = order.request.fx
+    for transaction_id in sorted(order.state.facts.balance):
+        transaction = order.state.facts.balance[transaction_id]
+        reading = order.state.balance_readings.get(transaction_id)
+        if transaction.reporting_category == "charge" and transaction.exchange_rate and reading is not None:
+            return msgspec.structs.replace(
+                frozen,
+                quote=transaction.currency,
+                rate=transaction.exchange_rate,
+                source="balance_transaction",
+                captured_at=reading.scanned_at,
+            )
+    return frozen
+
+
+def balance_refs_of(order: Order) -> tuple[BalanceRef, ...]:
+    """Return the balance transactions that were read, in reading order."""
+    known, readings = order.state.facts.balance, order.state.balance_readings
+    return tuple(
+        BalanceRef(transaction=known[each], event_id=reading.event_id, scanned_at=reading.scanned_at)
+        for each, reading in sorted(readings.items(), key=lambda item: (item[1].scanned_at, item[0]))
+    )
+
+
+def cursor_of(order: Order) -> ReconcileCursor:
+    """Return how far the order has been reconciled. A sandbox order has no provider object."""
+    request, state = order.request, order.state
+    is_card = request.provider == "cardprovider"
+    return ReconcileCursor(
+        provider=request.provider,
+        brand_id=request.brand_id,
+        provider_account_id=request.provider_account_id,
+        provider_object_type=INTENT_OBJECT if is_card else None,
+        provider_object_id=state.payment_id if is_card else None,
+        event_id=state.real_event_id,
+        event_type=state.real_event_type,
+        synthetic_event_id=state.synthetic_event_id,
+        scan_strategy=SCAN_STRATEGY,
+        reconciled_at=state.reconciled_at,
+    )
+
+
+def _presented(transaction: BalanceTransaction, currency: str) -> int:
+    """Return a fee in the order's own currency; 0 if it was taken in another currency and no rate is known."""
+    if transaction.currency == currency:
+        return transaction.fee_micro
+    rate = Decimal(transaction.exchange_rate or "0")
+    if rate <= 0:
+        return 0
+    return int((Decimal(transaction.fee_micro) / rate).quantize(Decimal(1), ROUND_HALF_UP))

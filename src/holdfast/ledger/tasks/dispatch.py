@@ -1,0 +1,182 @@
+"""Handing a job to its provider without ever starting it twice.
+
+The intent to submit is committed before the call goes out, so after a crash it is known that a call may have
+happened. Where the provider takes the same attempt twice without harm, it is handed in again; elsewhere an
+unanswered submit is left alone until the provider speaks of the job or the dispatch deadline passes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from holdfast.ledger.tasks.progress import clean_word, error_text, system_note
+from holdfast.ledger.tasks.task import ErrorCode, Task
+from holdfast.ledger.tasks.transitions import CancelJob, Step, SubmitJob, after, changed, transition, unchanged
+
+SUBMIT_LEASE_S = 15
+"""How long a submit may stay unanswered before it counts as lost."""
+SUBMIT_BACKOFF_S = 1
+SUBMIT_BACKOFF_MAX_S = 15
+PROVIDER_REF_MAX_CHARS = 255
+ATTEMPTS_MAX_COUNT = 3
+"""How many jobs one task may be given in all, where a provider keeps losing them."""
+
+SubmitOutcome = Literal["not_sent", "rejected", "ambiguous", "busy"]
+RejectionCode = Literal["provider_error", "invalid_upstream_input", "content_policy"]
+
+
+def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> Step:
+    """Write down the intent to submit, as a new attempt or as the same one again."""
+    state = task.state
+    changes: dict[str, Any] = {
+        "dispatch": "intent",
+        "submit_tries": state.submit_tries + 1,
+        "due_at": after(now, SUBMIT_LEASE_S, jitter),
+        "dispatch_started_at": state.dispatch_started_at or now,
+    }
+    attempt = state.attempt
+    if new_attempt:
+        attempt += 1
+        changes |= {
+            "attempt": attempt,
+            "submit_tries": 1,
+            "dispatch_started_at": now,
+            "maybe_sent": False,
+            "provider_ref": None,
+            "run_deadline_at": None,
+            "last_sequence": None,
+        }
+    elif state.dispatch == "intent":
+        # Nobody answered for the earlier intent: its call may have gone out.
+        changes["maybe_sent"] = True
+    return changed(task, now, SubmitJob(task.request_id, attempt), **changes)
+
+
+def leave_unresolved(task: Task, now: datetime) -> Step:
+    """Stop submitting an attempt that may have been sent; only news or the deadline decide now."""
+    note = system_note("queued", "submit", now, stage="dispatch", message="the provider has not answered")
+    return changed(task, now, note=note, dispatch="ambiguous", maybe_sent=True, due_at=None)
+
+
+def acknowledged(task: Task, provider_ref: str | None, now: datetime) -> dict[str, Any]:
+    """The state changes by which an attempt is known to have arrived; none where that was known."""
+    state = task.state
+    changes: dict[str, Any] = {}
+    if state.provider_ref is None and provider_ref is not None:
+        changes["provider_ref"] = clean_word(provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
+    if state.dispatch != "acked":
+        changes |= {
+            "dispatch": "acked",
+            "maybe_sent": True,
+            "run_deadline_at": now + timedelta(seconds=task.request.terms.deadlines.run_s),
+            "due_at": after(now, task.request.terms.deadlines.silence_s),
+        }
+    return changes
+
+
+def on_submitted(task: Task, attempt: int, provider_ref: str | None, now: datetime) -> Step:
+    """Hear that the provider has taken a job.
+
+    A job nobody waits for any more is canceled: ``stale`` belongs to an earlier attempt, ``late`` to a task that
+    has ended. ``duplicate``: it was known.
+    """
+    state = task.state
+    ref = clean_word(provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
+    if attempt != state.attempt or attempt == 0:
+        stray = () if ref is None else (CancelJob(task.request_id, attempt, ref),)
+        return unchanged("stale", *stray)
+    if task.is_terminal:
+        if ref is None or state.provider_ref is not None:
+            return unchanged("late")
+        late = system_note(
+            "late", "submit", now, stage="dispatch", message="the job was taken after the task had ended"
+        )
+        return changed(
+            task, now, CancelJob(task.request_id, attempt, ref), verdict="late", note=late, provider_ref=ref
+        )
+    changes = acknowledged(task, ref, now)
+    if not changes:
+        return unchanged("duplicate")
+    note = system_note("submitted", "submit", now, stage="dispatch") if "dispatch" in changes else None
+    return changed(task, now, note=note, **changes)
+
+
+def on_submit_failed(
+    task: Task,
+    attempt: int,
+    outcome: SubmitOutcome,
+    message: str,
+    now: datetime,
+    *,
+    operation_id: str,
+    error_code: RejectionCode = "provider_error",
+    jitter: float = 0.0,
+) -> Step:
+    """Hear that a submit did not work out.
+
+    ``not_sent`` and ``busy`` are tried again until the dispatch deadline; ``ambiguous`` may have arrived;
+    ``rejected`` is the provider's no and ends the task with ``error_code``.
+    """
+    state = task.state
+    if task.is_terminal:
+        return unchanged("late")
+    if attempt != state.attempt:
+        return unchanged("stale")
+    if state.dispatch not in {"intent", "ambiguous"}:
+        return unchanged("ignored")
+    if outcome == "rejected":
+        return fail(
+            task,
+            "submit_rejected",
+            error_code,
+            message,
+            now,
+            operation_id=operation_id,
+            what="submit",
+            cancel=False,
+        )
+    # An attempt that may once have arrived stays in doubt, whatever later tries of it came to.
+    in_doubt = outcome == "ambiguous" or state.maybe_sent
+    pause_s = min(SUBMIT_BACKOFF_MAX_S, SUBMIT_BACKOFF_S * 2 ** max(0, min(10, state.submit_tries - 1)))
+    return changed(
+        task,
+        now,
+        note=system_note("queued", "submit", now, stage="dispatch", message=message),
+        dispatch="ambiguous" if in_doubt else "none",
+        maybe_sent=in_doubt,
+        due_at=after(now, pause_s, jitter),
+    )
+
+
+def fail(
+    task: Task,
+    cause: Literal[
+        "submit_rejected",
+        "deadline_passed",
+        "never_sent",
+        "submit_unresolved",
+        "job_lost",
+        "provider_failed",
+        "provider_canceled",
+        "provider_removed",
+    ],
+    code: ErrorCode,
+    text: str | None,
+    now: datetime,
+    *,
+    operation_id: str,
+    what: str,
+    cancel: bool,
+) -> Step:
+    """End the task as failed and give its hold back; ``cancel`` also stops the provider's job where it is known."""
+    state = task.state
+    effects = (
+        (CancelJob(task.request_id, state.attempt, state.provider_ref),)
+        if cancel and state.provider_ref is not None
+        else ()
+    )
+    note = system_note("failed", what, now, message=text)
+    return transition(
+        task, cause, now, *effects, operation_id=operation_id, error=error_text(code, text), note=note
+    )

@@ -1,0 +1,74 @@
+"""What a media provider tells of a job, in one shape, whether by callback or when polled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+UpdateStatus = Literal["queued", "processing", "succeeded", "failed", "canceled"]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """One result of a job: at a ``url``, or inline as base64 ``data``. The rest is the provider's claim."""
+
+    index: int
+    url: str | None = None
+    data: str | None = None
+    content_type: str | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+    width: int | None = None
+    height: int | None = None
+    duration_s: float | None = None
+
+
+class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider's own measure of the work done."""
+
+    units: int | None = None
+    unit: str | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    provider_cost: str | None = None
+    provider_ms: int | None = None
+
+
+class ReportedError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the provider could not do the job."""
+
+    code: str | None = None
+    message: str | None = None
+    retryable: bool = False
+
+
+class Moderation(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider's judgement of the content."""
+
+    flagged: bool
+    categories: tuple[str, ...] = ()
+
+
+class ProviderUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of news about one attempt at one task.
+
+    ``event_id`` is unique within a task and the same on every redelivery. ``attempt`` fences news of an
+    earlier attempt. ``sequence`` orders the progress of one job; ``percent`` is 0 to 100.
+    """
+
+    source: Literal["callback", "poll"]
+    provider: str
+    event_id: str
+    request_id: str
+    attempt: int
+    status: UpdateStatus
+    provider_ref: str | None = None
+    sequence: int | None = None
+    raw_status: str | None = None
+    stage: str | None = None
+    message: str | None = None
+    percent: int | None = None
+    outputs: tuple[Output, ...] = ()
+    usage: ReportedUsage | None = None
+    error: ReportedError | None = None
+    moderation: Moderation | None = None

@@ -1,0 +1,321 @@
+"""A media task as a value: what was asked (never changes), where it stands (changes by steps), what it cost.
+
+The value mirrors a row of the table ``tasks``: ``request`` and ``state`` are its two JSON columns and come back
+from JSON equal to what went in. Only the functions of :mod:`holdfast.ledger.tasks.decisions` make a new one.
+
+Law: a task is ``succeeded`` exactly when its charge was captured and its outputs can be fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from holdfast.ledger.catalog.terms import Terms
+from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
+
+TaskStatus = Literal["queued", "processing", "review", "succeeded", "failed", "canceled"]
+Dispatch = Literal["none", "intent", "acked", "ambiguous"]
+ProgressStatus = Literal[
+    "queued", "submitted", "processing", "succeeded", "failed", "canceled", "late", "stale"
+]  # fmt: skip
+Stage = Literal["dispatch", "queue", "render", "encode", "upload", "hosting", "review"]
+ErrorCode = Literal[
+    "provider_error", "provider_timeout", "provider_unavailable", "content_policy", "submit_ambiguous",
+    "hosting_failed", "canceled_by_provider", "invalid_upstream_input", "partial", "usage_mismatch",
+    "provider_removed", "internal",
+]  # fmt: skip
+ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "usage_mismatch", "manual"]
+ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
+EventKind = Literal[
+    "task.processing", "task.review", "task.succeeded", "task.failed", "task.canceled", "task.assets_ready"
+]  # fmt: skip
+
+TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
+"""The states no task ever leaves; reaching one settles the hold."""
+
+
+class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked for and on which terms, fixed when the task was accepted.
+
+    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written; ``input_dropped``
+    says that it has been removed since, the one thing here that changes. ``webhook_events`` are the kinds of events
+    sent to ``webhook_url``; None stands for the usual ones.
+    """
+
+    input: dict[str, object]
+    terms: Terms
+    quote_id: str
+    api_key_id: str | None
+    hold_id: str
+    hold_micro: int
+    metadata: dict[str, str] = {}
+    webhook_url: str | None = None
+    webhook_events: tuple[EventKind, ...] | None = None
+    retry_of: str | None = None
+    input_dropped: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of what happened while the task ran; ``ts`` is when we learned it.
+
+    ``source_ref`` is ``callback:<event>``, ``poll:<number>`` or ``system:<what>``. ``percent`` is the highest
+    percentage told so far, so it never falls.
+    """
+
+    ts: datetime
+    status: ProgressStatus
+    source_ref: str
+    percent: int | None = None
+    stage: Stage | None = None
+    message: str | None = None
+    raw_status: str | None = None
+
+
+class StatusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change of the public status, with what had been charged by then."""
+
+    status: TaskStatus
+    ts: datetime
+    cost_micro: int = 0
+    error: str | None = None
+
+
+class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One deliverable result: a stored asset (``asset_id``), or the provider's own ``url`` passed through.
+
+    A stored asset has no URL here: each read signs one. ``size_claimed`` and ``duration_claimed`` say that width
+    and height, or the duration, are what the provider says of an output and were not measured.
+    """
+
+    position: int
+    asset_id: str | None = None
+    url: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+    content_type: str | None = None
+    width: int | None = None
+    height: int | None = None
+    duration_s: float | None = None
+    expires_at: datetime | None = None
+    size_claimed: bool = False
+    duration_claimed: bool = False
+
+
+class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the outputs have been copied to our own storage.
+
+    ``wanted`` are outputs still to be stored, ``lost`` those that cannot be; each one's ``index`` is its
+    position. ``expected`` is how many the customer may expect. ``round`` numbers the rounds of storing, so that the
+    end of one never counts for another; ``tries`` counts rounds that failed; ``deadline_at`` ends the round under
+    way and is None between rounds.
+    """
+
+    mode: Literal["rehost", "passthrough", "inline"] = "rehost"
+    status: Literal["pending", "transferring", "ready", "failed", "expired", "skipped"] = "pending"
+    source: Literal["provider", "local"] = "provider"
+    final_url_ready: bool = False
+    assets_ready_event: Literal["pending", "sent", "failed", "skipped"] = "pending"
+    error: str | None = None
+    round: int = 0
+    tries: int = 0
+    expected: int = 0
+    wanted: tuple[Output, ...] = ()
+    lost: tuple[Output, ...] = ()
+    deadline_at: datetime | None = None
+
+
+class Review(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a task's money and outputs are frozen, and what was decided about them."""
+
+    case_id: str
+    reason: ReviewReason
+    decision: ReviewDecision
+    deadline_at: datetime
+
+
+class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a task stands. Times are stored, so that a restart finds every timer again.
+
+    ``attempt`` numbers the jobs given to the provider and fences their news; ``maybe_sent`` says that a submit
+    of this attempt may have arrived unanswered. ``due_at`` is when the present phase wants attention (submit,
+    poll, hosting round); None leaves only the deadlines. ``final_poll`` says the deadline has passed and one
+    last poll is under way.
+    """
+
+    overall_deadline_at: datetime
+    status_history: tuple[StatusEntry, ...]
+    attempt: int = 0
+    dispatch: Dispatch = "none"
+    provider_ref: str | None = None
+    submit_tries: int = 0
+    maybe_sent: bool = False
+    dispatch_started_at: datetime | None = None
+    run_deadline_at: datetime | None = None
+    due_at: datetime | None = None
+    last_news_at: datetime | None = None
+    last_sequence: int | None = None
+    percent: int | None = None
+    poll_count: int = 0
+    final_poll: bool = False
+    flagged: bool = False
+    hosting: HostingState = HostingState()
+    output: tuple[OutputItem, ...] = ()
+    progress: tuple[Progress, ...] = ()
+    usage: ReportedUsage | None = None
+    error: str | None = None
+    review: Review | None = None
+    cost_micro: int = 0
+    billable_units: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    operation_id: str | None = None
+    run_started_at: datetime | None = None
+    provider_done_at: datetime | None = None
+    completed_at: datetime | None = None
+    canceled_at: datetime | None = None
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task at one version. ``wake_at`` is when it next wants attention; None exactly when it has ended."""
+
+    account_id: str
+    request_id: str
+    version: int
+    status: TaskStatus
+    model: str
+    provider: str
+    created_at: datetime
+    updated_at: datetime
+    wake_at: datetime | None
+    dispatched: bool
+    request: TaskRequest
+    state: TaskState
+
+    @property
+    def is_terminal(self) -> bool:
+        """The task has ended and its hold is settled."""
+        return self.status in TERMINAL
+
+
+class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the usage log: the columns of ``usage_entries``. ``ts`` is when the task was created."""
+
+    account_id: str
+    request_id: str
+    ts: datetime
+    model: str
+    modality: str
+    api_key_id: str | None
+    status: TaskStatus
+    billable_units: int
+    tokens_in: int
+    tokens_out: int
+    latency_ms: int | None
+    cost_micro: int
+    error: str | None
+    operation_id: str | None
+    status_history: tuple[StatusEntry, ...]
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task's time went: waiting, running at the provider, being stored. None where not known yet."""
+
+    queue_ms: int | None
+    run_ms: int | None
+    hosting_ms: int | None
+    total_ms: int | None
+
+
+def accept_task(
+    *,
+    account_id: str,
+    request_id: str,
+    hold_id: str,
+    input: bytes,  # noqa: A002  # the interface's own word for what a task is given
+    terms: Terms,
+    quote_id: str,
+    api_key_id: str | None,
+    now: datetime,
+    metadata: Iterable[tuple[str, str]] = (),
+    webhook_url: str | None = None,
+    webhook_events: tuple[EventKind, ...] | None = None,
+    retry_of: str | None = None,
+) -> Task:
+    """The task as it is first written, beside the hold that pays for it: queued and due for dispatch at once.
+
+    ``input`` is a normalised JSON object; anything else raises :class:`msgspec.ValidationError`.
+    """
+    return Task(
+        account_id=account_id,
+        request_id=request_id,
+        version=1,
+        status="queued",
+        model=terms.model,
+        provider=terms.provider,
+        created_at=now,
+        updated_at=now,
+        wake_at=now,
+        dispatched=False,
+        request=TaskRequest(
+            input=msgspec.json.decode(input, type=dict[str, object]),
+            terms=terms,
+            quote_id=quote_id,
+            api_key_id=api_key_id,
+            hold_id=hold_id,
+            hold_micro=terms.hold_micro,
+            metadata=dict(metadata),
+            webhook_url=webhook_url,
+            webhook_events=webhook_events,
+            retry_of=retry_of,
+        ),
+        state=TaskState(
+            overall_deadline_at=now + timedelta(seconds=terms.deadlines.overall_s),
+            status_history=(StatusEntry(status="queued", ts=now),),
+            due_at=now,
+            hosting=HostingState(mode=terms.hosting.mode),
+        ),
+    )
+
+
+def usage_of(task: Task) -> UsageEntry:
+    """The task's line in the usage log. ``cost_micro`` is what has been charged so far, 0 until captured."""
+    state = task.state
+    return UsageEntry(
+        account_id=task.account_id,
+        request_id=task.request_id,
+        ts=task.created_at,
+        model=task.model,
+        modality=task.request.terms.modality,
+        api_key_id=task.request.api_key_id,
+        status=task.status,
+        billable_units=state.billable_units,
+        tokens_in=state.tokens_in,
+        tokens_out=state.tokens_out,
+        latency_ms=latency_of(task).total_ms,
+        cost_micro=state.cost_micro,
+        error=state.error,
+        operation_id=state.operation_id,
+        status_history=state.status_history,
+    )
+
+
+def latency_of(task: Task) -> Latency:
+    """How long each part of the task's life took, in whole milliseconds, never below zero."""
+    state = task.state
+    ended_at = state.completed_at or state.canceled_at
+    return Latency(
+        queue_ms=_between_ms(task.created_at, state.run_started_at),
+        run_ms=_between_ms(state.run_started_at, state.provider_done_at),
+        hosting_ms=_between_ms(state.provider_done_at, ended_at),
+        total_ms=_between_ms(task.created_at, ended_at),
+    )
+
+
+def _between_ms(start: datetime | None, end: datetime | None) -> int | None:
+    if start is None or end is None:
+        return None
+    return max(0, (end - start) // timedelta(milliseconds=1))

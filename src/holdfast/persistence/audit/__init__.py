@@ -1,0 +1,1 @@
+"""The audit: every promise about credit checked against the rows."""

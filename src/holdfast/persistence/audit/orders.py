@@ -1,0 +1,139 @@
+"""The audit of payment orders against their own facts, the ledger's operations and the stored events.
+
+What follows from an order's facts is derived again by the decision functions, order by order; agreement with other
+tables is one query for each rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.targets import money_of, outcome_of
+from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit.rules import Rule
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.order_loading import order_of
+
+ROWS_PER_FETCH = 500
+
+NET = "the net amount posted for each order follows from its facts"
+STATUSES = "each order's statuses follow from its facts"
+HISTORY = "each order's history ends in its statuses and names its operations in order"
+COLUMNS = "each order's columns match its state"
+
+
+def _listed(field: str) -> str:
+    """Return SQL for a list in an order's state; an empty one if it has none, or if it is not a list."""
+    return f"case json_typeof(o.state -> '{field}') when 'array' then o.state -> '{field}' else '[]' end"
+
+
+_MOVES = (
+    "select o.account_id, o.order_id, m.n, m.move ->> 'operation_id' as operation_id, "  # noqa: S608 - our own text
+    "m.move ->> 'kind' as kind, (m.move ->> 'amount_micro')::bigint as amount_micro, "
+    "o.request ->> 'operation_id' as reserved from orders o "
+    f"cross join lateral json_array_elements({_listed('moves')}) with ordinality as m (move, n)"
+)
+_EVENT_IDS = (
+    "select o.provider, o.account_id, o.order_id, e.event_id from orders o "  # noqa: S608 - our own text
+    f"cross join lateral json_array_elements_text({_listed('event_ids')}) as e (event_id)"
+)
+
+ORDER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "each order lists exactly the operations posted for it",
+        "select count(*) from operations where starts_with(reference, 'ord_')",
+        f"""
+        select coalesce(m.operation_id, p.operation_id) || ': order ' || coalesce(m.order_id, p.reference)
+               || ' says ' || coalesce(m.kind || ' ' || m.amount_micro, 'nothing') || ', the journal '
+               || coalesce(p.kind || ' ' || p.amount_micro, 'nothing')
+        from ({_MOVES}) m
+        full join (select * from operations where starts_with(reference, 'ord_')) p
+            on p.operation_id = m.operation_id
+        where (m.account_id, m.order_id, m.kind, m.amount_micro)
+              is distinct from (p.account_id, p.reference, p.kind, p.amount_micro)
+        """,  # noqa: S608 - our own text
+    ),
+    Rule(
+        "the first credit of each order, and no other operation, has the reserved id",
+        "select count(*) from orders",
+        f"""
+        select m.order_id || ': move ' || m.n || ' is ' || m.operation_id || ', reserved is ' || m.reserved
+        from ({_MOVES}) m where (m.n = 1) <> (m.operation_id = m.reserved) or (m.n = 1 and m.kind <> 'credit')
+        """,  # noqa: S608 - our own text
+    ),
+    Rule(
+        "each order's postings name the ledger account of its provider",
+        "select count(*) from operations where reference in (select order_id from orders)",
+        """
+        select p.operation_id || ': moves ' || l.ledger_account || ' for an order of ' || o.provider
+        from orders o
+        join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id)
+        join postings l on (l.account_id, l.number) = (p.account_id, p.number)
+        where l.ledger_account not in ('available', 'cash:' || o.provider)
+        """,
+    ),
+    Rule(
+        "the events listed by each order are the stored events applied to it",
+        "select count(*) from payment_events",
+        f"""
+        select coalesce(e.event_id, k.event_id) || ': order ' || coalesce(e.order_id, 'none') || ', stored as '
+               || coalesce(k.verdict || ' of ' || k.order_id, 'nothing')
+        from ({_EVENT_IDS}) e
+        full join (select * from payment_events where verdict in ('applied', 'stale')) k
+            on (k.provider, k.event_id) = (e.provider, e.event_id)
+        where (e.account_id, e.order_id) is distinct from (k.account_id, k.order_id)
+        """,  # noqa: S608 - our own text
+    ),
+)
+
+
+def walk_orders(connection: Connection) -> list[Check]:
+    """Read every order once and derive again what follows from its facts."""
+    counted = 0
+    broken: dict[str, list[str]] = {name: [] for name in (NET, STATUSES, HISTORY, COLUMNS)}
+    totals = dict.fromkeys(broken, 0)
+    for row, order in _orders(connection):
+        counted += 1
+        for name, failure in _failures(row, order):
+            totals[name] += 1
+            if len(broken[name]) < EXAMPLES_MAX:
+                broken[name].append(f"{row.order_id}: {failure}")
+    return [make_check(name, counted, examples, totals[name]) for name, examples in broken.items()]
+
+
+def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
+    """Yield rows with their orders; None for a row that cannot be decoded."""
+    query = select(tables.orders).order_by(tables.orders.c.account_id, tables.orders.c.order_id)
+    rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
+    for row in rows:
+        try:
+            yield row, order_of(row)
+        except msgspec.ValidationError:
+            yield row, None
+
+
+def _failures(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
+    if order is None:
+        yield COLUMNS, "its documents cannot be decoded"
+        return
+    request, state, statuses = order.request, order.state, order.statuses
+    money, outcome = money_of(request, state.facts), outcome_of(request, state.facts)
+    if order.net_micro != money.net_micro or not 0 <= order.net_micro <= request.amount_micro:
+        yield NET, f"posted {order.net_micro} micro-credits, its facts require {money.net_micro}"
+    derived = (outcome.status, outcome.processing_status, outcome.reversal_status, outcome.risk_status)
+    stored = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
+    if derived != stored:
+        yield STATUSES, f"is {' '.join(stored)}, its facts imply {' '.join(derived)}"
+    named = [entry.operation_id for entry in state.history if entry.operation_id is not None]
+    if not state.history or state.history[-1].statuses != statuses or named != [*order.ledger_operation_refs]:
+        yield HISTORY, "its history does not match its state"
+    columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
+    values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
+    ids = (row.provider_payment_id, row.provider_charge_id, row.created_at, row.expires_at)
+    if columns != values or ids != (state.payment_id, state.charge_id, request.created_at, request.expires_at):
+        yield COLUMNS, "its columns and its state differ"

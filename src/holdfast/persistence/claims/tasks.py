@@ -1,0 +1,241 @@
+"""Finding tasks that want attention and claiming them, so that no other process takes them on as well.
+
+A claim moves ``wake_at`` on under ``SKIP LOCKED``: work whose claimant has gone is found again when that time
+comes. All times are service time, given by the caller, so that no wall clock decides what is due.
+
+Places at a provider are dealt out by account: one to each account with waiting tasks in turn, and inside an account
+in the order in which its tasks fell due. The next account is found through the index of waiting tasks, one probe an
+account, however many tasks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from holdfast.ledger.catalog.terms import Deadlines
+from holdfast.ledger.tasks.silence import Silence
+
+LEASE_S = 10
+ACCOUNTS_PROBED_MAX = 200
+"""How many accounts one claim looks at. Those whose tasks are all put off cost a probe and get nothing."""
+WAITING_SEEN_MAX = 2_000
+"""How many of those that have waited longest are looked at for a deadline that has passed."""
+OVERDUE_MARGIN_S = 5
+"""Who is woken before its deadline would take a place that is not free."""
+
+_ACCOUNTS = text(
+    "with recursive probed as ("
+    "  (select account_id, 1 as number from tasks where provider = :provider and wake_at is not null "
+    "   and not dispatched and account_id > :behind and account_id <= :until order by account_id limit 1)"
+    "  union all"
+    "  select n.account_id, p.number + 1 from probed p cross join lateral ("
+    "    select t.account_id from tasks t where t.provider = :provider and t.wake_at is not null "
+    "    and not t.dispatched and t.account_id > p.account_id and t.account_id <= :until "
+    "    order by t.account_id limit 1) n"
+    "  where p.number < :probed_max"
+    # The recursion goes no further than this limit asks for.
+    ") select p.account_id from probed p where exists (select from tasks t where t.provider = :provider "
+    "and not t.dispatched and t.account_id = p.account_id and t.wake_at <= :now) limit :most"
+)
+_CLAIM_WAITING = text(
+    "with due as (select w.request_id, a.position, w.wake_at from "
+    "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
+    "  select t.request_id, t.wake_at from tasks t where t.provider = :provider and not t.dispatched "
+    "  and t.account_id = a.account_id and t.wake_at <= :now "
+    "  order by t.wake_at limit :share for update skip locked) w limit :places) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
+    "where t.request_id = due.request_id returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
+)
+_CLAIM_FOLLOW_UPS = text(
+    "with due as (select t.request_id, t.owner from tasks t where t.wake_at <= :now and t.dispatched "
+    "and (t.owner is null or t.owner = :me or not exists (select from processes p "
+    "     where p.process_id = t.owner and p.lease_until > :now)) "
+    "order by t.wake_at limit :most for update of t skip locked) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s), owner = :me from due "
+    "where t.request_id = due.request_id returning t.request_id, t.updated_at, due.owner as owner_before"
+)
+_CLAIM_OVERDUE = text(
+    "with waiting as (select request_id, state from tasks where wake_at <= :now and not dispatched "
+    "order by wake_at limit :seen), due as (select t.request_id from tasks t "
+    "join waiting w using (request_id) where t.wake_at <= :now and not t.dispatched "
+    "and cast(w.state ->> 'overall_deadline_at' as timestamptz) < :now - make_interval(secs => :margin_s) "
+    "limit :most for update of t skip locked) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
+    "where t.request_id = due.request_id returning t.request_id"
+)
+_PROVIDERS_WAITED_FOR = text(
+    "with recursive found as ("
+    "  (select provider from tasks where wake_at is not null and not dispatched order by provider limit 1)"
+    "  union all"
+    "  select n.provider from found f cross join lateral (select t.provider from tasks t "
+    "    where t.wake_at is not null and not t.dispatched and t.provider > f.provider "
+    "    order by t.provider limit 1) n"
+    ") select provider from found"
+)
+_CLAIM_OF_PROVIDER = text(
+    "with waiting as (select request_id from tasks where provider = :provider and not dispatched "
+    "and wake_at <= :now limit :most for update skip locked) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from waiting w "
+    "where t.request_id = w.request_id returning t.request_id"
+)
+_CLAIM_OF_SILENT = text(
+    "with waiting as (select request_id from tasks where provider = :provider and not dispatched "
+    "and wake_at <= :now and created_at <= :now - make_interval(secs => coalesce("
+    "cast(request #>> array['terms', 'deadlines', :deadline] as integer), :usual_s)) "
+    "and coalesce(cast(request #>> array['terms', 'deadlines', :deadline] as integer), :usual_s) <= :silent_s "
+    "and coalesce(cast(state ->> 'attempt' as integer), 0) = 0 "
+    "limit :most for update skip locked) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from waiting w "
+    "where t.request_id = w.request_id returning t.request_id"
+)
+_REACHED_ELSEWHERE = text(
+    "select exists (select from processes where process_id <> :me and lease_until > :now "
+    "and :provider = any(providers))"
+)
+_OWN = text(
+    "select request_id, provider, status <> 'review' "
+    "and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies "
+    "from tasks where wake_at is not null and dispatched and owner = :me"
+)
+_LEFT_WITHOUT_OWNER = text(
+    "update tasks set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
+    "and owner is null and updated_at < :before returning request_id, provider, status <> 'review' "
+    "and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies"
+)
+_EXPIRED_INPUTS = text("select request_id from tasks where input_until <= :at order by input_until limit :most")
+_STILL_OCCUPYING = text(
+    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
+    "and status <> 'review'"
+)
+
+FIRST = ""
+"""Before every account id."""
+_LAST = "zz"
+"""Behind every account id, in every collation."""
+
+
+def claim_waiting(
+    rows: Connection, provider: str, *, places: int, behind: str, now: datetime
+) -> tuple[list[str], str]:
+    """Claim up to ``places`` waiting tasks of a provider, dealt out among accounts in turn.
+
+    The turn begins with the account after ``behind``. Returns the tasks, a round of one for each account after the
+    other, and the account that was served last.
+    """
+    claimed: list[str] = []
+    while len(claimed) < places:
+        left = places - len(claimed)
+        due = _accounts_in_turn(rows, provider, behind, left, now)
+        if not due:
+            break
+        found = rows.execute(
+            _CLAIM_WAITING,
+            {
+                "accounts": due,
+                "provider": provider,
+                # With more places than accounts, each gets as many; what is left over is dealt out once more.
+                "share": max(1, left // len(due)),
+                "places": left,
+                "now": now,
+                "lease_s": LEASE_S,
+            },
+        ).all()
+        if not found:
+            break
+        claimed += [row.request_id for row in sorted(found, key=lambda row: (row.due_at, row.request_id))]
+        behind = due[max(row.position for row in found) - 1]
+    return claimed, behind
+
+
+def _accounts_in_turn(rows: Connection, provider: str, behind: str, most: int, now: datetime) -> list[str]:
+    """Accounts with a task that is due, those after ``behind`` first and then from the beginning up to it."""
+    due: list[str] = []
+    for first, last in ((behind, _LAST), (FIRST, behind)):
+        if len(due) < most and first != last:
+            probe = {
+                "provider": provider,
+                "behind": first,
+                "until": last,
+                "probed_max": max(ACCOUNTS_PROBED_MAX, most),
+                "most": most - len(due),
+                "now": now,
+            }
+            due += rows.execute(_ACCOUNTS, probe).scalars()
+    return due
+
+
+def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> Sequence[Row[Any]]:
+    """Claim dispatched tasks that are due: this process's own, and those of owners that have ended.
+
+    Rows: ``request_id``, ``updated_at``, ``owner_before``.
+    """
+    return rows.execute(_CLAIM_FOLLOW_UPS, {"me": me, "most": most, "now": now, "lease_s": LEASE_S}).all()
+
+
+def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
+    """Claim waiting tasks whose overall deadline has passed, whatever they wait for."""
+    claim = {"seen": WAITING_SEEN_MAX, "margin_s": OVERDUE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
+    return list(rows.execute(_CLAIM_OVERDUE, claim).scalars())
+
+
+def providers_waited_for(rows: Connection) -> list[str]:
+    """The providers for whose places tasks wait, in the catalog or not."""
+    return list(rows.execute(_PROVIDERS_WAITED_FOR).scalars())
+
+
+def claim_of_provider(rows: Connection, provider: str, *, most: int, now: datetime) -> list[str]:
+    """Claim tasks that wait for a provider, in no order."""
+    claim = {"provider": provider, "most": most, "now": now, "lease_s": LEASE_S}
+    return list(rows.execute(_CLAIM_OF_PROVIDER, claim).scalars())
+
+
+def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: int, now: datetime) -> list[str]:
+    """Claim tasks that have waited for a silent provider for as long as they may."""
+    deadline, usual_s = _WAITS_FOR[silence.of]
+    claim = {
+        "provider": provider,
+        "deadline": deadline,
+        "usual_s": usual_s,
+        "silent_s": silence.seconds,
+        "most": most,
+        "now": now,
+        "lease_s": LEASE_S,
+    }
+    return list(rows.execute(_CLAIM_OF_SILENT, claim).scalars())
+
+
+_WAITS_FOR = {
+    "submissions": ("dispatch_s", Deadlines().dispatch_s),
+    "news": ("run_s", Deadlines().run_s),
+}
+"""The deadline that bounds the waiting, and what it is where a task's terms leave it out."""
+
+
+def is_reached_elsewhere(rows: Connection, provider: str, *, me: str, now: datetime) -> bool:
+    """Whether another process that runs can reach the provider."""
+    parameters = {"provider": provider, "me": me, "now": now}
+    return bool(rows.execute(_REACHED_ELSEWHERE, parameters).scalar_one())
+
+
+def own_dispatched(rows: Connection, me: str) -> Sequence[Row[Any]]:
+    """This process's dispatched tasks. Rows: ``request_id``, ``provider``, ``occupies``."""
+    return rows.execute(_OWN, {"me": me}).all()
+
+
+def make_ownerless_due(rows: Connection, *, before: datetime, now: datetime) -> Sequence[Row[Any]]:
+    """Make due what a program that knew no owners dispatched and last touched before that time; rows as above."""
+    return rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now}).all()
+
+
+def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:
+    """Those of the tasks whose jobs may still be running at their provider."""
+    return set(rows.execute(_STILL_OCCUPYING, {"held": list(request_ids)}).scalars())
+
+
+def tasks_with_expired_input(rows: Connection, at: datetime, *, most: int) -> list[str]:
+    """Ended tasks whose large input has been kept for its time, those longest past it first."""
+    return list(rows.execute(_EXPIRED_INPUTS, {"at": at, "most": most}).scalars())

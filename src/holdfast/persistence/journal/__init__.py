@@ -1,0 +1,1 @@
+"""The journal: the only write path. Units of work are grouped into batches, one transaction each."""

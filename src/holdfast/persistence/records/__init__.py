@@ -1,0 +1,1 @@
+"""Tables, and the mapping between their rows and values."""

@@ -1,0 +1,131 @@
+"""What an actor loads when it starts: its rows, in one short transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.credit.account import AccountState
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.unreadable import read_row
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAccount:
+    """An account's credit, and its live API keys: scopes by key id."""
+
+    state: AccountState
+    live_keys: dict[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSignIn:
+    """A sign-in's version and state (a JSON object), and the account that has its e-mail address."""
+
+    version: int
+    state: dict[str, Any]
+    account_id: str | None
+    role: str | None
+
+
+class RowMissing(Exception):
+    """The row of an actor does not exist."""
+
+
+def load_account(connection: Connection, account_id: str) -> LoadedAccount:
+    """Load an account. Raises :class:`RowMissing`.
+
+    The head is read first: if the account changes between the statements, the version is older than what is read
+    after it, and the fence rejects what is decided on the mixture. In the other order it would not.
+    """
+    accounts, holds, keys = tables.accounts, tables.holds, tables.api_keys
+    head = connection.execute(
+        select(
+            accounts.c.version,
+            accounts.c.operation_count,
+            accounts.c.balance_micro,
+            accounts.c.held_micro,
+            accounts.c.chain_head,
+        ).where(accounts.c.id == account_id)
+    ).one_or_none()
+    if head is None:
+        raise RowMissing(f"account {account_id}")
+    open_holds = connection.execute(
+        select(holds.c.hold_id, holds.c.amount_micro).where(
+            holds.c.account_id == account_id, holds.c.settled_number.is_(None)
+        )
+    ).all()
+    live_keys = connection.execute(
+        select(keys.c.key_id, keys.c.scopes).where(keys.c.account_id == account_id, keys.c.revoked_at.is_(None))
+    ).all()
+    state = AccountState(
+        account_id,
+        version=head.version,
+        number=head.operation_count,
+        balance_micro=head.balance_micro,
+        held_micro=head.held_micro,
+        holds={row.hold_id: row.amount_micro for row in open_holds},
+        chain_head=bytes(head.chain_head),
+    )
+    return LoadedAccount(state, {row.key_id: frozenset(row.scopes) for row in live_keys})
+
+
+def load_task(connection: Connection, request_id: str) -> Task:
+    """Load a task. Raises :class:`RowMissing` and
+    :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
+    """
+    tasks = tables.tasks
+    row = connection.execute(select(tasks).where(tasks.c.request_id == request_id)).one_or_none()
+    if row is None:
+        raise RowMissing(f"task {request_id}")
+    return read_row(_task_of, row, "tasks", request_id)
+
+
+def _task_of(row: Any) -> Task:
+    return Task(
+        account_id=row.account_id,
+        request_id=row.request_id,
+        version=row.version,
+        status=row.status,
+        model=row.model,
+        provider=row.provider,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        wake_at=row.wake_at,
+        dispatched=row.dispatched,
+        request=msgspec.convert(row.request, TaskRequest),
+        state=msgspec.convert(row.state, TaskState),
+    )
+
+
+def load_event_ids(connection: Connection, request_id: str, account_id: str) -> frozenset[tuple[str, str]]:
+    """Return the provider events that a task has already received, as (provider, event id)."""
+    events = tables.task_events
+    rows = connection.execute(
+        select(events.c.provider, events.c.event_id).where(
+            events.c.account_id == account_id, events.c.request_id == request_id
+        )
+    )
+    return frozenset((row.provider, row.event_id) for row in rows)
+
+
+def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
+    """Load the sign-in state of ``email:…`` or ``origin:…``; a new one is at version 0 and empty."""
+    row = connection.execute(
+        select(tables.sign_ins.c.version, tables.sign_ins.c.state).where(tables.sign_ins.c.key == key)
+    ).one_or_none()
+    version, state = (row.version, row.state) if row is not None else (0, {})
+    account = None
+    if key.startswith("email:"):
+        account = connection.execute(
+            select(tables.accounts.c.id, tables.accounts.c.role).where(
+                tables.accounts.c.email == key.removeprefix("email:")
+            )
+        ).one_or_none()
+    return LoadedSignIn(
+        version, state, account.id if account is not None else None, account.role if account is not None else None
+    )

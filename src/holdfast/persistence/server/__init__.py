@@ -1,0 +1,1 @@
+"""The PostgreSQL server: connections, the embedded server, migrations."""

@@ -1,0 +1,188 @@
+"""Connections on which no wait is without an end, whatever becomes of the server.
+
+The server bounds each statement by its own time-outs. They are worth nothing when its processes are stopped or its
+host is cut off, and TCP's keep-alive sees neither through a Unix socket nor on loopback. So the client bounds each
+wait for an answer too; when that is over, the connection is closed and the thread that waited comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy
+from psycopg import errors
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from holdfast.persistence.records.tables import metadata
+from holdfast.persistence.server.database_faults import (
+    DatabaseAway,
+    DatabaseTooOld,
+    QueryTimedOut,
+    ServerSilent,
+    reason_of,
+    trouble_of,
+)
+
+T = TypeVar("T")
+
+SERVER_VERSION_MIN = 150000
+"""PostgreSQL 15, as ``server_version_num`` writes it."""
+
+CONNECT_S = 5
+PROBE_S = 3
+"""A probe waits less: while a server that hangs is not known to, callers wait with it."""
+LOCK_MS = 5_000
+IDLE_IN_TRANSACTION_MS = 15_000
+SILENCE_MARGIN_S = 1.0
+"""How much longer than the server's own time limit the client waits for an answer."""
+SET_UP_MS = 3_000
+
+_PLANS_BY_KEY = (
+    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; "
+    "set enable_hashjoin = off; set enable_mergejoin = off; set jit = off"
+)
+"""The writer finds every row by its key. A plan is kept for all batches; while tables are small it is made anew."""
+
+_LOCK_ALL = "lock table {} in row exclusive mode"
+"""What a writer of each table holds: it waits for whoever keeps readers or writers out, and for nobody else."""
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose every wait for the server ends after ``answer_s``, in :class:`ServerSilent`."""
+
+    answer_s: float | None = None
+
+    def __del__(self, __warn: Any = None) -> None:
+        """Close: a disposed engine drops connections that are borrowed at that moment, and psycopg only warns."""
+        if hasattr(self, "pgconn"):
+            self.pgconn.finish()
+
+    def wait(
+        self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
+    ) -> T:  # psycopg's own hook around every exchange
+        """Wait as psycopg does, and no longer than ``answer_s``."""
+        if timeout is not None or self.answer_s is None:
+            return super().wait(gen, interval, timeout)
+        try:
+            return super().wait(gen, interval, self.answer_s)
+        except errors._WaitTimeout as exc:
+            # In the middle of an exchange: nothing sent or read later on it could be told apart.
+            self.pgconn.finish()
+            raise ServerSilent(f"the server sent no answer within {self.answer_s:g} s") from exc
+
+
+def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) -> BoundedConnection:
+    """Connect with every wait bounded; ``statement_timeout_ms`` 0 bounds none. Raises psycopg's errors."""
+    connection = BoundedConnection.connect(
+        url,
+        connect_timeout=connect_s,
+        # Whatever the environment says: some of what we send is encoded by us.
+        client_encoding="utf8",
+        application_name="holdfast",
+        keepalives=1,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=15_000,
+    )
+    try:
+        connection.answer_s = SET_UP_MS / 1000
+        connection.execute(
+            "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),"
+            " set_config('idle_in_transaction_session_timeout', %s, false), set_config('timezone', 'UTC', false)",
+            (str(statement_timeout_ms), str(LOCK_MS), str(IDLE_IN_TRANSACTION_MS)),
+        )
+        connection.commit()
+    except BaseException:
+        connection.close()
+        raise
+    connection.answer_s = statement_timeout_ms / 1000 + SILENCE_MARGIN_S if statement_timeout_ms else None
+    return connection
+
+
+def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
+    """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
+    try:
+        connection = connect(url, statement_timeout_ms=statement_timeout_ms)
+        try:
+            connection.execute(_PLANS_BY_KEY)
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+    except psycopg.Error as exc:
+        raise DatabaseAway(reason_of(exc)) from exc
+    return connection
+
+
+def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
+    """An engine whose connections we make ourselves, so that the URL means what it means to libpq."""
+
+    def creator() -> psycopg.Connection[Any]:
+        return connect(url, statement_timeout_ms=statement_timeout_ms)
+
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://",
+        creator=creator,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=CONNECT_S,
+        pool_recycle=1800,
+    )
+    return engine.execution_options(postgresql_readonly=True) if read_only else engine
+
+
+def probe(url: str) -> None:
+    """Ask the server on a fresh connection for all that callers need of it. Blocks, for a few seconds at most.
+
+    It must be new enough, take writes, and give out the locks that reading and writing each table takes. Raises
+    :class:`DatabaseAway`, :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or
+    :class:`DatabaseTooOld`.
+    """
+    try:
+        with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
+            version = connection.info.server_version
+            row = connection.execute("show transaction_read_only").fetchone()
+            if version >= SERVER_VERSION_MIN and row == ("off",):
+                _lock_all(connection)
+    except psycopg.Error as exc:
+        if trouble_of(exc, writing=True) is None:
+            raise
+        is_held_up = isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled)
+        raise (QueryTimedOut if is_held_up else DatabaseAway)(reason_of(exc)) from exc
+    if version < SERVER_VERSION_MIN:
+        raise DatabaseTooOld(
+            f"The database is PostgreSQL {version // 10000}; Holdfast needs {SERVER_VERSION_MIN // 10000} or newer."
+        )
+    if row != ("off",):
+        raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
+
+
+def _lock_all(connection: psycopg.Connection[Any]) -> None:
+    names = ", ".join(sorted(metadata.tables))
+    # A database that has not been migrated has no tables to wait for.
+    with contextlib.suppress(errors.UndefinedTable):
+        connection.execute(_LOCK_ALL.format(names))
+    connection.rollback()
+
+
+@contextlib.contextmanager
+def connected(url: str) -> Iterator[Connection]:
+    """One SQLAlchemy connection for a command (audit), without time limits on its queries. Blocks.
+
+    Raises :class:`DatabaseAway` when the database cannot be reached.
+    """
+    engine = make_engine(url, pool_size=1, statement_timeout_ms=0, read_only=False)
+    try:
+        try:
+            connection = engine.connect()
+        except DBAPIError as exc:
+            raise DatabaseAway(reason_of(exc)) from exc
+        with connection:
+            yield connection
+    finally:
+        engine.dispose()

@@ -1,0 +1,261 @@
+"""The one way to the database: reads on threads, the gate that says whether it answers, and its watcher.
+
+Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
+:meth:`Database.connect_writer` makes; :meth:`Database.work` is for leases and sweeps alone.
+
+A database that is gone or slow closes the :class:`DatabaseGate` for everybody at once, so callers fail fast while
+the watcher probes. A single slow query is its caller's trouble and leaves the gate open, but has it probed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+import trio
+from sqlalchemy import Connection, Engine, Pool
+
+from holdfast.persistence.server.connections import (
+    SERVER_VERSION_MIN,
+    connect_writer,
+    connected,
+    make_engine,
+    probe,
+)
+from holdfast.persistence.server.database_faults import (
+    DatabaseAway,
+    DatabaseTooOld,
+    QueryTimedOut,
+    is_away,
+    reason_of,
+    trouble_of,
+)
+from holdfast.persistence.server.database_gate import DatabaseGate, DatabaseState
+from holdfast.persistence.server.embedded import EmbeddedFault, EmbeddedPostgres
+
+__all__ = [
+    "SERVER_VERSION_MIN",
+    "Database",
+    "DatabaseAway",
+    "DatabaseGate",
+    "DatabaseState",
+    "DatabaseTooOld",
+    "QueryTimedOut",
+    "connected",
+    "is_away",
+]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+READ_MS = 5_000
+READ_DEADLINE_S = 8.0
+"""How long a caller waits for a read, its turn for a connection included: less than a call may take."""
+WORK_MS = 15_000
+WRITE_MS = 15_000
+PROBE_FIRST_S = 0.1
+PROBE_LAST_S = 1.0
+HEARTBEAT_S = 2.0
+CHILD_CHECK_S = 0.25
+RETIRED_MAX = 8
+"""How many replaced pools are remembered, to close what threads that had been given up return to them."""
+
+
+class Database:
+    """A PostgreSQL database at ``url`` (``postgresql://…``), optionally the embedded one this process runs.
+
+    ``pool_size`` bounds the reads that run at once, ``work_size`` the units of :meth:`work`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 8,
+        work_size: int = 2,
+        read_timeout_ms: int = READ_MS,
+        read_deadline_s: float = READ_DEADLINE_S,
+        embedded: EmbeddedPostgres | None = None,
+    ) -> None:
+        self.url = url
+        self.gate = DatabaseGate()
+        self._embedded = embedded
+        self._read_deadline_s = read_deadline_s
+        self._reads = trio.CapacityLimiter(pool_size)
+        self._works = trio.CapacityLimiter(work_size)
+        self._probes = trio.CapacityLimiter(1)
+        self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
+        self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
+        self._work_engine = make_engine(url, pool_size=work_size, statement_timeout_ms=WORK_MS, read_only=False)
+
+    @property
+    def limiters(self) -> dict[str, trio.CapacityLimiter]:
+        """The thread limiters by purpose, for the meters."""
+        return {"read": self._reads, "work": self._works}
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Run ``query`` on a thread inside one read-only transaction and return what it returns.
+
+        It is run again once when its connection turns out to be lost, so it must only read. What it returns
+        must not need the connection any more. The caller waits for ``read_deadline_s`` and no longer than until the
+        gate closes; the thread then ends by itself, within the limits of its connection, and keeps its place in the
+        pool until it has. Raises :class:`DatabaseAway`, or its subclass :class:`QueryTimedOut`; every other
+        exception of ``query`` passes through.
+        """
+        self._refuse_if_closed()
+        gate = self.gate
+        with trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
+            try:
+                found = await trio.to_thread.run_sync(
+                    _in_transaction, self._engine, query, 2, False, limiter=self._reads, abandon_on_cancel=True
+                )
+            except DatabaseAway as exc:
+                self._note(exc)
+                raise
+            gate.note_success()
+            return found
+        assert scope.cancelled_caught
+        self._refuse_if_closed()
+        late = QueryTimedOut(f"A read had no answer within {self._read_deadline_s:g} s.")
+        self._note(late)
+        raise late
+
+    async def work(self, change: Callable[[Connection], T]) -> T:
+        """Run ``change`` on a thread inside one read-write transaction, once.
+
+        Only for leases and sweeps (claiming due work, deleting what has expired): whatever touches money,
+        orders, tasks, keys or idempotency records goes through the journal. Its thread is never abandoned. Raises
+        like :meth:`read`.
+        """
+        self._refuse_if_closed()
+        try:
+            return await trio.to_thread.run_sync(
+                _in_transaction, self._work_engine, change, 1, True, limiter=self._works
+            )
+        except DatabaseAway as exc:
+            self._note(exc)
+            raise
+
+    def connect_writer(self) -> psycopg.Connection:
+        """Open a connection for the journal's writer thread: no autocommit, every wait bounded. Blocks.
+
+        Raises :class:`DatabaseAway`; what the journal learns on the connection later it tells the gate itself.
+        """
+        return connect_writer(self.url, statement_timeout_ms=WRITE_MS)
+
+    async def open(self) -> None:
+        """Probe once and open the gate. Raises :class:`DatabaseAway` or :class:`DatabaseTooOld`."""
+        await trio.to_thread.run_sync(probe, self.url, limiter=self._probes, abandon_on_cancel=True)
+        self.gate.open()
+
+    def close(self) -> None:
+        """Close the gate and every idle connection."""
+        self.gate.close("The database connection is closed.")
+        self._dispose()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch over the database until cancelled; reports started after the first probe, however it went.
+
+        While the gate is closed it probes with a growing pause; while it is open it looks in now and then, and at
+        once when something took too long. An embedded server that died is started again. Raises
+        :class:`DatabaseTooOld`.
+        """
+        first = True
+        try:
+            while True:
+                await self._open_again(task_status if first else trio.TASK_STATUS_IGNORED)
+                first = False
+                await self._watch()
+                _log.warning("the database is %s: %s", self.gate.state, self.gate.reason)
+                # What lies idle in the pools may be lost too, and would seem to take the database away again.
+                self._dispose()
+        finally:
+            self.close()
+
+    async def _open_again(self, task_status: trio.TaskStatus[None]) -> None:
+        pause_s = PROBE_FIRST_S
+        reported = False
+        while True:
+            try:
+                await self._revive_child()
+                await self.open()
+            except (DatabaseAway, EmbeddedFault) as exc:
+                self._close_gate(exc)
+            if not reported:
+                task_status.started()
+                reported = True
+            if self.gate.is_open:
+                _log.info("the database answers")
+                return
+            await trio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the probes
+            pause_s = min(pause_s * 2, PROBE_LAST_S)
+
+    async def _watch(self) -> None:
+        """Return when the gate has closed."""
+        while self.gate.is_open:
+            self.gate.trust()
+            until = trio.current_time() + HEARTBEAT_S
+            while trio.current_time() < until and not self.gate.is_doubted:
+                if self._embedded is not None and not self._embedded.is_running():
+                    self.gate.close("The embedded database has stopped.")
+                    return
+                with trio.move_on_after(HEARTBEAT_S if self._embedded is None else CHILD_CHECK_S):
+                    await self.gate.wait_closed_or_doubted()
+            self._close_retired()
+            if self.gate.is_open:
+                try:
+                    await self.open()
+                except DatabaseAway as exc:
+                    self._close_gate(exc)
+
+    async def _revive_child(self) -> None:
+        if self._embedded is not None and not self._embedded.is_running():
+            _log.warning("the embedded database has stopped; starting it again")
+            await trio.to_thread.run_sync(self._embedded.start, limiter=self._probes)
+
+    def _refuse_if_closed(self) -> None:
+        if not self.gate.is_open:
+            raise DatabaseAway(self.gate.reason, retry_after_s=self.gate.retry_after_s)
+
+    def _note(self, exc: DatabaseAway) -> None:
+        """Let the gate know what a read or a unit of work met."""
+        if isinstance(exc, QueryTimedOut):
+            self.gate.note_timeout(exc.reason)
+        else:
+            self.gate.close(exc.reason)
+
+    def _close_gate(self, exc: Exception) -> None:
+        self.gate.close(str(exc), "slow" if isinstance(exc, QueryTimedOut) else "away")
+
+    def _dispose(self) -> None:
+        """Have all connections made anew; those in use are closed as they come back."""
+        for engine in (self._engine, self._work_engine):
+            self._retired.append(engine.pool)
+            engine.dispose()
+        self._close_retired()
+
+    def _close_retired(self) -> None:
+        for pool in self._retired:
+            pool.dispose()
+
+
+def _in_transaction(engine: Engine, unit: Callable[[Connection], T], attempts: int, writing: bool) -> T:
+    """Run one unit on this thread; psycopg's and SQLAlchemy's faults leave it as ours."""
+    while True:
+        attempts -= 1
+        try:
+            with engine.begin() as connection:
+                return unit(connection)
+        except Exception as exc:
+            trouble = trouble_of(exc, writing=writing)
+            if trouble is None:
+                raise
+            if trouble == "slow":
+                raise QueryTimedOut(reason_of(exc)) from exc
+            if attempts == 0:
+                raise DatabaseAway(reason_of(exc)) from exc

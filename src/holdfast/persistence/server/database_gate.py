@@ -1,0 +1,143 @@
+"""What is known about the database, for reads, writes and readiness alike.
+
+Evidence comes from three sides: reads and writes that succeed, time out or lose their connection; a journal that
+cannot learn what became of a commit; and the watcher's probes. Whoever finds the database gone or slow closes the
+gate for everybody, so that callers are answered at once instead of each waiting for a time-out of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import trio
+
+from holdfast import metrics
+from holdfast.persistence.server.database_faults import Trouble
+
+DatabaseState = Literal["available", "slow", "away"]
+
+RETRY_AFTER_S = 1.0
+"""The watcher probes at least this often while the gate is closed."""
+GRACE_S = 1.0
+"""How long a read may still be answered after the gate has closed, perhaps for a moment only."""
+TIMEOUTS_MAX = 3
+TIMEOUTS_SPAN_S = 4.0
+"""So many time-outs, and no success for so long, make the database slow, whatever its probes say."""
+
+
+class DatabaseGate:
+    """Open while the database answers. Used on trio's thread only; other threads come by ``trio.from_thread``."""
+
+    def __init__(self) -> None:
+        self.reason = "The database has not been reached yet."
+        self.retry_after_s = RETRY_AFTER_S
+        self._doubted = trio.Event()
+        self._trouble: Trouble | None = "away"
+        self._stalled: str | None = None
+        self._opened = trio.Event()
+        self._closed = trio.Event()
+        self._closed.set()
+        self._waiting: dict[trio.CancelScope, float] = {}
+        self._timeouts = 0
+        self._succeeded_at = -TIMEOUTS_SPAN_S
+
+    @property
+    def state(self) -> DatabaseState:
+        """How the database is, as far as is known."""
+        if self._trouble is not None:
+            return self._trouble
+        return "available" if self._stalled is None else "slow"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the database answered when last heard of."""
+        return self._opened.is_set()
+
+    def open(self) -> None:
+        """Let callers through, unless the journal is stalled; repeating it changes nothing."""
+        self._trouble = None
+        self._update()
+
+    def close(self, reason: str, trouble: Trouble = "away") -> None:
+        """Turn callers away with ``reason``; those who wait for a read have :data:`GRACE_S` left."""
+        self.reason = reason
+        self._trouble = trouble
+        self._update()
+
+    @contextmanager
+    def stalled(self, reason: str) -> Iterator[None]:
+        """Keep the gate closed while the journal waits to learn what became of a commit, whatever probes say."""
+        self.reason = self._stalled = reason
+        self._update()
+        try:
+            yield
+        finally:
+            self._stalled = None
+            self._update()
+
+    @contextmanager
+    def cutting_short(self, scope: trio.CancelScope) -> Iterator[None]:
+        """Have ``scope`` end :data:`GRACE_S` after the gate closes, unless it is open again by then."""
+        self._waiting[scope] = scope.deadline
+        try:
+            yield
+        finally:
+            del self._waiting[scope]
+
+    def note_success(self) -> None:
+        """A read or a write succeeded."""
+        self._timeouts = 0
+        self._succeeded_at = trio.current_time()
+
+    def note_timeout(self, reason: str) -> None:
+        """A read or a write took too long: have the database probed now, and close the gate if all seem to."""
+        self._timeouts += 1
+        self._doubted.set()
+        quiet_s = trio.current_time() - self._succeeded_at
+        if self.is_open and self._timeouts >= TIMEOUTS_MAX and quiet_s >= TIMEOUTS_SPAN_S:
+            self.close(reason, "slow")
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether something took too long since :meth:`trust`."""
+        return self._doubted.is_set()
+
+    def trust(self) -> None:
+        """The watcher is about to look: what made it do so is over."""
+        self._doubted = trio.Event()
+
+    async def wait_open(self) -> None:
+        """Return once the gate is open."""
+        while not self.is_open:
+            await self._opened.wait()
+
+    async def wait_closed(self) -> None:
+        """Return once the gate is closed."""
+        while self.is_open:
+            await self._closed.wait()
+
+    async def wait_closed_or_doubted(self) -> None:
+        """Return once the gate is closed, or somebody wants a probe."""
+        doubted = self._doubted
+        while self.is_open and not doubted.is_set():
+            await doubted.wait()
+
+    def _update(self) -> None:
+        should_be_open = self._trouble is None and self._stalled is None
+        if should_be_open and not self.is_open:
+            self.reason = ""
+            self._closed = trio.Event()
+            self._opened.set()
+            for scope, deadline in self._waiting.items():
+                scope.deadline = deadline
+        elif not should_be_open and self.is_open:
+            self._opened = trio.Event()
+            self._closed.set()
+            self._doubted.set()
+            metrics.DATABASE_AWAY.inc()
+            if self._waiting:
+                soon = trio.current_time() + GRACE_S
+                for scope in self._waiting:
+                    scope.deadline = min(scope.deadline, soon)

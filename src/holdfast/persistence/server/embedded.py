@@ -1,0 +1,250 @@
+"""The embedded PostgreSQL: a real server kept inside the data folder, run as a child of this process.
+
+The server listens on a Unix socket in a private folder and nowhere else, so no password is needed: who may
+enter the folder may connect. It never runs as root; a service started by root runs it as an unprivileged
+user. One process at a time owns a data folder, which a file lock on ``holdfast.lock`` holds for the life of
+that process; :mod:`holdfast.persistence.server.server_folders` says who may reach which folder. The server of a
+killed service is found by its pid file and stopped before ours starts.
+
+Everything here blocks; async callers go through a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+from holdfast.persistence.server.postmaster import (
+    EmbeddedFault,
+    Postmaster,
+    plain_environment,
+    postmaster_pid,
+    stop_orphan,
+)
+from holdfast.persistence.server.server_folders import (
+    DataFolderInUse,
+    cluster_folder,
+    lock_data_folder,
+    make_private,
+    place_cluster,
+    place_programs,
+    server_user,
+    socket_folder,
+)
+
+__all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
+
+START_S = 60.0
+DATABASE = "holdfast"
+PORT = 5432
+"""The port is only part of the socket's file name."""
+
+SERVER_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "wal_compression": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "15min",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    "logging_collector": "off",
+    "log_checkpoints": "off",
+}
+
+
+class EmbeddedPostgres:
+    """The PostgreSQL server of one data folder. Methods block and may be called from any thread, one at a time.
+
+    ``settings`` overrides single server settings (tests turn fsync off; nothing else should).
+    """
+
+    def __init__(self, data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self.data_dir = data_dir.absolute()
+        self._pgdata = cluster_folder(self.data_dir)
+        self._settings = {**SERVER_SETTINGS, **(settings or {})}
+        self._lock_fd: int | None = None
+        self._child: Postmaster | None = None
+        self._turn = threading.Lock()
+
+    def acquire(self) -> None:
+        """Take the data folder for this process; repeating it changes nothing.
+
+        Raises :class:`DataFolderInUse` when another process (or another owner in this one) has it, and
+        :class:`EmbeddedFault` when it is somebody else's.
+        """
+        if self._lock_fd is not None:
+            return
+        self._lock_fd = lock_data_folder(self.data_dir)
+
+    def release(self) -> None:
+        """Give the data folder back. The server must have been stopped."""
+        assert not self.is_running()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def start(self) -> str:
+        """Start the server (making its files the first time) and return the URL of its database.
+
+        Also the way back after the server died: PostgreSQL then recovers from its log by itself.
+        Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
+        """
+        with self._turn:
+            self.acquire()
+            if not self.is_running():
+                self._start_child()
+            return self.url
+
+    def stop(self) -> None:
+        """Stop the server: a fast, clean shutdown, and harder means when that takes too long."""
+        with self._turn:
+            child = self._child
+            if child is None:
+                return
+            child.stop()
+            self._child = None
+
+    def is_running(self) -> bool:
+        """Whether our child process lives. Cheap: it asks nothing of the server."""
+        return self._child is not None and not self._child.wait(0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the child's end; False when it still runs after ``timeout_s``."""
+        return self._child is None or self._child.wait(timeout_s)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        child = self._child
+        return None if child is None or child.wait(0) else child.pid
+
+    @property
+    def url(self) -> str:
+        """The database's URL, whether or not the server runs just now."""
+        return _url(socket_folder(self._pgdata))
+
+    def _start_child(self) -> None:
+        user = server_user()
+        self._pgdata = place_cluster(self.data_dir, user)
+        binaries = place_programs(self._pgdata, user)
+        if not (self._pgdata / "PG_VERSION").exists():
+            self._make_cluster(binaries, user)
+        stop_orphan(self._pgdata)
+        folder = socket_folder(self._pgdata)
+        make_private(folder, user)
+        command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(folder)]
+        for name, value in self._settings.items():
+            command += ["-c", f"{name}={value}"]
+        deadline = time.monotonic() + START_S
+        log_path = self.data_dir / "postgres.log"
+        while True:
+            child = Postmaster(command, user=user, log_path=log_path)
+            if _await_ready(child, _url(folder, "postgres"), deadline):
+                break
+            if not child.wait(0):
+                # Recovery from a long log takes its time; cutting it short would only begin it anew.
+                self._child = child
+                raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
+            # A crashed server's last backends may hold its shared memory for a moment; then it starts.
+            if time.monotonic() > deadline or not _tail(log_path, "still in use"):
+                raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
+            time.sleep(0.2)
+        self._child = child
+        _make_database(_url(folder, "postgres"))
+
+    def _make_cluster(self, binaries: Path, user: str | None) -> None:
+        """Run initdb aside and rename: a folder named ``postgres`` is always a whole cluster."""
+        making = self._pgdata.with_name("postgres.making")
+        if making.exists():
+            shutil.rmtree(making)
+        make_private(making, user)
+        result = subprocess.run(  # noqa: S603 - our own binary, no shell
+            [
+                str(binaries / "initdb"),
+                *("--pgdata", str(making), "--username", "postgres"),
+                *("--auth", "trust", "--encoding", "UTF8", "--locale", "C"),
+            ],
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+            env=plain_environment(),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise EmbeddedFault(f"initdb failed in {making}: {result.stderr.strip() or result.stdout.strip()}")
+        making.rename(self._pgdata)
+
+
+def database_url_of(data_dir: Path) -> str | None:
+    """The URL of the embedded database that runs in ``data_dir`` just now, or None."""
+    pgdata = cluster_folder(data_dir.absolute())
+    if postmaster_pid(pgdata) is None:
+        return None
+    lines = (pgdata / "postmaster.pid").read_text().splitlines()
+    ready = len(lines) >= 8 and lines[7].strip() == "ready"
+    return _url(Path(lines[4])) if ready else None
+
+
+@contextlib.contextmanager
+def temporary_embedded(data_dir: Path) -> Iterator[str]:
+    """Run the embedded server for one command and stop it afterwards; yields its URL.
+
+    Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
+    """
+    server = EmbeddedPostgres(data_dir)
+    url = server.start()
+    try:
+        yield url
+    finally:
+        server.stop()
+        server.release()
+
+
+def _url(folder: Path, database: str = DATABASE) -> str:
+    return f"postgresql://postgres@/{database}?host={quote(str(folder), safe='')}&port={PORT}"
+
+
+def _await_ready(child: Postmaster, url: str, deadline: float) -> bool:
+    """Whether the server answers before ``deadline`` and before it ends; recovery after a crash takes its time."""
+    while not child.wait(0) and time.monotonic() < deadline:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            child.wait(0.05)
+        else:
+            return True
+    return False
+
+
+def _make_database(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        if connection.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
+            connection.execute(f"create database {DATABASE}")
+
+
+def _tail(path: Path, words: str) -> bool:
+    """Whether the last lines of a log hold ``words``."""
+    try:
+        return words in path.read_bytes()[-4096:].decode("utf-8", "replace")
+    except OSError:
+        return False

@@ -1,0 +1,148 @@
+"""Migrate a database to the schema of this release. Forward only: a journal is never migrated back.
+
+A session-level advisory lock lets one process migrate at a time; the others wait and then have nothing to do. All
+pending migrations run in one transaction, so a failed one leaves the database as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from holdfast.persistence.server.database import SERVER_VERSION_MIN, DatabaseAway, DatabaseTooOld, is_away
+
+LOCK_KEY = 0x686F6C64
+"""The advisory lock's number: "hold" in ASCII."""
+
+LOCK_TIMEOUT_S = 60
+DDL_LOCK_S = 10
+STATEMENT_S = 300
+
+
+class MigrationRefused(Exception):
+    """The database cannot be migrated by this release; the message is a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """The result of a migration: ``applied`` lists the new revisions, oldest first; empty if up to date."""
+
+    before: str | None
+    after: str
+    applied: tuple[str, ...]
+
+
+def migrate(url: str) -> MigrationReport:
+    """Migrate the database at ``url``. Blocks.
+
+    Raises :class:`MigrationRefused` (newer than this release, or another process holds the lock too long),
+    :class:`~holdfast.persistence.server.database.DatabaseTooOld` or
+    :class:`~holdfast.persistence.server.database.DatabaseAway`.
+    """
+    try:
+        with _connection(url) as connection, _lock(connection):
+            return _upgrade(connection)
+    except (DBAPIError, psycopg.Error) as exc:
+        if is_away(exc):
+            raise DatabaseAway(str(exc)) from exc
+        raise
+
+
+def pending(url: str) -> tuple[str, ...]:
+    """Return the revisions a migration would apply, oldest first. Raises like :func:`migrate`."""
+    with _connection(url) as connection:
+        return _pending(connection)[1]
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+@contextlib.contextmanager
+def _connection(url: str) -> Iterator[Connection]:
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(url, connect_timeout=5, application_name="holdfast migrate"),
+        poolclass=sqlalchemy.NullPool,
+    )
+    try:
+        with engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            version = int(raw.info.server_version)
+            if version < SERVER_VERSION_MIN:
+                raise DatabaseTooOld(
+                    f"The database is PostgreSQL {version // 10000}; "
+                    f"Holdfast needs {SERVER_VERSION_MIN // 10000} or newer."
+                )
+            yield connection
+    except DBAPIError as exc:
+        if is_away(exc):
+            raise DatabaseAway(" ".join(str(exc.orig).split())) from exc
+        raise
+
+
+@contextlib.contextmanager
+def _lock(connection: Connection) -> Iterator[None]:
+    """Hold the advisory lock; the server releases it if the connection is lost."""
+    connection.execute(text(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'"))
+    connection.execute(text(f"set statement_timeout = '{STATEMENT_S}s'"))
+    try:
+        connection.execute(text("select pg_advisory_lock(:key)"), {"key": LOCK_KEY})
+    except DBAPIError as exc:
+        if isinstance(exc.orig, psycopg.errors.LockNotAvailable):
+            raise MigrationRefused(
+                f"Another process has been migrating this database for more than {LOCK_TIMEOUT_S} s."
+            ) from exc
+        raise
+    connection.execute(text(f"set lock_timeout = '{DDL_LOCK_S}s'"))
+    connection.commit()
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.rollback()
+            connection.execute(text("select pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
+            connection.commit()
+
+
+def _upgrade(connection: Connection) -> MigrationReport:
+    before, applied = _pending(connection)
+    config = _config()
+    if applied:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        connection.commit()
+    head = ScriptDirectory.from_config(config).get_current_head()
+    assert head is not None
+    return MigrationReport(before=before, after=head, applied=applied)
+
+
+def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
+    """Return the database's revision and the later ones, oldest first."""
+    scripts = ScriptDirectory.from_config(_config())
+    known = [script.revision for script in scripts.walk_revisions()][::-1]
+    current = MigrationContext.configure(connection).get_current_revision()
+    connection.rollback()
+    if current is None:
+        return None, tuple(known)
+    if current not in known:
+        raise MigrationRefused(
+            f"The database is at revision {current}, which this release does not know: it was migrated by a "
+            f"newer release of Holdfast. Run that release or a later one."
+        )
+    return current, tuple(known[known.index(current) + 1 :])

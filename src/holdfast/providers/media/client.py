@@ -1,0 +1,139 @@
+"""The line to a provider's server: one exchange at a time, bounded in time and size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import httpx
+import msgspec
+import trio
+
+from holdfast.ledger.clock import utc_now
+from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
+from holdfast.providers.media.reachability import Reachability
+from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
+from holdfast.providers.outbound.bounded import BodyTooLarge, drain
+from holdfast.providers.outbound.retry_after import parse_retry_after
+
+ANSWER_MAX_BYTES = 16 * 1024 * 1024
+RETRY_AFTER_MAX_S = 3600
+PROBE_TIMEOUT_S = 5.0
+
+NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""No byte of the request has left: the server surely has nothing of it."""
+
+NO_ANSWER = (httpx.HTTPError, trio.TooSlowError, BodyTooLarge)
+"""The request may have arrived, and no answer told what became of it."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """When the server wishes to be asked again, an hour from now at the latest; None where it says nothing."""
+        pause_s = parse_retry_after(self.headers.get("retry-after"), utc_now())
+        return None if pause_s is None else round(min(pause_s, RETRY_AFTER_MAX_S))
+
+
+class Line:
+    """Connections to the server at ``url``; ``token``, where given, is sent as a bearer and never logged.
+
+    Times in seconds, ``connect_timeout_s`` for reaching the server. Raises ``ValueError`` for what is no web
+    address.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        token: str | None,
+        timeout_s: float,
+        connect_timeout_s: float,
+        connections_max_count: int,
+    ) -> None:
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL as fault:
+            raise ValueError(f"the url of provider {name}: {fault}") from fault
+        if base.scheme not in ("http", "https") or not base.host:
+            raise ValueError(f"the url of provider {name} is not an http or https URL")
+        self.base = str(base).rstrip("/")
+        self.reachability = Reachability(name)
+        self._http = httpx.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            headers={"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
+            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
+            limits=httpx.Limits(max_connections=connections_max_count, keepalive_expiry=5),
+        )
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        within_s: float,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One exchange. Raises what :data:`NEVER_SENT` and :data:`NO_ANSWER` name."""
+        try:
+            with trio.fail_after(within_s):
+                async with self._http.stream(
+                    method, self.base + path, content=content, headers=headers
+                ) as response:
+                    body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
+        except httpx.PoolTimeout:
+            # Our own side was too busy to ask.
+            raise
+        except (httpx.HTTPError, trio.TooSlowError) as fault:
+            self.reachability.failed(type(fault).__name__)
+            raise
+        self.reachability.answered(response.status_code)
+        return Answer(response.status_code, dict(response.headers), body)
+
+    async def probe(self, path: str) -> None:
+        """Ask for what costs nothing; any answer shows that the server is there."""
+        with suppress(*NO_ANSWER):
+            await self.ask("GET", path, PROBE_TIMEOUT_S)
+
+    async def hand_in(
+        self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]
+    ) -> Answer | NotSent | Ambiguous:
+        """One exchange that gives the server a job; without an answer, whether it may have the job."""
+        try:
+            return await self.ask(method, path, within_s, content, headers)
+        except NEVER_SENT as fault:
+            return NotSent(f"provider unreachable: {type(fault).__name__}")
+        except NO_ANSWER as fault:
+            return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
+
+    async def ask_known(self, method: str, path: str, within_s: float) -> Answer:
+        """One exchange about a job that the server has. Raises :class:`PollFault`."""
+        try:
+            return await self.ask(method, path, within_s)
+        except NO_ANSWER as fault:
+            raise PollFault(f"the provider cannot be asked: {type(fault).__name__}") from fault
+
+    async def close(self) -> None:
+        """Give back connections."""
+        await self._http.aclose()
+
+
+def detail_of(body: bytes) -> str:
+    """The reason inside an error's body, for operators."""
+    try:
+        told = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "no reason given"
+    reason = told.get("detail", told.get("error")) if isinstance(told, dict) else None
+    if isinstance(reason, list):
+        # Validators list what is wrong, each with a message.
+        reason = "; ".join(str(item["msg"]) for item in reason[:8] if isinstance(item, dict) and "msg" in item)
+    return tidy(reason if isinstance(reason, str) else None, MESSAGE_MAX_CHARS - 50) or "no reason given"

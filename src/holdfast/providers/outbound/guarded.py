@@ -1,0 +1,269 @@
+"""An HTTP client for URLs that strangers chose: a provider's results, a customer's webhook, an image to edit.
+
+The guard stands where connections are made. There the name is resolved once, every address it gives is judged, and
+the connection goes to an address that passed: a name that resolves differently a moment later changes nothing. TLS
+still checks the certificate against the name. Only https is spoken, except with origins that the operator
+configured by hand, which are not judged at all.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import httpcore
+import httpx
+import trio
+
+from holdfast.providers.outbound.addresses import is_plain_host, is_public
+from holdfast.providers.outbound.name_lookups import NameLookups
+
+URL_MAX_CHARS = 8192
+REDIRECTS_MAX_COUNT = 5
+ADDRESSES_MAX_COUNT = 4
+"""How many of a name's addresses are tried before giving up."""
+
+Origin = tuple[str, int]
+"""Host in lower case, and port."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Dial = Callable[[str, int, float | None], Awaitable[httpcore.AsyncNetworkStream]]
+
+
+class Blocked(Exception):
+    """The URL, or where it leads, is not for us to fetch. It will stay so."""
+
+
+class Unreachable(Exception):
+    """No answer, or a broken one. It may pass."""
+
+
+_requester: ContextVar[str] = ContextVar("requester", default="")
+"""For whom the running request looks up names; httpcore connects in its caller's task."""
+
+
+def resolver(names: NameLookups) -> Resolve:
+    """Look up names through ``names``, on behalf of whoever the running request is for."""
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return await names.addresses(host, port, requester=_requester.get())
+
+    return resolve
+
+
+async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
+    """Connect to an address. Raises ``httpcore.ConnectError`` or ``httpcore.ConnectTimeout``."""
+    return await httpcore.TrioBackend().connect_tcp(address, port, timeout=timeout_s)
+
+
+class _GuardedBackend(httpcore.AsyncNetworkBackend):
+    def __init__(self, allow: AbstractSet[Origin], resolve_: Resolve, dial_: Dial, *, local_allowed: bool) -> None:
+        self._allow = allow
+        self._local_allowed = local_allowed
+        self._resolve = resolve_
+        self._dial = dial_
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,  # noqa: ARG002 - the signature is httpcore's
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
+    ) -> httpcore.AsyncNetworkStream:
+        allowed = self._local_allowed or (host.lower(), port) in self._allow
+        if not allowed and not is_plain_host(host):
+            raise Blocked("the host is not written plainly")
+        try:
+            with trio.fail_after(float("inf") if timeout is None else timeout):
+                addresses = await self._resolve(host, port)
+        except trio.TooSlowError as fault:
+            raise httpcore.ConnectTimeout("the name was not resolved in time") from fault
+        except (OSError, UnicodeError) as fault:
+            raise httpcore.ConnectError("the name does not resolve") from fault
+        if not allowed and not all(map(is_public, addresses)):
+            raise Blocked("the host is not on the public network")
+        failure: Exception = httpcore.ConnectError("the name has no address")
+        for address in addresses[:ADDRESSES_MAX_COUNT]:
+            try:
+                return await self._dial(address, port, timeout)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as fault:
+                failure = fault
+        raise failure
+
+    async def connect_unix_socket(
+        self,
+        path: str,  # noqa: ARG002 - the signature is httpcore's
+        timeout: float | None = None,  # noqa: ARG002
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
+    ) -> httpcore.AsyncNetworkStream:
+        raise Blocked("sockets of this machine are not for strangers")
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+
+class GuardedClient:
+    """Fetches and posts behind the guard.
+
+    ``allow`` holds the origins the operator configured, such as the studio's, with hosts in lower case; the set may
+    change while the client is used. ``local_allowed`` judges no origin at all, for a machine that calls itself.
+    ``resolve`` says how names are looked up, in threads of the client's own unless it is given; it and ``dial`` are
+    replaced in tests. Times in seconds: ``connect_timeout_s`` for name and connection,
+    ``idle_timeout_s`` between two bytes.
+    """
+
+    def __init__(
+        self,
+        allow: AbstractSet[Origin] = frozenset(),
+        *,
+        local_allowed: bool = False,
+        resolve: Resolve | None = None,
+        dial: Dial = dial,
+        ssl_context: ssl.SSLContext | None = None,
+        connect_timeout_s: float = 10.0,
+        idle_timeout_s: float = 30.0,
+        connections_max_count: int = 32,
+    ) -> None:
+        self._allow = allow
+        self._local_allowed = local_allowed
+        self._timeouts = {
+            "connect": connect_timeout_s,
+            "read": idle_timeout_s,
+            "write": idle_timeout_s,
+            "pool": connect_timeout_s,
+        }
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl_context or httpcore.default_ssl_context(),
+            max_connections=connections_max_count,
+            max_keepalive_connections=connections_max_count // 4,
+            keepalive_expiry=5.0,
+            network_backend=_GuardedBackend(
+                self._allow, resolve or resolver(NameLookups("downloads")), dial, local_allowed=local_allowed
+            ),
+        )
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        redirects_max_count: int = REDIRECTS_MAX_COUNT,
+        only: AbstractSet[Origin] | None = None,
+        requester: str = "",
+    ) -> AsyncIterator[httpcore.Response]:
+        """The answer to a request, its body still to be read.
+
+        Redirects are followed up to ``redirects_max_count``, each judged anew, with no headers carried to another
+        origin; 0 hands a redirect back as an answer. ``only`` says which of the configured origins this request may
+        lead to: one provider's results do not lie at another's. ``requester`` is in whose share of the threads its
+        names are looked up. Raises :class:`Blocked` and :class:`Unreachable`,
+        also while the body is read.
+        """
+        target = self._admit(url, None, only)
+        trusted = _origin(target) in self._allow
+        for hop in range(redirects_max_count + 1):
+            request = self._request(method, target, headers or {}, content)
+            try:
+                response = await self._send(request, requester)
+                try:
+                    location = header(response, "location") if 300 <= response.status < 400 else None
+                    if location is None or redirects_max_count == 0:
+                        yield response
+                        return
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await response.aclose()
+            except _TRANSPORT_FAULTS as fault:
+                raise Unreachable(type(fault).__name__) from fault
+            if hop == redirects_max_count:
+                break
+            before, target = target, self._admit(location, target, only)
+            if _origin(target) in self._allow and not trusted:
+                raise Blocked("a stranger's redirect leads to a configured origin")
+            if _origin(before) != _origin(target):
+                headers = {}
+        raise Blocked(f"more than {redirects_max_count} redirects")
+
+    async def close(self) -> None:
+        """Give back connections."""
+        await self._pool.aclose()
+
+    async def _send(self, request: httpcore.Request, requester: str) -> httpcore.Response:
+        token = _requester.set(requester)
+        try:
+            return await self._pool.handle_async_request(request)
+        finally:
+            _requester.reset(token)
+
+    def _admit(self, url: str, base: httpx.URL | None, only: AbstractSet[Origin] | None = None) -> httpx.URL:
+        if len(url) > URL_MAX_CHARS:
+            raise Blocked("the URL is too long")
+        try:
+            target = httpx.URL(url) if base is None else base.join(url)
+        except (httpx.InvalidURL, ValueError) as fault:
+            raise Blocked("the URL cannot be read") from fault
+        if target.userinfo:
+            raise Blocked("the URL carries credentials")
+        if not 1 <= _origin(target)[1] <= 65535:
+            raise Blocked("the URL's port does not exist")
+        host = target.raw_host.decode("ascii").strip("[]")
+        if only is not None and _origin(target) in self._allow - only:
+            raise Blocked("the URL leads to another provider")
+        allowed = self._local_allowed or _origin(target) in self._allow
+        if target.scheme != "https" and not (target.scheme == "http" and allowed):
+            raise Blocked("the URL is not https")
+        if not allowed and not is_plain_host(host):
+            raise Blocked("the URL's host is not written plainly")
+        return target
+
+    def _request(
+        self, method: str, target: httpx.URL, headers: Mapping[str, str], content: bytes
+    ) -> httpcore.Request:
+        sent = [
+            (b"Host", target.netloc),
+            (b"User-Agent", b"holdfast"),
+            (b"Accept", b"*/*"),
+            (b"Accept-Encoding", b"identity"),
+            *((name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()),
+        ]
+        if content or method == "POST":
+            sent.append((b"Content-Length", str(len(content)).encode("ascii")))
+        host, port = _origin(target)
+        return httpcore.Request(
+            method,
+            httpcore.URL(scheme=target.raw_scheme, host=host.encode("ascii"), port=port, target=target.raw_path),
+            headers=sent,
+            content=content,
+            extensions={"timeout": self._timeouts},
+        )
+
+
+_TRANSPORT_FAULTS = (
+    httpcore.NetworkError,
+    httpcore.TimeoutException,
+    httpcore.ProtocolError,
+    httpcore.ConnectionNotAvailable,
+    httpcore.UnsupportedProtocol,
+)
+
+
+def _origin(url: httpx.URL) -> Origin:
+    host = url.raw_host.decode("ascii").strip("[]").lower()
+    return host, url.port or (443 if url.scheme == "https" else 80)
+
+
+def header(response: httpcore.Response, name: str) -> str | None:
+    """The first header of that name, as text."""
+    wanted = name.encode("ascii")
+    for key, value in response.headers:
+        if key.lower() == wanted:
+            return value.decode("latin-1")
+    return None

@@ -1,0 +1,79 @@
+"""Posting events to addresses that customers chose: which addresses may be chosen, and one post.
+
+How an address is written is judged when it is chosen; where it leads, at each connection, by the guarded client. A
+redirect is an answer like any other and not followed: whoever moves tells us the new address. The answer's body is
+never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+import trio
+
+from holdfast.ledger.clock import Now
+from holdfast.ledger.tasks.deliveries import Answer
+from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable, header
+from holdfast.providers.outbound.retry_after import parse_retry_after
+
+URL_MAX_CHARS: Final = 1024
+
+_INSIDE: Final = ("localhost", "local", "internal", "localdomain")
+"""Last labels of names that mean something inside a network only."""
+
+
+def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
+    """Whether an address may be chosen: absolute, https, a host the public can have, without credentials.
+
+    ``local_allowed`` admits http and hosts of private networks.
+    """
+    if not url.isascii() or not url.isprintable() or " " in url or len(url) > URL_MAX_CHARS:
+        return False
+    try:
+        parts = httpx.URL(url)
+        host = parts.raw_host.decode("ascii").strip("[]").lower()
+    except (httpx.InvalidURL, ValueError):
+        return False
+    port = parts.port
+    if not host or parts.userinfo or (port is not None and not 1 <= port <= 65535):
+        return False
+    if parts.scheme != "https" and not (local_allowed and parts.scheme == "http"):
+        return False
+    if not is_plain_host(host):
+        return False
+    if local_allowed:
+        return True
+    if names_address(host):
+        return is_public(host)
+    labels = host.rstrip(".").split(".")
+    return len(labels) > 1 and all(labels) and labels[-1] not in _INSIDE
+
+
+async def post_event(
+    client: GuardedClient,
+    account_id: str,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    now: Now,
+) -> Answer:
+    """Post once on behalf of an account and say how it went; never raises for what the other side does."""
+    sent = {"Content-Type": "application/json", **headers}
+    try:
+        with trio.fail_after(timeout_s):
+            async with client.open(
+                "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
+            ) as response:
+                pause_s = parse_retry_after(header(response, "retry-after"), now())
+                return Answer(response.status, retry_after_s=pause_s)
+    except trio.TooSlowError:
+        return Answer(None, error=f"no answer within {timeout_s:g} s")
+    except Blocked as refusal:
+        return Answer(None, error=f"not allowed: {refusal}")
+    except Unreachable as fault:
+        return Answer(None, error=f"unreachable: {fault}")

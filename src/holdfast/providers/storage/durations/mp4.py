@@ -1,0 +1,216 @@
+"""MP4: the samples that its tables list, whole or in fragments, checked against the bytes that are there.
+
+The lengths that the headers of movie and track tell are not looked at. A track is as long as its samples, or as
+its edit list where that shows less of them.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.providers.storage.durations.reading import Contradiction, MediaBytes
+
+_BLOCK_BYTES = 64 * 1024
+_BYTES_PER_STEP = 32
+_CUT_SHORT = "the content is cut short"
+
+Box = tuple[bytes, int, int]
+"""A box's name, where its content begins, and where it ends."""
+
+
+@dataclass(slots=True)
+class _Track:
+    number: int = 0
+    kind: bytes = b""
+    scale: int = 0
+    ticks: int = 0
+    shown: int = 0
+    """The edit list's length, in ticks of the movie; 0: none is told."""
+    sample_bytes: int = 0
+    default_ticks: int = 0
+    default_bytes: int = 0
+
+
+class _Movie:
+    def __init__(self, media: MediaBytes) -> None:
+        self.media = media
+        self.scale = 0
+        self.tracks: list[_Track] = []
+
+    def read(self) -> float:
+        """The length in seconds."""
+        for name, begin, end in self.boxes(0, self.media.size_bytes):
+            if name == b"moov":
+                self.read_movie(begin, end)
+            elif name == b"moof":
+                self.read_fragment(begin, end)
+        if sum(track.sample_bytes for track in self.tracks) > self.media.size_bytes:
+            raise Contradiction("the clip lists more than it holds")
+        lengths = {kind: [self.length_s(track) for track in self.tracks if track.kind == kind and track.ticks]
+                   for kind in (b"vide", b"soun")}  # fmt: skip
+        shown = lengths[b"vide"] or lengths[b"soun"]
+        if not shown:
+            raise Contradiction("the clip holds nothing to play")
+        return max(shown)
+
+    def length_s(self, track: _Track) -> float:
+        if not track.scale:
+            raise Contradiction("the clip has no time scale")
+        length_s = track.ticks / track.scale
+        return min(length_s, track.shown / self.scale) if track.shown and self.scale else length_s
+
+    def boxes(self, place: int, end: int) -> Iterator[Box]:
+        """The boxes between two places; what is too short to be one is let be."""
+        while place + 8 <= end:
+            self.media.step()
+            length, name = self.media.read(">I4s", place)
+            begin = place + 8
+            if length == 1:
+                (length,) = self.media.read(">Q", begin)
+                begin += 8
+            upto = end if length == 0 else place + length
+            if upto < begin:
+                raise Contradiction("the clip has a box without a length")
+            if upto > end:
+                raise Contradiction(_CUT_SHORT)
+            yield name, begin, upto
+            place = upto
+
+    def read_movie(self, begin: int, end: int) -> None:
+        described = []
+        for name, start, stop in self.boxes(begin, end):
+            if name == b"mvhd":
+                self.scale = self.scale_of(start)
+            elif name == b"trak":
+                self.tracks.append(self.read_track(start, stop))
+            elif name == b"mvex":
+                described += [box for box in self.boxes(start, stop) if box[0] == b"trex"]
+        for _, start, _ in described:
+            number, _, ticks, size = self.media.read(">IIII", start + 4)
+            for track in self.tracks:
+                if track.number == number:
+                    track.default_ticks, track.default_bytes = ticks, size
+
+    def scale_of(self, start: int) -> int:
+        """The time scale in a head that has times of creation before it, of four bytes or of eight."""
+        (scale,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
+        return int(scale)
+
+    def read_track(self, begin: int, end: int) -> _Track:
+        track, tables = _Track(), dict[bytes, tuple[int, int]]()
+        waiting = [(begin, end)]
+        while waiting:
+            for name, start, stop in self.boxes(*waiting.pop()):
+                if name in {b"mdia", b"minf", b"stbl", b"edts"}:
+                    waiting.append((start, stop))
+                elif name == b"tkhd":
+                    (track.number,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
+                elif name == b"mdhd":
+                    track.scale = self.scale_of(start)
+                elif name == b"hdlr":
+                    track.kind = track.kind or self.media.span(start + 8, start + 12)
+                elif name == b"elst":
+                    track.shown = self.shown_ticks(start, stop)
+                elif name in {b"stts", b"stsz", b"stz2"}:
+                    tables[name] = start, stop
+        self.read_samples(track, tables)
+        return track
+
+    def shown_ticks(self, start: int, stop: int) -> int:
+        form = ">Qq4x" if self.media.byte(start) else ">Ii4x"
+        told = self.entries(form, start + 8, stop, self.count_at(start + 4))
+        return sum(length for length, at in told if at != -1)
+
+    def read_samples(self, track: _Track, tables: dict[bytes, tuple[int, int]]) -> None:
+        """A track's samples: no more of them than have a size."""
+        if b"stts" not in tables:
+            return
+        left = 0
+        if b"stsz" in tables:
+            start, stop = tables[b"stsz"]
+            size, left = self.media.read(">II", start + 4)
+            track.sample_bytes = size * left if size else self.sum_sizes(start + 12, stop, left)
+        elif b"stz2" in tables:
+            (left,) = self.media.read(">I", tables[b"stz2"][0] + 8)
+        start, stop = tables[b"stts"]
+        for count, ticks in self.entries(">II", start + 8, stop, self.count_at(start + 4)):
+            track.ticks += min(count, left) * ticks
+            left -= min(count, left)
+
+    def sum_sizes(self, start: int, stop: int, count: int) -> int:
+        """All sizes of a table: four bytes each."""
+        if start + 4 * count > stop:
+            raise Contradiction(_CUT_SHORT)
+        total = 0
+        for place in range(start, start + 4 * count, _BLOCK_BYTES):
+            upto = min(place + _BLOCK_BYTES, start + 4 * count)
+            self.media.step(1 + (upto - place) // _BYTES_PER_STEP)
+            sizes = array.array("I", self.media.span(place, upto))
+            if sys.byteorder == "little":
+                sizes.byteswap()
+            total += sum(sizes)
+        return total
+
+    def count_at(self, place: int) -> int:
+        (count,) = self.media.read(">I", place)
+        return int(count)
+
+    def entries(self, form: str, start: int, stop: int, count: int) -> Iterator[tuple[int, ...]]:
+        """The entries of a table, read a block at a time."""
+        size = struct.calcsize(form)
+        end = start + size * count
+        if end > stop:
+            raise Contradiction(_CUT_SHORT)
+        block = _BLOCK_BYTES // size * size
+        for place in range(start, end, block):
+            upto = min(place + block, end)
+            self.media.step(1 + (upto - place) // _BYTES_PER_STEP)
+            yield from struct.iter_unpack(form, self.media.span(place, upto))
+
+    def read_fragment(self, begin: int, end: int) -> None:
+        for name, start, stop in self.boxes(begin, end):
+            if name != b"traf":
+                continue
+            track, ticks, size = None, 0, 0
+            for inner, first, last in self.boxes(start, stop):
+                if inner == b"tfhd":
+                    track, ticks, size = self.fragment_head(first)
+                elif inner == b"trun" and track is not None:
+                    self.read_run(track, first, last, ticks, size)
+
+    def fragment_head(self, first: int) -> tuple[_Track | None, int, int]:
+        flags, number = self.media.read(">II", first)
+        track = next((track for track in self.tracks if track.number == number), None)
+        ticks, size = (0, 0) if track is None else (track.default_ticks, track.default_bytes)
+        place = first + 8 + (8 if flags & 0x1 else 0) + (4 if flags & 0x2 else 0)
+        if flags & 0x8:
+            (ticks,) = self.media.read(">I", place)
+            place += 4
+        if flags & 0x10:
+            (size,) = self.media.read(">I", place)
+        return track, ticks, size
+
+    def read_run(self, track: _Track, first: int, last: int, ticks: int, size: int) -> None:
+        flags, count = self.media.read(">II", first)
+        start = first + 8 + (4 if flags & 0x1 else 0) + (4 if flags & 0x4 else 0)
+        told = [bool(flags & bit) for bit in (0x100, 0x200, 0x400, 0x800)]
+        if not told[0]:
+            track.ticks += count * ticks
+        if not told[1]:
+            track.sample_bytes += count * size
+        if told[0] or told[1]:
+            form = ">" + "I" * sum(told)
+            for fields in self.entries(form, start, last, count):
+                if told[0]:
+                    track.ticks += fields[0]
+                if told[1]:
+                    track.sample_bytes += fields[told[0]]
+
+
+def mp4_duration_s(media: MediaBytes) -> float:
+    """The length in seconds of the pictures, or of the sound where there are none."""
+    return _Movie(media).read()

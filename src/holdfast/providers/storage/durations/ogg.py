@@ -1,0 +1,82 @@
+"""Ogg: the last position that a stream tells, as far as its packets can have carried it there.
+
+Streams one behind the other are added up, streams side by side are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.providers.storage.durations.reading import Contradiction, MediaBytes
+
+_NO_POSITION = 0xFFFF_FFFF_FFFF_FFFF
+_FIRST = 2
+_OPUS_RATE = 48_000
+_HEAD_BYTES = 64
+
+
+@dataclass(slots=True)
+class _Stream:
+    rate: int
+    packet_samples_max: int
+    """The most that one packet can hold."""
+    skipped: int = 0
+    packets: int = 0
+    position: int = 0
+
+    @property
+    def length_s(self) -> float:
+        return min(max(self.position - self.skipped, 0), self.packets * self.packet_samples_max) / self.rate
+
+
+def ogg_duration_s(media: MediaBytes) -> float | None:
+    """The length in seconds; None where nothing in it is Vorbis, Opus or FLAC."""
+    length_s, place, streams, is_begun, is_known = 0.0, 0, dict[int, _Stream](), False, False
+    while place < media.size_bytes:
+        media.step()
+        if place + 27 > media.size_bytes or media.span(place, place + 4) != b"OggS":
+            # What is no page is behind the sound, or hides the rest of it from a player as well.
+            break
+        kind, position, serial = media.read("<BQI", place + 5)
+        count = media.byte(place + 26)
+        sizes = media.span(place + 27, place + 27 + count)
+        begin = place + 27 + count
+        place = begin + sum(sizes)
+        if place > media.size_bytes:
+            # The last page is cut off; what is before it can be played.
+            break
+        if kind & _FIRST:
+            if is_begun:
+                length_s += max((stream.length_s for stream in streams.values()), default=0.0)
+                streams, is_begun = {}, False
+            described = _described(media.span(begin, begin + _HEAD_BYTES))
+            if described is not None:
+                streams[serial], is_known = described, True
+            continue
+        stream = streams.get(serial)
+        if stream is None:
+            continue
+        is_begun = True
+        # A packet ends with the first of its pieces that is not full.
+        stream.packets += count - sizes.count(255)
+        if position != _NO_POSITION:
+            stream.position = max(stream.position, position)
+    length_s += max((stream.length_s for stream in streams.values()), default=0.0)
+    if not is_known:
+        return None
+    if not length_s:
+        raise Contradiction("the sound holds no samples")
+    return length_s
+
+
+def _described(head: bytes) -> _Stream | None:
+    """A stream by its first packet."""
+    if head.startswith(b"OpusHead") and len(head) >= 12:
+        return _Stream(_OPUS_RATE, 5760, skipped=int.from_bytes(head[10:12], "little"))
+    if head.startswith(b"\x01vorbis") and len(head) >= 29:
+        rate = int.from_bytes(head[12:16], "little")
+        return _Stream(rate, 1 << (head[28] >> 4)) if rate else None
+    if head.startswith(b"\x7fFLAC") and len(head) >= 30:
+        rate = int.from_bytes(head[27:30], "big") >> 4
+        return _Stream(rate, 65_535) if rate else None
+    return None

@@ -1,0 +1,65 @@
+"""WAV: the sample data that is there, by the size of a sample and their rate.
+
+Who writes to a pipe cannot go back and fill in the lengths; then the data reaches to the end of the file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN, Contradiction, MediaBytes
+
+_PLAIN_CODINGS = frozenset({0x0001, 0x0003, 0x0006, 0x0007})
+"""Integers, floats, A-law, µ-law: each sample has the same number of bytes."""
+_EXTENSIBLE = 0xFFFE
+_RATE_MIN, _RATE_MAX = 1_000, 1_000_000
+
+
+def wave_duration_s(media: MediaBytes) -> float | None:
+    """The length of the samples in seconds; None for codings whose blocks do not tell it."""
+    place, form = 12, None
+    while place + 8 <= media.size_bytes:
+        media.step()
+        name, length = media.read("<4sI", place)
+        begin = place + 8
+        if name == b"fmt ":
+            form = _form(media, begin, length)
+        elif name == b"data":
+            if form is None:
+                raise Contradiction("the sound does not say how it is coded")
+            there = media.size_bytes - begin
+            if length == 0 or length >= LENGTH_UNKNOWN_MIN:
+                length = there
+            if length > there:
+                raise Contradiction("the content is cut short")
+            return _length_s(form, length)
+        place = begin + length + (length & 1)
+    raise Contradiction("the sound holds no samples")
+
+
+class _Form(NamedTuple):
+    coding: int
+    channels: int
+    rate: int
+    frame_bytes: int
+    bits: int
+
+
+def _form(media: MediaBytes, begin: int, length: int) -> _Form:
+    if length < 16:
+        raise Contradiction("the sound does not say how it is coded")
+    coding, channels, rate, _, frame_bytes, bits = media.read("<HHIIHH", begin)
+    if coding == _EXTENSIBLE and length >= 26:
+        (coding,) = media.read("<H", begin + 24)
+    return _Form(coding, channels, rate, frame_bytes, bits)
+
+
+def _length_s(form: _Form, length: int) -> float | None:
+    coding, channels, rate, frame_bytes, bits = form
+    if coding not in _PLAIN_CODINGS:
+        return None
+    if not _RATE_MIN <= rate <= _RATE_MAX or not frame_bytes or frame_bytes != channels * -(-bits // 8):
+        raise Contradiction("the sound contradicts itself about its samples")
+    if length < frame_bytes:
+        raise Contradiction("the sound holds no samples")
+    return length // frame_bytes / rate

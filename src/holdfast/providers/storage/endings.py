@@ -1,0 +1,86 @@
+"""Whether a media file has its end: what was cut off while it was made or copied begins as well as a whole one.
+
+The structure is walked, never decoded, so a file costs no memory whatever it claims to hold. Formats without a told
+length or a closing mark (MP3, Ogg, FLAC, WebM) are taken as they come.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+_SIZE_UNKNOWN = frozenset({0, 0xFFFFFFFF})
+"""What writers put down for a length they did not know yet."""
+_JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+"""Marks without a length."""
+_NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
+"""The box without which nothing can be shown; it may stand last."""
+
+
+def is_complete(path: Path, content_type: str) -> bool:
+    """False where a file of a sniffed type is surely cut short; blocking."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            if content_type == "image/png":
+                return _png(data)
+            if content_type == "image/jpeg":
+                return _jpeg(data)
+            if content_type == "image/gif":
+                return data.rfind(b"\x3b", len(data) - 1024 if len(data) > 1024 else 0) >= 0
+            if content_type in {"image/webp", "audio/wav"}:
+                return _riff(data)
+            needed = _NEEDED_BOX.get(content_type)
+            return needed is None or _boxes(data, needed)
+        except struct.error:
+            return False
+
+
+def _png(data: mmap.mmap) -> bool:
+    """Chunk after chunk up to the closing one."""
+    place = 8
+    while True:
+        length, name = struct.unpack_from(">I4s", data, place)
+        place += 12 + length
+        if place > len(data):
+            return False
+        if name == b"IEND":
+            return True
+
+
+def _jpeg(data: mmap.mmap) -> bool:
+    """Segment after segment up to the picture's data, and the closing mark behind it."""
+    place = 2
+    while True:
+        start, mark = struct.unpack_from(">BB", data, place)
+        if start != 0xFF:
+            return False
+        if mark == 0xFF:
+            place += 1
+        elif mark in _JPEG_ALONE:
+            place += 2
+        elif mark == 0xDA:
+            return data.rfind(b"\xff\xd9", place) >= 0
+        else:
+            (length,) = struct.unpack_from(">H", data, place + 2)
+            place += 2 + max(2, length)
+
+
+def _riff(data: mmap.mmap) -> bool:
+    (length,) = struct.unpack_from("<I", data, 4)
+    return length in _SIZE_UNKNOWN or 8 + length <= len(data)
+
+
+def _boxes(data: mmap.mmap, needed: bytes) -> bool:
+    """Box after box, none of which may reach beyond the end; what is no box behind them is let be."""
+    place, is_there = 0, False
+    while place + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, place)
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, place + 8)
+        is_there = is_there or name == needed
+        if length < 8:
+            # 0 says: up to the end.
+            break
+        place += length
+    return is_there and place <= len(data)

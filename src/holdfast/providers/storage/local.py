@@ -1,0 +1,163 @@
+"""Content as files in a folder of this machine, or of one that several machines share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import trio
+
+from holdfast.providers.storage.base import (
+    BLOCK_BYTES,
+    AssetCorrupt,
+    AssetMissing,
+    AssetReader,
+    asset_key,
+    checked_key,
+)
+from holdfast.providers.storage.leftovers import clear_leftovers
+
+THREADS_MAX_COUNT = 8
+
+
+class LocalStore:
+    """Assets as files below ``directory``. All file work is done in threads of its own limiter.
+
+    A file appears under its name only when all of it is on the disk: written aside, synced, renamed, and the folder
+    synced.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._aside = directory / "assets" / "incoming"
+        self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+
+    async def prepare(self) -> None:
+        """Make the folders, and clear away what a crash left half written more than a day ago."""
+        await trio.to_thread.run_sync(clear_leftovers, self._aside, limiter=self._threads)
+
+    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
+        """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
+        key = asset_key(sha256, extension)
+        if isinstance(source, Path):
+            await trio.to_thread.run_sync(self._put_file, source, key, sha256, limiter=self._threads)
+            return key
+        entry = await trio.to_thread.run_sync(_Entry, self._aside, limiter=self._threads)
+        try:
+            async for block in source:
+                await trio.to_thread.run_sync(entry.write, block, limiter=self._threads)
+            await trio.to_thread.run_sync(entry.commit, self._path(key), sha256, limiter=self._threads)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(entry.discard, limiter=self._threads)
+        return key
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
+        """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""
+        path = self._path(key)
+        try:
+            file, size = await trio.to_thread.run_sync(_open, path, start, limiter=self._threads)
+        except FileNotFoundError as fault:
+            raise AssetMissing(key) from fault
+        return _LocalReader(file, size, max(0, (size if end is None else min(end, size)) - start), self._threads)
+
+    async def delete(self, key: str) -> None:
+        """Remove the content; removing what is not there is no fault."""
+        path = self._path(key)
+        await trio.to_thread.run_sync(lambda: path.unlink(missing_ok=True), limiter=self._threads)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / checked_key(key)
+
+    def _put_file(self, source: Path, key: str, sha256: str) -> None:
+        entry = _Entry(self._aside)
+        try:
+            with source.open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    entry.write(block)
+            entry.commit(self._path(key), sha256)
+        finally:
+            entry.discard()
+
+
+class _Entry:
+    """Content on its way into the store; its methods block."""
+
+    def __init__(self, aside: Path) -> None:
+        aside.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = tempfile.NamedTemporaryFile(dir=aside, delete=False)  # noqa: SIM115
+        self._path: Path | None = Path(self._file.name)
+        self._digest = hashlib.sha256()
+
+    def write(self, block: bytes) -> None:
+        self._digest.update(block)
+        self._file.write(block)
+
+    def commit(self, target: Path, sha256: str) -> None:
+        if self._digest.hexdigest() != sha256:
+            raise AssetCorrupt("the content does not have the hash it was announced with")
+        assert self._path is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        shard_is_new = not target.parent.is_dir()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._path.chmod(0o640)
+        self._path.replace(target)
+        self._path = None
+        _sync_directory(target.parent)
+        if shard_is_new:
+            _sync_directory(target.parent.parent)
+
+    def discard(self) -> None:
+        self._file.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class _LocalReader:
+    """Blocks of a file. A class and not a generator, so that a reader that stops early leaves nothing half open."""
+
+    def __init__(self, file: IO[bytes], size_bytes: int, left_bytes: int, threads: trio.CapacityLimiter) -> None:
+        self.size_bytes = size_bytes
+        self._file = file
+        self._left_bytes = left_bytes
+        self._threads = threads
+
+    def __aiter__(self) -> _LocalReader:
+        return self
+
+    async def __anext__(self) -> bytes:
+        want = min(BLOCK_BYTES, self._left_bytes)
+        block = await trio.to_thread.run_sync(self._file.read, want, limiter=self._threads) if want else b""
+        if not block:
+            raise StopAsyncIteration
+        self._left_bytes -= len(block)
+        return block
+
+    async def __aenter__(self) -> _LocalReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _open(path: Path, start: int) -> tuple[IO[bytes], int]:
+    file = path.open("rb")
+    file.seek(start)
+    return file, os.fstat(file.fileno()).st_size
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

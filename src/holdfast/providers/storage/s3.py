@@ -1,0 +1,263 @@
+"""Content as objects in a bucket that speaks S3: Amazon's, or anybody's who offers the same protocol.
+
+The client library is synchronous here: each call runs in a thread of the store's own limiter, and every request is
+bounded in time, so that a thread is never lost to a server that has gone silent. Nothing is ever held whole in
+memory: a file goes up in parts, and a reader asks for one piece after the other. A reader therefore holds no
+connection while its own customer is slow, and a piece that fails is tried again by itself.
+
+An object appears under its key only when all of it has arrived; that much the protocol promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterable, Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import obstore
+import trio
+from obstore import exceptions
+from obstore.store import S3Store as Bucket
+
+from holdfast.providers.storage.base import (
+    BLOCK_BYTES,
+    AssetCorrupt,
+    AssetMissing,
+    AssetReader,
+    StoreFault,
+    asset_key,
+    checked_key,
+)
+from holdfast.providers.storage.leftovers import clear_leftovers
+from holdfast.settings import S3Place
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
+
+T = TypeVar("T")
+Ask: TypeAlias = Callable[[int, int], Awaitable[bytes]]
+
+THREADS_MAX_COUNT: Final = 16
+PART_BYTES: Final = 8 * 1024 * 1024
+"""What goes up in one request; larger files go in several."""
+PARTS_AT_ONCE_MAX: Final = 2
+PIECE_BYTES: Final = 2 * 1024 * 1024
+"""What a reader asks for at a time, and the most it holds."""
+REQUEST_TIMEOUT_S: Final = 30.0
+RETRIES_MAX: Final = 3
+RETRY_S: Final = 20.0
+
+_PROBE = b"holdfast was here"
+
+
+class S3Store:
+    """Assets as objects of one bucket. ``incoming_dir`` takes streams whose hash is not known yet."""
+
+    def __init__(
+        self,
+        place: S3Place,
+        *,
+        incoming_dir: Path,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        retries_max: int = RETRIES_MAX,
+    ) -> None:
+        self._place = place
+        self._incoming_dir = incoming_dir
+        self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+        endpoint = place.endpoint or f"https://s3.{place.region}.amazonaws.com"
+        # Everything that says where to and as whom is given here: left out, the library would look for it in the
+        # process's environment, where a name meant for another program may stand.
+        self._bucket = Bucket(
+            place.bucket,
+            endpoint=endpoint,
+            region=place.region,
+            virtual_hosted_style_request=False,
+            skip_signature=False,
+            # Removing many at once is not part of every server's protocol; we never do.
+            disable_bulk_delete=True,
+            credential_provider=self._credential,
+            client_options={
+                "allow_http": endpoint.startswith("http:"),
+                "timeout": timedelta(seconds=request_timeout_s),
+                "connect_timeout": timedelta(seconds=min(5.0, request_timeout_s)),
+            },
+            retry_config={"max_retries": retries_max, "retry_timeout": timedelta(seconds=RETRY_S)},
+        )
+
+    async def prepare(self) -> None:
+        """Put an object into the bucket, read it, remove it: what is wrong shows before any result is at stake.
+
+        Raises :class:`StoreFault`.
+        """
+        sha256 = hashlib.sha256(_PROBE + os.urandom(16)).hexdigest()
+        key = asset_key(sha256, "probe")
+
+        def probe() -> None:
+            obstore.put(self._bucket, key, _PROBE)
+            obstore.get(self._bucket, key).bytes()
+            obstore.delete(self._bucket, key)
+
+        await trio.to_thread.run_sync(clear_leftovers, self._incoming_dir, limiter=self._threads)
+        await self._run(probe)
+
+    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
+        """Store the content and return its key, durably. Raises :class:`AssetCorrupt` and :class:`StoreFault`.
+
+        The hash is verified before anything is sent.
+        """
+        key = asset_key(sha256, extension)
+        if isinstance(source, Path):
+            await self._run(lambda: self._send(source, key, sha256))
+            return key
+        spool = await trio.to_thread.run_sync(_Spool, self._incoming_dir, limiter=self._threads)
+        try:
+            async for block in source:
+                await trio.to_thread.run_sync(spool.file.write, block, limiter=self._threads)
+            await trio.to_thread.run_sync(spool.file.flush, limiter=self._threads)
+            await self._run(lambda: self._send(spool.path, key, sha256))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(spool.discard, limiter=self._threads)
+        return key
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
+        """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing` and :class:`StoreFault`."""
+        checked_key(key)
+        stop = start + PIECE_BYTES if end is None else min(end, start + PIECE_BYTES)
+
+        def first() -> tuple[bytes, int]:
+            if start < stop:
+                try:
+                    found = obstore.get(self._bucket, key, options={"range": (start, stop)})
+                    return bytes(found.bytes()), found.meta["size"]
+                except exceptions.GenericError as fault:
+                    # A range beyond the end, such as any range of an empty object, is no range to the server.
+                    if " 416 " not in str(fault):
+                        raise
+            return b"", obstore.head(self._bucket, key)["size"]
+
+        piece, size_bytes = await self._run(first, key=key)
+        stop = size_bytes if end is None else min(end, size_bytes)
+        ask = partial(self._piece, key)
+        return _PieceReader(ask, piece, size_bytes, start + len(piece), stop)
+
+    async def delete(self, key: str) -> None:
+        """Remove the content; removing what is not there is no fault. Raises :class:`StoreFault`."""
+        checked_key(key)
+        await self._run(lambda: obstore.delete(self._bucket, key))
+
+    def _credential(self) -> S3Credential:
+        place = self._place
+        return {
+            "access_key_id": place.access_key_id,
+            "secret_access_key": place.secret_access_key,
+            "token": None,
+            "expires_at": None,
+        }
+
+    def _send(self, source: Path, key: str, sha256: str) -> None:
+        try:
+            with source.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as fault:
+            raise StoreFault("the file to be stored cannot be read") from fault
+        if found != sha256:
+            raise AssetCorrupt("the content does not have the hash it was announced with")
+        obstore.put(self._bucket, key, source, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE_MAX)
+
+    async def _piece(self, key: str, start: int, stop: int) -> bytes:
+        def ask() -> bytes:
+            return bytes(obstore.get_range(self._bucket, key, start=start, end=stop))
+
+        return await self._run(ask, key=key)
+
+    async def _run(self, call: Callable[[], T], *, key: str | None = None) -> T:
+        """Run a blocking call; its faults leave as ours. With ``key`` nothing there is :class:`AssetMissing`."""
+        try:
+            # Whoever is cancelled need not wait for the server: each call is bounded, and ends by itself.
+            return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
+        except FileNotFoundError as fault:
+            if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
+                raise AssetMissing(key) from None
+            raise StoreFault(f"there is no bucket {self._place.bucket!r}") from _scrubbed(fault)
+        except exceptions.BaseError as fault:
+            raise StoreFault(self._told(fault)) from _scrubbed(fault)
+
+    def _told(self, fault: exceptions.BaseError) -> str:
+        """What went wrong, in words that are safe to show: the server's own answer may repeat what it was given."""
+        text = str(fault)
+        if isinstance(fault, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), "AccessDenied")
+            return f"the bucket {self._place.bucket!r} refuses us: {_REFUSALS[code]}"
+        if "HTTP error" in text:
+            return f"the server of the bucket {self._place.bucket!r} cannot be reached or does not answer in time"
+        return f"the server of the bucket {self._place.bucket!r} could not do what was asked"
+
+
+_REFUSALS: Final = {
+    "InvalidAccessKeyId": "it does not know the access key",
+    "SignatureDoesNotMatch": "the secret of the access key is wrong",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    "AccessDenied": "the access key has no right to put, get and delete objects",
+}
+
+
+def _scrubbed(fault: Exception) -> Exception:
+    """A cause for the log: the kind of fault without the library's text, which quotes the server at length."""
+    return RuntimeError(type(fault).__name__)
+
+
+class _Spool:
+    """A temporary file for a stream; its methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.file: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            dir=directory, prefix="incoming-", delete=False
+        )
+        self.path = Path(self.file.name)
+
+    def discard(self) -> None:
+        self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class _PieceReader:
+    """Blocks of an object, asked for a piece at a time."""
+
+    def __init__(self, ask: Ask, piece: bytes, size_bytes: int, place: int, stop: int) -> None:
+        self.size_bytes = size_bytes
+        self._ask = ask
+        self._piece = memoryview(piece)
+        self._place = place
+        self._stop = stop
+
+    def __aiter__(self) -> _PieceReader:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._piece:
+            if self._place >= self._stop:
+                raise StopAsyncIteration
+            stop = min(self._stop, self._place + PIECE_BYTES)
+            self._piece = memoryview(await self._ask(self._place, stop))
+            if len(self._piece) != stop - self._place:
+                raise StoreFault("the server sent another part of the object than was asked for")
+            self._place = stop
+        block, self._piece = bytes(self._piece[:BLOCK_BYTES]), self._piece[BLOCK_BYTES:]
+        return block
+
+    async def __aenter__(self) -> _PieceReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._piece = memoryview(b"")
+        self._place = self._stop

@@ -1,0 +1,155 @@
+"""What a file really is, by its first bytes, and what it measures."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of_file
+
+HEAD_BYTES = 4096
+"""How much of a file's beginning :func:`sniff` wants to see."""
+PIXELS_MAX_COUNT = 64_000_000
+
+MEDIA_TYPES = frozenset(
+    {
+        "image/png",
+        "image/jpeg",
+        "image/webp",
+        "image/gif",
+        "image/avif",
+        "video/mp4",
+        "video/webm",
+        "audio/wav",
+        "audio/mpeg",
+        "audio/ogg",
+        "audio/flac",
+    }
+)
+"""Every type that may be hosted. Nothing a browser would run, such as HTML or SVG, is among them."""
+
+EXTENSIONS = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/webp": "webp",
+    "image/gif": "gif",
+    "image/avif": "avif",
+    "video/mp4": "mp4",
+    "video/webm": "webm",
+    "audio/wav": "wav",
+    "audio/mpeg": "mp3",
+    "audio/ogg": "ogg",
+    "audio/flac": "flac",
+}
+
+_ALIASES = {
+    "image/jpg": "image/jpeg",
+    "image/pjpeg": "image/jpeg",
+    "audio/x-wav": "audio/wav",
+    "audio/wave": "audio/wav",
+    "audio/vnd.wave": "audio/wav",
+    "audio/mp3": "audio/mpeg",
+    "audio/x-flac": "audio/flac",
+    "application/ogg": "audio/ogg",
+}
+_FORMATS = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/avif": "AVIF",
+}
+_STARTS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"ID3", "audio/mpeg"),
+)
+_AVIF_BRANDS = frozenset({b"avif", b"avis"})
+_MP4_BRANDS = frozenset(
+    {b"isom", b"iso2", b"iso4", b"iso5", b"iso6", b"mp41", b"mp42", b"avc1", b"M4V ", b"dash", b"MSNV"}
+)
+
+
+class NotMedia(Exception):
+    """The file is not the media it began as."""
+
+
+class TooManyPixels(Exception):
+    """The image would need more memory than is given to one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Pixels and seconds, where the type has them and tells them."""
+
+    width: int | None = None
+    height: int | None = None
+    duration_s: float | None = None
+
+
+def plain_type(content_type: str | None) -> str | None:
+    """A content type without parameters, in lower case and under its usual name."""
+    if content_type is None:
+        return None
+    bare = content_type.split(";")[0].strip().lower()
+    return _ALIASES.get(bare, bare) or None
+
+
+def sniff(head: bytes) -> str | None:
+    """The media type that the first bytes of a file prove; None for all else."""
+    for start, found in _STARTS:
+        if head.startswith(start):
+            return found
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        brands = {head[8:12], *(head[place : place + 4] for place in range(16, min(_box_size(head), 64), 4))}
+        if brands & _AVIF_BRANDS:
+            return "image/avif"
+        return "video/mp4" if brands & _MP4_BRANDS else None
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "video/webm" if b"\x42\x82\x84webm" in head[:64] else None
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0 and head[1] & 0x06 == 0x02:
+        return "audio/mpeg"
+    return None
+
+
+def measure(path: Path, content_type: str) -> Measure:
+    """Measure a file of a sniffed type without decoding it; blocking.
+
+    The duration is None where it cannot be told without that, or would take too long to tell.
+
+    Raises :class:`NotMedia` and :class:`TooManyPixels`.
+    """
+    if content_type in _FORMATS:
+        return _measure_image(path, _FORMATS[content_type])
+    try:
+        return Measure(duration_s=duration_of_file(path, content_type))
+    except Contradiction as fault:
+        raise NotMedia(str(fault)) from fault
+    except TooManySteps:
+        return Measure()
+
+
+def _box_size(head: bytes) -> int:
+    return int.from_bytes(head[:4], "big")
+
+
+def _measure_image(path: Path, form: str) -> Measure:
+    try:
+        with Image.open(path, formats=(form,)) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as fault:
+        raise TooManyPixels from fault
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, struct.error) as fault:
+        raise NotMedia("the image cannot be read") from fault
+    if width * height > PIXELS_MAX_COUNT:
+        raise TooManyPixels
+    return Measure(width=width, height=height)

@@ -1,0 +1,1 @@
+"""Stand-ins for external systems, for development and tests: a card provider and a media provider."""

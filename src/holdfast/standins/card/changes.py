@@ -1,0 +1,183 @@
+"""Apply changes to the emulator's state: run without awaiting, stored on disk, then answered and sent as events.
+
+A change that was started is completed even if the client disconnects, as at a real provider.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+import trio
+
+from holdfast.standins.card import intents, reversals
+from holdfast.standins.card.errors import ApiError
+from holdfast.standins.card.state import Outage, Store, StoredResponse
+from holdfast.standins.card.state_file import StateFile
+from holdfast.standins.card.webhooks import WebhookSender
+
+KEY_MAX_CHARS: Final = 255
+
+_STATE_CODES: Final = ("_unexpected_state", "_already_refunded", "_disputed", "_not_refundable")
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response: a status, a JSON body, and whether it was replayed for an idempotency key."""
+
+    status: int
+    body: bytes
+    replayed: bool = False
+
+
+class Changes:
+    """The one way to change the store. ``settle_delay_s`` is the delay between a payment and its settlement."""
+
+    def __init__(
+        self, store: Store, state_file: StateFile, webhook_sender: WebhookSender, *, settle_delay_s: float
+    ) -> None:
+        self.store = store
+        self.webhook_sender = webhook_sender
+        self._state_file = state_file
+        self._settle_delay_s = settle_delay_s
+        self._in_flight: set[str] = set()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver events and settle payments until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.webhook_sender.run)
+                self._nursery = nursery
+                for charge in list(self.store.state.charges.values()):
+                    if charge.paid and charge.balance_transaction is None:
+                        nursery.start_soon(self._settle_later, charge.id)
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    # Before the nursery closes: a charge created from now on is settled after the next start.
+                    self._nursery = None
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._state_file.write()
+
+    async def apply(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the store, write the state, send its events; raises what ``work`` raises."""
+        error: ApiError | None = None
+        try:
+            result = work()
+        except ApiError as fault:
+            error = fault
+        events = self.store.take_new_events()
+        with trio.CancelScope(shield=True):
+            await self._state_file.write()
+            self.webhook_sender.send(events)
+            if self._nursery is not None:
+                for event in events:
+                    if event.type == "charge.succeeded":
+                        self._nursery.start_soon(self._settle_later, str(event.data["object"].get("id")))
+        if error is not None:
+            raise error
+        return result
+
+    async def once(
+        self,
+        key: str | None,
+        call: str,
+        form: Mapping[str, object],
+        work: Callable[[], object],
+        outage: Outage | None,
+    ) -> Reply:
+        """Run ``work`` once for an idempotency key and replay its response. Raises :class:`ApiError`."""
+        if key is None:
+            return await self._run_once(None, "", work, outage)
+        if not 1 <= len(key) <= KEY_MAX_CHARS:
+            raise ApiError(400, "Idempotency keys have 1 to 255 characters.", kind="idempotency_error")
+        request = json.dumps([call, form], sort_keys=True).encode()
+        fingerprint = hashlib.sha256(request).hexdigest()
+        stored = self.store.state.answers.get(key)
+        if stored is not None and stored.fingerprint != fingerprint:
+            raise ApiError(
+                400,
+                "Keys for idempotent requests can only be used with the same parameters they were first used with.",
+                kind="idempotency_error",
+            )
+        if key in self._in_flight:
+            raise ApiError(
+                409,
+                "There is currently another in-progress request using this Idempotency-Key.",
+                kind="idempotency_error",
+                code="idempotency_key_in_use",
+            )
+        if stored is not None:
+            return Reply(stored.status, bytes(stored.body), replayed=True)
+        self._in_flight.add(key)
+        try:
+            return await self._run_once(key, fingerprint, work, outage)
+        finally:
+            self._in_flight.discard(key)
+
+    async def _run_once(
+        self, key: str | None, fingerprint: str, work: Callable[[], object], outage: Outage | None
+    ) -> Reply:
+        def work_and_store() -> Reply:
+            try:
+                if outage is not None and outage.mode == "error_kept":
+                    raise ApiError(500, "Something went wrong on our end.", kind="api_error")
+                reply, is_stored = Reply(200, msgspec.json.encode(work())), True
+            except ApiError as fault:
+                reply, is_stored = Reply(fault.status, msgspec.json.encode(fault.body)), _lasting(fault)
+            if key is not None and is_stored:
+                self.store.state.answers[key] = StoredResponse(
+                    fingerprint=fingerprint,
+                    status=reply.status,
+                    body=msgspec.Raw(reply.body),
+                    created=self.store.now_s(),
+                )
+            return reply
+
+        reply = await self.apply(work_and_store)
+        if outage is not None and outage.mode == "slow":
+            await trio.sleep(outage.delay_s)
+        return reply
+
+    async def _settle_later(self, charge_id: str) -> None:
+        await trio.sleep(self._settle_delay_s)
+        await self.apply(lambda: intents.settle(self.store, charge_id))
+        charge = self.store.state.charges.get(charge_id)
+        method = intents.METHODS.get(charge.payment_method or "") if charge is not None else None
+        if charge is None or method is None or method.after is None:
+            return
+        inquiry = method.after == "inquiry"
+        try:
+            await self.apply(lambda: reversals.open_dispute(self.store, charge, inquiry=inquiry))
+        except ApiError as fault:
+            _log.info("card_emulator_no_dispute", charge=charge_id, reason=str(fault))
+
+    def take_outage(self, call: str) -> Outage | None:
+        """Return the fault to inject into this call, and count it."""
+        outages = self.store.state.outages
+        for outage in outages:
+            if outage.call in ("*", call):
+                if outage.times is not None:
+                    outage.times -= 1
+                    if outage.times <= 0:
+                        outages.remove(outage)
+                return outage
+        return None
+
+
+def _lasting(fault: ApiError) -> bool:
+    """Whether this error is stored under the key: only once the work itself had begun."""
+    error = fault.body["error"]
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return fault.status in (402, 500) or code.endswith(_STATE_CODES)

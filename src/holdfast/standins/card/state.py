@@ -1,0 +1,212 @@
+"""The emulator's state, and what every change of it needs: ids, times, events.
+
+A change runs without awaiting and leaves its events in ``new_events``; the caller takes them from there, has the
+state written to disk, and only then responds and sends them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.standins.card.errors import missing
+from holdfast.standins.card.objects import BalanceTransaction, Charge, Dispute, Event, PaymentIntent, Refund
+
+API_VERSION: Final = "2026-10-28.endive"
+INTENTS_MAX_COUNT: Final = 2000
+EVENTS_MAX_COUNT: Final = 2000
+RESPONSES_MAX_COUNT: Final = 2000
+RESPONSE_RETENTION_S: Final = 24 * 3600
+AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
+
+_ALPHABET = string.ascii_letters + string.digits
+
+DelayS = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+OutageMode = Literal["refuse", "lose_answer", "slow", "rate_limit", "error", "error_kept"]
+
+
+class StoredResponse(msgspec.Struct, kw_only=True):
+    """The response stored under an idempotency key."""
+
+    fingerprint: str
+    status: int
+    body: msgspec.Raw
+    created: int
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """A fault to inject. ``call`` is the name of a call such as ``payment_intents.create``, or ``*``.
+
+    ``refuse`` aborts the connection before the request is handled, ``lose_answer`` after it; ``slow`` delays the
+    response; ``error`` is a transient 500, ``error_kept`` one that is stored under the idempotency key. ``times``
+    None lasts until removed.
+    """
+
+    call: str = "*"
+    mode: OutageMode
+    times: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    delay_s: DelayS = 30.0
+    retry_after_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 1
+
+
+class WebhookFaults(msgspec.Struct, kw_only=True):
+    """Faults in the delivery of webhooks. ``types`` empty means all; ``hold`` retains them until released."""
+
+    drop: bool = False
+    hold: bool = False
+    duplicate: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    reorder: bool = False
+    delay_s: DelayS = 0.0
+    wrong_signature: bool = False
+    types: list[str] = []
+
+
+class Outbound(msgspec.Struct, kw_only=True):
+    """The delivery status of an event."""
+
+    state: Literal["waiting", "held", "heard", "dropped", "given_up"] = "waiting"
+    tries: int = 0
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The whole state as stored on disk. Everything is in order of creation."""
+
+    intents: dict[str, PaymentIntent] = {}
+    charges: dict[str, Charge] = {}
+    refunds: dict[str, Refund] = {}
+    disputes: dict[str, Dispute] = {}
+    transactions: dict[str, BalanceTransaction] = {}
+    events: dict[str, Event] = {}
+    outbound: dict[str, Outbound] = {}
+    answers: dict[str, StoredResponse] = {}
+    outages: list[Outage] = []
+    webhooks: WebhookFaults = msgspec.field(default_factory=WebhookFaults)
+
+
+T = TypeVar("T")
+
+
+class Store:
+    """The state and the operations that changes share. Raises :class:`ApiError` for objects that do not exist."""
+
+    def __init__(self, state: State | None = None, *, now: Now = utc_now) -> None:
+        self.state = state or State()
+        self.new_events: list[Event] = []
+        self._now = now
+
+    def now_s(self) -> int:
+        """Return the time in unix seconds."""
+        return int(self._now().timestamp())
+
+    def new_id(self, prefix: str) -> str:
+        """Return a new id in the provider's format."""
+        return f"{prefix}_{''.join(secrets.choice(_ALPHABET) for _ in range(24))}"
+
+    def intent(self, intent_id: str) -> PaymentIntent:
+        """Return the payment intent with that id."""
+        return _of(self.state.intents, intent_id, "payment_intent")
+
+    def charge(self, charge_id: str) -> Charge:
+        """Return the charge with that id."""
+        return _of(self.state.charges, charge_id, "charge")
+
+    def refund(self, refund_id: str) -> Refund:
+        """Return the refund with that id."""
+        return _of(self.state.refunds, refund_id, "refund")
+
+    def dispute(self, dispute_id: str) -> Dispute:
+        """Return the dispute with that id."""
+        return _of(self.state.disputes, dispute_id, "dispute")
+
+    def transaction(self, transaction_id: str) -> BalanceTransaction:
+        """Return the balance transaction with that id."""
+        return _of(self.state.transactions, transaction_id, "balance_transaction")
+
+    def event(self, event_id: str) -> Event:
+        """Return the event with that id."""
+        return _of(self.state.events, event_id, "event")
+
+    def move(
+        self, kind: str, category: str, source: str, *, amount: int, currency: str, fee: int = 0
+    ) -> BalanceTransaction:
+        """Record a movement of the account's balance; ``amount`` is signed."""
+        now_s = self.now_s()
+        details: list[dict[str, object]] = (
+            [{"amount": fee, "currency": currency, "type": "stripe_fee"}] if fee else []
+        )
+        movement = BalanceTransaction(
+            id=self.new_id("txn"),
+            amount=amount,
+            available_on=now_s + AVAILABLE_AFTER_S,
+            created=now_s,
+            currency=currency,
+            fee=fee,
+            fee_details=details,
+            net=amount - fee,
+            reporting_category=category,
+            source=source,
+            type=kind,
+        )
+        self.state.transactions[movement.id] = movement
+        return movement
+
+    def emit(self, kind: str, shown: object) -> Event:
+        """Record an event with the object as it is now."""
+        event = Event(
+            id=self.new_id("evt"),
+            api_version=API_VERSION,
+            created=self.now_s(),
+            data={"object": msgspec.to_builtins(shown)},
+            type=kind,
+        )
+        self.state.events[event.id] = event
+        self.state.outbound[event.id] = Outbound()
+        self.new_events.append(event)
+        return event
+
+    def take_new_events(self) -> list[Event]:
+        """Return the events not taken yet, in the order they happened."""
+        taken, self.new_events = self.new_events, []
+        return taken
+
+    def prune(self) -> None:
+        """Delete the oldest objects above the limits, and idempotency keys older than a day."""
+        state = self.state
+        for intent_id in _surplus(state.intents, INTENTS_MAX_COUNT):
+            del state.intents[intent_id]
+            gone: set[str] = set()
+            ours: tuple[dict[str, Any], ...] = (state.charges, state.refunds, state.disputes)
+            for collection in ours:
+                lost = [key for key, each in collection.items() if each.payment_intent == intent_id]
+                gone.update(lost)
+                _drop(collection, lost)
+            _drop(state.transactions, [key for key, each in state.transactions.items() if each.source in gone])
+        surplus = len(state.events) - EVENTS_MAX_COUNT
+        if surplus > 0:
+            # Undelivered events are never deleted, however many there are.
+            done = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")][:surplus]
+            _drop(state.events, done)
+            _drop(state.outbound, done)
+        oldest = self.now_s() - RESPONSE_RETENTION_S
+        _drop(state.answers, [key for key, answer in state.answers.items() if answer.created < oldest])
+        _drop(state.answers, _surplus(state.answers, RESPONSES_MAX_COUNT))
+
+
+def _of(collection: dict[str, T], given: str, kind: str) -> T:
+    found = collection.get(given)
+    if found is None:
+        raise missing(kind, given)
+    return found
+
+
+def _surplus(collection: dict[str, Any], limit: int) -> list[str]:
+    return list(collection)[: max(0, len(collection) - limit)]
+
+
+def _drop(collection: dict[str, Any], keys: list[str]) -> None:
+    for key in keys:
+        del collection[key]

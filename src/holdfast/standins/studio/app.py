@@ -1,0 +1,140 @@
+"""The studio's HTTP face: predictions by id, put, fetched and canceled, and the files that came of them.
+
+Errors are ``{"detail": …}``. A job is named by its caller; putting it twice is putting it once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+from quart import Response, request, send_file
+from quart.typing import ResponseReturnValue
+from quart_trio import QuartTrio
+
+from holdfast.ledger.clock import Now, format_time, utc_now
+from holdfast.ledger.links import check_link
+from holdfast.standins.studio.callbacks import usage
+from holdfast.standins.studio.craft import BadInput
+from holdfast.standins.studio.gallery import GALLERY_CSP, JOBS_SHOWN_MAX_COUNT, gallery_page
+from holdfast.standins.studio.jobs import Job, Order, describe
+from holdfast.standins.studio.renderer import Busy, OtherOrder, Renderer, UnknownModel
+
+BODY_MAX_BYTES = 16 * 1024 * 1024
+BUSY_RETRY_AFTER_S = 2
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+GALLERY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
+_WEBHOOK = re.compile(r"https?://[!-~]{1,2000}\Z")
+_ORDER = msgspec.json.Decoder(Order)
+
+
+def create_studio(
+    renderer: Renderer, *, token: str | None = None, gallery: bool = False, now: Now = utc_now
+) -> QuartTrio:
+    """The application over a workshop. With a ``token``, predictions ask for it as a bearer; files never do.
+
+    With ``gallery`` there is a page of what was made, which asks for nothing: for machines of developers only.
+    """
+    app = QuartTrio(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = BODY_MAX_BYTES
+
+    @app.before_request
+    async def admit() -> ResponseReturnValue | None:
+        if token is None or request.path.startswith("/files/") or (gallery and request.path == "/"):
+            return None
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return None if hmac.compare_digest(given, f"Bearer {token}".encode()) else _problem(401, "wrong token")
+
+    @app.put("/predictions/<job_id>")
+    async def put(job_id: str) -> ResponseReturnValue:
+        if not _ID.match(job_id):
+            return _problem(400, "an id has 1 to 200 letters, digits, dots, dashes or underscores")
+        try:
+            order = _ORDER.decode(await request.get_data())
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+            return _problem(422, f"the body is not an order: {fault}")
+        if order.webhook is not None and not _WEBHOOK.match(order.webhook):
+            return _problem(422, "webhook is an http or https URL")
+        try:
+            job, new = renderer.submit(job_id, order)
+        except OtherOrder:
+            return _problem(409, "this id belongs to another order")
+        except UnknownModel:
+            return _problem(404, "no such model")
+        except BadInput as fault:
+            return _problem(422, str(fault))
+        except Busy:
+            return _problem(503, "too many jobs are waiting", {"Retry-After": str(BUSY_RETRY_AFTER_S)})
+        return _json(202 if new else 200, show(renderer, job))
+
+    @app.get("/predictions/<job_id>")
+    async def get(job_id: str) -> ResponseReturnValue:
+        job = renderer.get(job_id)
+        return _problem(404, "no such prediction") if job is None else _json(200, show(renderer, job))
+
+    @app.post("/predictions/<job_id>/cancel")
+    async def cancel(job_id: str) -> ResponseReturnValue:
+        job = renderer.cancel(job_id)
+        return _problem(404, "no such prediction") if job is None else _json(200, show(renderer, job))
+
+    @app.get("/files/<name>")
+    async def file(name: str) -> ResponseReturnValue:
+        verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, now())
+        if verdict != "valid":
+            return _problem(410, "this link has expired") if verdict == "expired" else _problem(403, "not a link")
+        kept = renderer.file(name)
+        if kept is None:
+            return _problem(404, "no such file")
+        response = await send_file(kept.path, mimetype=kept.content_type, conditional=True)
+        response.headers["Cache-Control"] = "private, no-store"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    @app.get("/")
+    async def show_gallery() -> ResponseReturnValue:
+        # Under another name it would be a stranger's page asking, by a name that leads here.
+        if not gallery or urlsplit(f"//{request.host}").hostname not in LOOPBACK_HOSTS:
+            return _problem(404, "there is nothing at this path")
+        page = gallery_page(renderer.recent(JOBS_SHOWN_MAX_COUNT), renderer.path)
+        headers = {"Content-Security-Policy": GALLERY_CSP, "Cache-Control": "no-store", **GALLERY_HEADERS}
+        return Response(page, content_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get("/health-check")
+    async def health() -> ResponseReturnValue:
+        return _json(200, {"status": "READY"})
+
+    return app
+
+
+def show(renderer: Renderer, job: Job) -> Mapping[str, object]:
+    """A prediction as the protocol shows it."""
+    done = job.status == "succeeded"
+    return {
+        "id": job.id,
+        "model": job.order.model,
+        "status": job.status,
+        "input": job.order.input if len(msgspec.json.encode(job.order.input)) <= 16_384 else {},
+        "output": [describe(kept, renderer.link(kept)) for kept in job.results] if done else None,
+        "error": job.error,
+        "error_code": job.error_code,
+        "progress": {"percent": job.percent, "stage": job.stage, "sequence": job.sequence},
+        "metrics": usage(job) if done else {},
+        "created_at": format_time(job.created_at),
+        "started_at": job.started_at and format_time(job.started_at),
+        "completed_at": job.ended_at and format_time(job.ended_at),
+    }
+
+
+def _json(status: int, content: object, headers: Mapping[str, str] | None = None) -> Response:
+    response = Response(msgspec.json.encode(content), status=status, content_type="application/json")
+    response.headers.update(dict(headers or {}))
+    return response
+
+
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    return _json(status, {"detail": detail}, headers)

@@ -1,0 +1,71 @@
+"""Running the studio as a process of its own, watched like any other child."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import trio
+
+START_WITHIN_S = 20.0
+STOP_WITHIN_S = 5.0
+
+
+class StudioEnded(Exception):
+    """The studio's process ended by itself."""
+
+
+async def run_studio_process(
+    *,
+    secret: str,
+    token: str,
+    files_dir: Path,
+    host: str,
+    port: int,
+    log_format: str,
+    gallery: bool = False,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the studio until cancelled; reports started once it listens. Raises :class:`StudioEnded`.
+
+    The order, secret included, goes through a pipe: command lines are public. The studio ends when the pipe
+    does, so not even a killed service leaves one behind.
+    """
+    order = {
+        "secret": secret,
+        "token": token,
+        "files_dir": str(files_dir),
+        "host": host,
+        "port": port,
+        "log_format": log_format,
+        "gallery": gallery,
+    }
+    # A session of its own: a Ctrl-C at the terminal is for the service, which then ends the studio in its turn.
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "holdfast.standins.studio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdin.send_all(msgspec.json.encode(order) + b"\n")
+        with trio.fail_after(START_WITHIN_S):
+            said = await process.stdout.receive_some(64)
+        if not said.startswith(b"ready"):
+            raise StudioEnded("the studio did not come up")
+        task_status.started()
+        await process.wait()
+        raise StudioEnded(f"the studio ended with code {process.returncode}")
+    finally:
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            with trio.move_on_after(STOP_WITHIN_S):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await process.stdout.aclose()

@@ -1,0 +1,142 @@
+"""The card provider of this process: the one configured, development's own stand-in, or none."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from holdfast.providers.card.base import CardProvider
+from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.settings import Settings
+from holdfast.standins.card.service import serve_card_emulator
+from holdfast.supervision.tree import RunningChild
+
+PROVIDER = "cardprovider"
+EMULATOR_HOST = "127.0.0.1"
+WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardSetup:
+    """A card provider and what goes with it.
+
+    ``livemode`` is what the provider must say of every payment, None where the key does not tell. ``emulator``
+    makes an incarnation of the stand-in where that is what ``provider`` talks to, listening on ``emulator_url``.
+    """
+
+    provider: CardProvider
+    webhook_secrets: Sequence[str] = field(repr=False)
+    publishable_key: str | None
+    livemode: bool | None
+    emulator: partial[RunningChild] | None = None
+    emulator_url: str | None = None
+
+
+def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
+    """The card provider that the settings ask for; ``local_url`` is where this service itself listens.
+
+    None in production without a key: card payments are refused there rather than pretended.
+    """
+    if settings.card_api_key is not None:
+        return _configured(settings, settings.card_api_key)
+    if settings.is_production:
+        return None
+    port = noted_port(_note(settings), wanted=settings.card_emulator_port)
+    run = partial(
+        serve_card_emulator,
+        api_key=_emulator_key(settings),
+        webhook_secret=_emulator_webhook_secret(settings),
+        webhook_url=lambda: local_url + WEBHOOK_PATH,
+        files_dir=settings.data_dir / "card",
+        host=EMULATOR_HOST,
+        port=port,
+    )
+    return _stand_in(settings, port, emulator=partial(RunningChild, run))
+
+
+def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
+    """The card provider of a service that runs, or ran, with these settings; its stand-in is left to itself."""
+    if settings.card_api_key is not None:
+        return _configured(settings, settings.card_api_key)
+    note = _note(settings)
+    port = settings.card_emulator_port or (int(note.read_text()) if note.is_file() else 0)
+    return None if settings.is_production or not port else _stand_in(settings, port)
+
+
+def _configured(settings: Settings, api_key: str) -> CardSetup:
+    return CardSetup(
+        provider=_adapter(settings, api_key, settings.card_api_base),
+        webhook_secrets=settings.card_webhook_secrets,
+        publishable_key=settings.card_publishable_key,
+        livemode=_livemode(api_key),
+    )
+
+
+def _stand_in(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardSetup:
+    url = f"http://{EMULATOR_HOST}:{port}"
+    return CardSetup(
+        provider=_adapter(settings, _emulator_key(settings), url),
+        webhook_secrets=(_emulator_webhook_secret(settings),),
+        publishable_key=settings.card_publishable_key or "pk_test_emulator",
+        livemode=False,
+        emulator=emulator,
+        emulator_url=url,
+    )
+
+
+def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripeProvider:
+    return StripeProvider(
+        api_key,
+        api_base=api_base,
+        timeout_s=settings.card_timeout_s,
+        connect_timeout_s=min(5.0, settings.card_timeout_s),
+        retries_count=settings.card_retries,
+        automatic_payment_methods=settings.card_automatic_payment_methods,
+    )
+
+
+def _note(settings: Settings) -> Path:
+    return settings.data_dir / "card.port"
+
+
+def _emulator_key(settings: Settings) -> str:
+    return "sk_test_" + settings.derived_key("card emulator key").hex()
+
+
+def _emulator_webhook_secret(settings: Settings) -> str:
+    return "whsec_" + settings.derived_key("card emulator webhooks").hex()
+
+
+def noted_port(note: Path, *, wanted: int = 0) -> int:
+    """Where a stand-in of development's own will listen: as told, as noted last time, or at a port found free.
+
+    As last time, because what a fallen service left behind may know it by that address.
+    """
+    if wanted:
+        return wanted
+    last = note.read_text().strip() if note.is_file() else ""
+    port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
+    assert port is not None
+    note.write_text(f"{port}\n")
+    return port
+
+
+def _free_port(wanted: int) -> int | None:
+    """The wanted port if it can be had now (0: any), else None."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((EMULATOR_HOST, wanted))
+        except (OSError, OverflowError):
+            return None
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _livemode(api_key: str) -> bool | None:
+    """What a key of the provider says about itself."""
+    kind = api_key.split("_")[1:2]
+    return {"live": True, "test": False}.get(kind[0]) if kind else None
