@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring.provider_registry import Shelf
+from holdfast.wiring.provider_registry import ProviderRegistry
 
 SECRETS = {
     "OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
@@ -60,10 +60,10 @@ def settings_of(folder: Path, providers: str, env: str) -> Settings:
 )
 def test_production_refuses_a_catalog_with_such_a_secret(tmp_path: Path, providers: str, line: str) -> None:
     with pytest.raises(CatalogFault) as caught:
-        Shelf(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+        ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
     assert len(caught.value.lines) == 1
     assert caught.value.lines[0].startswith(line)
-    Shelf(settings_of(tmp_path, providers, "development"), studio_url="http://127.0.0.1:7000")
+    ProviderRegistry(settings_of(tmp_path, providers, "development"), studio_url="http://127.0.0.1:7000")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_production_refuses_a_catalog_with_such_a_secret(tmp_path: Path, provide
     ],
 )
 async def test_production_takes_strong_secrets_and_a_reload_keeps_to_them(tmp_path: Path, providers: str) -> None:
-    shelf = Shelf(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
-    version = shelf.catalog.version
+    registry = ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+    version = registry.catalog.version
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
-    assert not await shelf.reload()
-    assert shelf.catalog.version == version
+    assert not await registry.reload()
+    assert registry.catalog.version == version

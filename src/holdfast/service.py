@@ -162,7 +162,7 @@ async def _handle_signals(assembly: Assembly) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    await assembly.shelf.reload()
+                    await assembly.registry.reload()
                 elif not is_asked:
                     is_asked = True
                     log.info("stopping", signal=signal.Signals(number).name)

@@ -39,7 +39,7 @@ from holdfast.providers.mail import MailFault
 from holdfast.providers.storage import LocalStore
 from holdfast.settings import Settings, load_settings
 
-from .order_stand_ins import FakeCard, FakeShelf, OrderBook, make_order
+from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderBook, make_order
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -231,18 +231,18 @@ class Stage:
         self.accounts.answer = book
         return book
 
-    def open_desk(self, **parts: Any) -> tuple[FakeCard, FakeShelf]:
-        """Take cards, with a provider and a shelf of stand-ins."""
-        card, shelf = FakeCard(), FakeShelf()
+    def open_desk(self, **parts: Any) -> tuple[FakeCard, FakeUnmatchedEvents]:
+        """Take cards, with a provider and a store of unmatched events."""
+        card, unmatched = FakeCard(), FakeUnmatchedEvents()
         desk = CardPayments(
             provider=card,
             webhook_secrets=(CARD_SECRET,),
             publishable_key="pk_test",
             livemode=None,
-            unmatched=shelf,
+            unmatched=unmatched,
         )
         self.change(card=replace(desk, **parts))
-        return card, shelf
+        return card, unmatched
 
     def order(
         self,

@@ -1,4 +1,4 @@
-"""Stand-ins for what payment orders need: the account that owns them, a card provider, a shelf for events."""
+"""Stand-ins for the parts that payment orders need: an account, a card provider, a store of unmatched events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FakeCard:
 
 
 @dataclass
-class FakeShelf:
+class FakeUnmatchedEvents:
     """Keeps events in memory."""
 
     kept: list[tuple[str, str, str, bytes]] = field(default_factory=list)

@@ -19,7 +19,7 @@ from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
     from tests.http.conftest import World
-    from tests.http.order_stand_ins import FakeCard, FakeShelf, OrderBook
+    from tests.http.order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderBook
 
 CREATE, WEBHOOK = "/v2/control/payments/cardprovider", "/v2/control/payments/cardprovider/webhook"
 HEADER = "Cardprovider-Signature"
@@ -41,7 +41,7 @@ def book(world: World) -> OrderBook:
 
 
 @pytest.fixture
-def desk(world: World) -> tuple[FakeCard, FakeShelf]:
+def desk(world: World) -> tuple[FakeCard, FakeUnmatchedEvents]:
     return world.open_desk()
 
 
@@ -79,7 +79,7 @@ async def tell(world: World, told: Any, *, secret: str = SECRET, at_s: int = 0, 
 
 
 async def test_an_order_is_stored_before_the_provider_is_called(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     card, _ = desk
     response = await create(world, "12.34")
@@ -102,7 +102,7 @@ async def test_an_order_is_stored_before_the_provider_is_called(
 
 
 async def test_the_client_secret_is_not_stored(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     body = await (await create(world, key="one")).get_json()
     assert body["client_secret"] not in repr(world.accounts.asked)
@@ -120,7 +120,7 @@ async def test_the_client_secret_is_not_stored(
     ],
 )
 async def test_a_provider_fault_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], fault: Any, status: int, code: str
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents], fault: Any, status: int, code: str
 ) -> None:
     card, _ = desk
     card.fault = fault
@@ -142,7 +142,7 @@ async def test_a_provider_fault_leaves_the_order_pending_and_the_key_reusable(  
 
 
 async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     first = await (await create(world, key="one")).get_json()
     await tell(world, paid_event(first))
@@ -150,7 +150,7 @@ async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
 
 
 async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     card, _ = desk
     card.fault = CardRejected("amount_too_odd")
@@ -169,14 +169,14 @@ async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
      ("10000.01", "invalid_amount")],
 )  # fmt: skip
 async def test_amounts_no_card_pays(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf], amount: Any, code: str
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents], amount: Any, code: str
 ) -> None:
     error = await world.refused(await create(world, amount), 400, code)
     assert (error["param"], world.accounts.asked) == ("amount", [])
 
 
 async def test_an_amount_above_what_card_providers_take(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     world.configure(order_max_micro=10**13)
     await world.refused(await create(world, "1000000.00"), 400, "amount_too_large")
@@ -197,7 +197,7 @@ async def test_an_empty_webhook_secret_shuts_the_webhook(world: World, secrets: 
 
 
 async def test_the_webhook_credits_and_answers_everything_but_the_secret(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     told = paid_event(order)
@@ -218,7 +218,7 @@ async def test_the_webhook_credits_and_answers_everything_but_the_secret(
 
 
 async def test_the_stored_event_lacks_only_its_client_secret(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     told = paid_event(order, client_secret='pi_1_secret_"\\x')
@@ -232,14 +232,14 @@ async def test_the_stored_event_lacks_only_its_client_secret(
 
 
 async def test_the_providers_own_name_of_the_header_is_understood(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     assert (await tell(world, paid_event(order), header="Stripe-Signature")).status_code == 200
 
 
 async def test_money_that_went_back_is_matched_by_the_payment_or_the_charge(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     await tell(world, paid_event(order))
@@ -258,7 +258,7 @@ async def test_money_that_went_back_is_matched_by_the_payment_or_the_charge(
 
 
 async def test_a_payment_that_does_not_fit_is_answered_200_and_held(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     response = await tell(world, paid_event(order, amount_received=900))
@@ -270,7 +270,7 @@ async def test_a_payment_that_does_not_fit_is_answered_200_and_held(
 
 
 async def test_an_event_of_an_unknown_order_is_refused_and_stored(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     told = paid_event({"order_id": "ord_" + "9" * 32})
     await world.refused(await tell(world, told), 404, "payment_order_not_found")
@@ -278,7 +278,7 @@ async def test_an_event_of_an_unknown_order_is_refused_and_stored(
 
 
 async def test_an_event_that_names_a_sandbox_order_pays_nothing(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeShelf]
+    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     created = await (
         await world.as_session("POST", "/v2/control/payments/sandbox", json={"amount": "10"})
@@ -297,7 +297,7 @@ async def test_an_event_that_names_a_sandbox_order_pays_nothing(
     ],
 )  # fmt: skip
 async def test_foreign_events_are_acknowledged_ignored_and_stored(
-    world: World, desk: tuple[FakeCard, FakeShelf], told: dict[str, Any], verdict: str
+    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], told: dict[str, Any], verdict: str
 ) -> None:
     response = await tell(world, told)
     assert response.status_code == 200
@@ -322,7 +322,7 @@ async def test_foreign_events_are_acknowledged_ignored_and_stored(
     ],
 )  # fmt: skip
 async def test_a_signed_malformed_event_is_a_400_and_stored(
-    world: World, desk: tuple[FakeCard, FakeShelf], body: bytes
+    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], body: bytes
 ) -> None:
     await world.refused(await tell(world, body), 400, "invalid_event")
     assert [(verdict, kept) for _, _, verdict, kept in desk[1].kept] == [("invalid_event", body)]
@@ -330,7 +330,7 @@ async def test_a_signed_malformed_event_is_a_400_and_stored(
 
 
 async def test_a_body_of_ten_megabytes_is_too_large_however_it_comes(
-    world: World, desk: tuple[FakeCard, FakeShelf]
+    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     body = b'{"id": "' + b"x" * 10_000_000 + b'"}'
     signature = sign(SECRET, body, at=int(world.now.timestamp()))
@@ -345,13 +345,15 @@ async def test_a_body_of_ten_megabytes_is_too_large_however_it_comes(
      "v1=é", "k=\xff"],
 )  # fmt: skip
 async def test_a_header_of_rubbish_is_a_wrong_signature(
-    world: World, desk: tuple[FakeCard, FakeShelf], header: str
+    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], header: str
 ) -> None:
     response = await world.call("POST", WEBHOOK, data=b"{}", headers={HEADER: header})
     await world.refused(response, 401, "invalid_signature")
 
 
-async def test_signatures_missing_wrong_old_and_early(world: World, desk: tuple[FakeCard, FakeShelf]) -> None:
+async def test_signatures_missing_wrong_old_and_early(
+    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]
+) -> None:
     told = paid_event({"order_id": "ord_1"})
     for headers in ({}, {HEADER: ""}, {HEADER: "  "}):
         await world.refused(

@@ -18,7 +18,7 @@ from holdfast.logs import configure_logging, scrub_secrets
 from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
-from holdfast.wiring.provider_registry import Shelf
+from holdfast.wiring.provider_registry import ProviderRegistry
 
 TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx", "httpcore")
 
@@ -141,7 +141,7 @@ def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
         )
         assert serve(settings) == BAD_CONFIGURATION
     assert "Cannot listen" in capsys.readouterr().err
-    Shelf(settings, studio_url="http://127.0.0.1:7000")
+    ProviderRegistry(settings, studio_url="http://127.0.0.1:7000")
     configure_logging("json", stream=out)
     for secret in secrets:
         structlog.get_logger("holdfast.x").warning(f"it said {secret} twice", detail=[secret])

@@ -1,1 +1,1 @@
-"""How the parts are put together: actors and workers, the card provider, the shelf, the whole."""
+"""How the parts are put together: actors and workers, the card provider, the provider registry, the whole."""

@@ -39,7 +39,7 @@ from holdfast.supervision.tree import RunningChild, TreeParts, build_tree
 from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, noted_port
 from holdfast.wiring.http_factory import ListeningSockets, http_factory
-from holdfast.wiring.provider_registry import Shelf, studio_token
+from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 from holdfast.wiring.worker_factories import worker_addresses, worker_factories
 
 STUDIO_HOST = "127.0.0.1"
@@ -53,7 +53,7 @@ class Assembly:
     database: Database
     tree: Supervisor
     front: Dependencies
-    shelf: Shelf
+    registry: ProviderRegistry
     store: AssetStore
     reporter: Reporter
     dead_letters: DeadLetters
@@ -79,7 +79,7 @@ def assemble(
     urls = PublicUrls(
         base=public_url, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
     )
-    shelf = Shelf(settings, studio_url=studio_url)
+    registry = ProviderRegistry(settings, studio_url=studio_url)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     now = presence.clock.now
@@ -116,8 +116,8 @@ def assemble(
         desk=posts["desk"],
         hosting=posts["hosting"],
         outbox=posts["outbox"],
-        traits=shelf.traits,
-        callback_url=lambda provider: _callback_url(shelf, provider, public_url, local_url),
+        traits=registry.traits,
+        callback_url=lambda provider: _callback_url(registry, provider, public_url, local_url),
         now=now,
         rng=random.Random(),  # noqa: S311 - spreads waiting times
         process_id=process.process_id,
@@ -139,7 +139,7 @@ def assemble(
             journal=journal,
             accounts=accounts,
             tasks=tasks,
-            shelf=shelf,
+            registry=registry,
             store=store,
             card=card,
             urls=urls,
@@ -147,7 +147,7 @@ def assemble(
             submits=submits,
             silences=silences,
         ),
-        emulators=_emulators(settings, shelf, studio_port, card),
+        emulators=_emulators(settings, registry, studio_port, card),
         http=None
         if sockets is None
         else http_factory(
@@ -165,15 +165,15 @@ def assemble(
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        catalog=lambda: shelf.catalog,
-        catalog_of=shelf.catalog_of,
+        catalog=lambda: registry.catalog,
+        catalog_of=registry.catalog_of,
         asset_store=store,
         mailer=_mailer(settings),
-        callback_secrets=shelf.callback_secrets,
+        callback_secrets=registry.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),
         card=None if card is None else _card_desk(card, UnmatchedEventStore(PROVIDER, journal, now)),
         events=EventCommands(journal, posts["outbox"], now),
-        health=Vitals(database, tree, shelf),
+        health=Vitals(database, tree, registry),
         metrics_text=generate_latest,
         urls=urls,
     )
@@ -182,7 +182,7 @@ def assemble(
         database=database,
         tree=tree,
         front=front,
-        shelf=shelf,
+        registry=registry,
         store=store,
         reporter=reporter,
         dead_letters=dead_letters,
@@ -197,11 +197,11 @@ class Vitals:
 
     database: Database
     tree: Supervisor
-    shelf: Shelf
+    registry: ProviderRegistry
 
     async def readiness(self) -> Readiness:
         """The parts as they are now."""
-        states = self.shelf.provider_states()
+        states = self.registry.provider_states()
         return Readiness(database=self.database.gate.is_open, tree=self.tree.is_ready, providers=states)
 
 
@@ -228,15 +228,15 @@ def _studio_port(settings: Settings) -> int:
 
 
 def _emulators(
-    settings: Settings, shelf: Shelf, studio_port: int, card: CardSetup | None
+    settings: Settings, registry: ProviderRegistry, studio_port: int, card: CardSetup | None
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """The stand-ins we run ourselves: the studio, if the catalog gives it no address, and the card provider."""
     made: list[tuple[str, Callable[[], Child]]] = []
-    found = [c for c in shelf.catalog.providers.values() if c.kind == "studio" and c.url is None]
+    found = [c for c in registry.catalog.providers.values() if c.kind == "studio" and c.url is None]
     if found:
         run = partial(
             run_studio_process,
-            secret=shelf.secrets_of(found[0])[0],
+            secret=registry.secrets_of(found[0])[0],
             token=studio_token(settings),
             files_dir=settings.data_dir / "studio",
             host=STUDIO_HOST,
@@ -266,9 +266,9 @@ def _mailer(settings: Settings) -> Mailer:
     return NoMailer() if settings.is_production else DevelopmentMailer(Path(settings.data_dir) / "mail")
 
 
-def _callback_url(shelf: Shelf, provider: str, public_url: str, local_url: str) -> str:
+def _callback_url(registry: ProviderRegistry, provider: str, public_url: str, local_url: str) -> str:
     """Where a provider calls back: the in-tree studio on loopback, everybody else where the world finds us."""
-    config = shelf.config_of(provider)
+    config = registry.config_of(provider)
     is_in_tree = config is not None and config.kind == "studio" and config.url is None
     url = f"{local_url if is_in_tree else public_url}/v2/callback"
     # Whoever speaks in words of its own does so at an address of its own.

@@ -42,7 +42,7 @@ class _Removed:
     provider: MediaProvider | None = None
 
 
-class Shelf:
+class ProviderRegistry:
     """The catalog in force and the providers it names; replaced whole by :meth:`reload`.
 
     ``providers`` and ``origins`` stay the same objects, so whoever was given them sees what a reload brought.
@@ -143,7 +143,7 @@ class Shelf:
         configs = self._configs.values()
         origins = {_origin(url) for config in configs if (url := self._url_of(config)) is not None}
         kept = {name: gone.provider for name, gone in self._removed.items() if gone.provider is not None}
-        # In one turn of the loop: nobody sees an empty shelf in between.
+        # In one turn of the loop: no task sees an empty registry in between.
         self.providers.clear()
         self.providers.update(kept | dict(providers))
         self.origins.clear()

@@ -32,7 +32,7 @@ from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.wiring.card import CardSetup
-from holdfast.wiring.provider_registry import Shelf
+from holdfast.wiring.provider_registry import ProviderRegistry
 
 WORKERS = (
     "heartbeat", "dispatcher", "desk", "provider-watch", "hosting", "outbox", "reconciler", "order-sweeper",
@@ -54,7 +54,7 @@ def worker_factories(
     journal: Journal,
     accounts: KeyedDirectory,
     tasks: KeyedDirectory,
-    shelf: Shelf,
+    registry: ProviderRegistry,
     store: AssetStore,
     card: CardSetup | None,
     urls: PublicUrls,
@@ -63,7 +63,7 @@ def worker_factories(
     silences: ProviderSilences,
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """Return what makes an incarnation of each worker."""
-    downloads = GuardedClient(shelf.origins, resolve=resolver(NameLookups("downloads")))
+    downloads = GuardedClient(registry.origins, resolve=resolver(NameLookups("downloads")))
     now = presence.clock.now
     outbox = outbox_factory(settings, database, journal, posts["outbox"], tasks, urls=urls, now=now)
     order_checks = OrderChecks(
@@ -77,7 +77,7 @@ def worker_factories(
         (
             # First, so that service time is known before anything falls due by it.
             "heartbeat",
-            lambda: Heartbeat(posts["heartbeat"], database=database, presence=presence, providers=shelf.places),
+            lambda: Heartbeat(posts["heartbeat"], database=database, presence=presence, providers=registry.places),
         ),
         (
             "dispatcher",
@@ -85,10 +85,10 @@ def worker_factories(
                 posts["dispatcher"],
                 database=database,
                 tasks=tasks,
-                places=shelf.places,
+                places=registry.places,
                 now=now,
                 process=presence.process,
-                removed=shelf.removed,
+                removed=registry.removed,
                 judges_leases=presence.judges_leases,
                 silences=silences.silences,
             ),
@@ -96,16 +96,16 @@ def worker_factories(
         (
             "desk",
             lambda: ProviderCaller(
-                posts["desk"], providers=shelf.providers, tasks=tasks, submits=submits, silences=silences
+                posts["desk"], providers=registry.providers, tasks=tasks, submits=submits, silences=silences
             ),
         ),
-        ("provider-watch", lambda: ProviderWatch(posts["provider-watch"], providers=shelf.providers)),
+        ("provider-watch", lambda: ProviderWatch(posts["provider-watch"], providers=registry.providers)),
         (
             "hosting",
             lambda: HostingWorker(
                 posts["hosting"],
                 downloads=downloads,
-                origins_of=shelf.origins_of,
+                origins_of=registry.origins_of,
                 store=store,
                 database=database,
                 incoming_dir=settings.data_dir / "incoming",
