@@ -185,20 +185,20 @@ class Stage:
     public_url: str = PUBLIC_URL
 
     @property
-    def front(self) -> Dependencies:
-        return self.app.front
+    def deps(self) -> Dependencies:
+        return self.app.deps
 
     def change(self, **parts: Any) -> None:
         """Replace parts of the front end."""
-        self.app.front = replace(self.app.front, **parts)
+        self.app.deps = replace(self.app.deps, **parts)
 
     def configure(self, **values: Any) -> None:
         """Replace settings."""
-        self.change(settings=replace(self.front.settings, **values))
+        self.change(settings=replace(self.deps.settings, **values))
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""
-        self.front.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
+        self.deps.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
 
     async def call(self, method: str, path: str, **kwargs: Any) -> Response:
         """Call as nobody in particular."""
@@ -394,7 +394,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     secrets = {"studio": ("studio-callback-secret",), None: ("house-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
-    front = Dependencies(
+    deps = Dependencies(
         settings=settings,
         database=NoRows(),
         accounts=accounts,
@@ -414,7 +414,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         ),
         now=lambda: NOW,
     )
-    return Stage(create_app(front), accounts, sign_ins, tasks, mailer, store, mint_api_key(live=False))
+    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, mint_api_key(live=False))
 
 
 @pytest.fixture

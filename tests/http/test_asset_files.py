@@ -43,7 +43,7 @@ async def kept(world: World, *, stored: bool = True, **columns: Any) -> str:
 
 
 def link(world: World, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
-    query = sign_link(asset_id, world.now + timedelta(seconds=for_s), world.front.urls.link_key)
+    query = sign_link(asset_id, world.now + timedelta(seconds=for_s), world.deps.urls.link_key)
     return f"/v2/assets/{asset_id}?{query}"
 
 

@@ -143,7 +143,7 @@ async def test_a_code_that_cannot_be_one_costs_no_try(stage: Stage, otp: str) ->
 
 
 async def test_a_made_up_code_id_wakes_nobody(stage: Stage) -> None:
-    pepper = stage.front.settings.otp_pepper
+    pepper = stage.deps.settings.otp_pepper
     real = new_otp_id(pepper, "ada@example.com")
     altered = real[:-1] + ("0" if real[-1] != "0" else "1")
     others = (new_otp_id(b"other", "ada@example.com"), new_otp_id(pepper, "eve@example.com"))
@@ -156,7 +156,7 @@ async def test_a_made_up_code_id_wakes_nobody(stage: Stage) -> None:
 async def test_a_right_code_opens_a_session(world: World) -> None:
     at = world.now + timedelta(hours=24)
     world.sign_ins.answer = SignedIn(world.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
-    otp_id = new_otp_id(world.front.settings.otp_pepper, "ada@example.com")
+    otp_id = new_otp_id(world.deps.settings.otp_pepper, "ada@example.com")
     response = await world.call(
         "POST", VERIFY, json={"email": "Ada@example.com", "otp_id": otp_id, "otp": "123456"}
     )
@@ -387,7 +387,7 @@ async def test_a_call_refused_today_still_repeats_what_was_accepted_before(world
     assert (await call("2.5", "k")).headers["Idempotent-Replayed"] == "true"
     await world.refused(await call("2.6", "k"), 422, "idempotency_key_reused")
     await world.refused(await call("2.5", "other"), 403, "sandbox_disabled")
-    old = world.now - timedelta(seconds=world.front.settings.idempotency_ttl_s)
+    old = world.now - timedelta(seconds=world.deps.settings.idempotency_ttl_s)
     await world.write(tables.idempotency_records.update().values(created_at=old))
     await world.refused(await call("2.5", "k"), 403, "sandbox_disabled")
     assert world.accounts.asked == []

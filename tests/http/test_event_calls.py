@@ -100,7 +100,7 @@ async def test_a_task_nobody_listens_to_has_no_events_and_a_task_of_others_is_no
 
 async def test_an_event_is_sent_again_at_its_owners_word_only(world: World) -> None:
     event_id, _ = await plant(world, status="given_up", due_at=None, done_at=world.now, reason="not taken in time")
-    desk: Any = world.front.events
+    desk: Any = world.deps.events
     answer = await world.as_key("POST", f"{EVENTS}/{event_id}/resend")
     assert answer.status_code == 200
     assert (await answer.get_json())["event_id"] == event_id
@@ -133,7 +133,7 @@ async def test_the_secret_is_the_accounts_own_and_is_replaced_by_the_next_one(wo
     now = await (await world.as_session("GET", SECRET)).get_json()
     assert (now["secret"], now["previous_valid_until"]) == (second["secret"], None)
     await world.as_session("POST", f"{SECRET}/rotate")
-    desk: Any = world.front.events
+    desk: Any = world.deps.events
     assert desk.rotated == [(world.account_id, 1), (world.account_id, 2)]
     await world.refused(await world.as_key("GET", SECRET), 401, "wrong_credential_type")
 
@@ -204,7 +204,7 @@ async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world
         world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, row.snapshot, ()
     )
     payload = event_payload(
-        world.front.urls, event.event_id, event.kind, event.created_at, event.task, now=world.now
+        world.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=world.now
     )
     told = msgspec.json.decode(payload)
     read = await (await world.as_key("GET", f"/v2/task/{TASK}")).get_json()

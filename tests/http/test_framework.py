@@ -113,7 +113,7 @@ async def test_a_body_above_the_limit_is_413_whether_or_not_it_says_so(stage: St
 
 async def test_a_body_above_every_limit_that_does_not_say_so_is_413(stage: Stage) -> None:
     part = b"10000\r\n" + b"a" * 65536 + b"\r\n"
-    count = stage.front.settings.body_bytes_max // 65536 + 1
+    count = stage.deps.settings.body_bytes_max // 65536 + 1
     answer = await _chunked(stage, part * count + b"0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"code":"request_too_large"' in answer

@@ -121,7 +121,7 @@ async def test_creating_with_a_known_key_reads_no_row(stage: Stage) -> None:
     )  # fmt: skip
     assert command.idempotency is not None
     assert command.idempotency.fingerprint == fingerprint(CREATE, POSTER)
-    assert stage.accounts.deadlines_s == [stage.front.settings.ask_deadline_s]
+    assert stage.accounts.deadlines_s == [stage.deps.settings.ask_deadline_s]
 
 
 async def test_a_key_seen_for_the_first_time_is_read_once(world: World) -> None:

@@ -29,7 +29,7 @@ CALLS = [
 
 
 def heads(stage: Stage) -> dict[str, str]:
-    return {"Authorization": f"Bearer {stage.front.settings.operator_token}"}
+    return {"Authorization": f"Bearer {stage.deps.settings.operator_token}"}
 
 
 async def get(stage: Stage, path: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def frozen(world: World, number: int, *, reason: str = "content_flagged", **fiel
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
 async def test_only_the_operators_token_opens(stage: Stage, method: str, path: str) -> None:
-    right = stage.front.settings.operator_token
+    right = stage.deps.settings.operator_token
     refused = {
         None: "missing_credentials",
         f"Basic {right}": "invalid_credentials",

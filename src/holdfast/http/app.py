@@ -74,7 +74,7 @@ OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(ro
 class HoldfastApp(QuartTrio):
     """Quart on trio, with our answer to everything that goes wrong around a handler."""
 
-    front: Dependencies
+    deps: Dependencies
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task a call instead of quart-trio's three
     request_class = HoldfastRequest
 
@@ -113,7 +113,7 @@ class HoldfastApp(QuartTrio):
             if request.method == "OPTIONS":
                 return name, self._options(request.path)
             assert isinstance(request, HoldfastRequest)
-            return name, await answer_call(self.front, self._views[name], request, dict(path))
+            return name, await answer_call(self.deps, self._views[name], request, dict(path))
         except trio.Cancelled:
             raise
         except HTTPException as error:
@@ -133,10 +133,10 @@ class HoldfastApp(QuartTrio):
         return meter
 
 
-def create_app(front: Dependencies, routes: Sequence[Route] = ROUTES) -> HoldfastApp:
+def create_app(deps: Dependencies, routes: Sequence[Route] = ROUTES) -> HoldfastApp:
     """The application that serves ``routes``. It owns no task and no nursery: handlers only ask and read."""
     app = HoldfastApp(__name__, static_folder=None)
-    app.front = front
+    app.deps = deps
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.merge_slashes = False
     app.url_map.converters["task"] = TaskIdConverter

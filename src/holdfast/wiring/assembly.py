@@ -1,4 +1,4 @@
-"""How the parts are put together: settings in, a tree and a front end out. Nothing runs yet."""
+"""How the parts are put together: settings in, a tree and an HTTP application out. Nothing runs yet."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Assembly:
     settings: Settings
     database: Database
     tree: Supervisor
-    front: Dependencies
+    deps: Dependencies
     registry: ProviderRegistry
     store: AssetStore
     reporter: Reporter
@@ -153,13 +153,13 @@ def assemble(
         else http_factory(
             sockets,
             settings,
-            lambda: front,
+            lambda: deps,
             reporter,
             is_final=lambda: tree.is_stopping,
         ),
     )
     tree = build_tree(house, reporter, shutdown_s=settings.shutdown_s)
-    front = Dependencies(
+    deps = Dependencies(
         settings=settings,
         database=database,
         accounts=accounts,
@@ -181,7 +181,7 @@ def assemble(
         settings=settings,
         database=database,
         tree=tree,
-        front=front,
+        deps=deps,
         registry=registry,
         store=store,
         reporter=reporter,

@@ -60,7 +60,7 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
 def http_factory(
     sockets: ListeningSockets,
     settings: Settings,
-    front: Callable[[], Dependencies],
+    deps: Callable[[], Dependencies],
     reporter: Reporter,
     *,
     is_final: Callable[[], bool],
@@ -74,7 +74,7 @@ def http_factory(
         return address is not None and is_trusted(address, settings.trusted_proxies)
 
     def make() -> Supervisor:
-        public = create_app(front(), ROUTES if sockets.operators is None else PUBLIC_ROUTES)
+        public = create_app(deps(), ROUTES if sockets.operators is None else PUBLIC_ROUTES)
         apps = [public]
         group: list[Connections] = []
 
@@ -91,7 +91,7 @@ def http_factory(
             ChildSpec("listener", listener(sockets.public, cast("AsgiApp", public)), shutdown_s=1.0),
         ]
         if sockets.operators is not None:
-            operators = create_app(front(), OPERATORS_ROUTES)
+            operators = create_app(deps(), OPERATORS_ROUTES)
             apps.append(operators)
             specs.append(
                 ChildSpec(

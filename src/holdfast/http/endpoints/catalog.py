@@ -110,7 +110,7 @@ class QuoteBody(msgspec.Struct, frozen=True):
 @route("GET", "/v1/models", summary="List the models, in the compatible format", reply=CompatibleModelList)
 async def list_compatible_models(call: Call) -> Outcome:
     """Compatible clients always send a credential; it is ignored."""
-    return CompatibleModelList(object="list", data=_models(call.front.catalog()))
+    return CompatibleModelList(object="list", data=_models(call.deps.catalog()))
 
 
 @route(
@@ -123,14 +123,14 @@ async def list_compatible_models(call: Call) -> Outcome:
 async def read_model(call: Call) -> Outcome:
     """Return one model of the current catalog."""
     model_id = call.path["model_id"]
-    model = call.front.catalog().models.get(model_id)
+    model = call.deps.catalog().models.get(model_id)
     return model_not_found(model_id) if model is None else _model(model)
 
 
 @route("GET", "/v2/models", summary="List the models", reply=ModelList)
 async def list_models(call: Call) -> Outcome:
     """Disabled models are listed with their status."""
-    return ModelList(data=_models(call.front.catalog()))
+    return ModelList(data=_models(call.deps.catalog()))
 
 
 @route(
@@ -145,8 +145,8 @@ async def list_models(call: Call) -> Outcome:
 )
 async def quote(call: Call) -> Outcome:
     """The whole quote is contained in its signed id, so an anonymous request writes no row."""
-    front, body = call.front, call.body(QuoteRequest)
-    priced = await call.compute(partial(quote_input, front.catalog(), body.model, body.input))
+    deps, body = call.deps, call.body(QuoteRequest)
+    priced = await call.compute(partial(quote_input, deps.catalog(), body.model, body.input))
     if isinstance(priced, Refusal):
         return priced
     account_id = await call.account_of_caller()
@@ -154,12 +154,12 @@ async def quote(call: Call) -> Outcome:
         quote_id=new_id("quo"),
         terms=priced.terms,
         account_id=account_id,
-        brand_id=front.settings.brand_id,
-        expires_at=front.now() + timedelta(seconds=front.settings.quote_ttl_s),
+        brand_id=deps.settings.brand_id,
+        expires_at=deps.now() + timedelta(seconds=deps.settings.quote_ttl_s),
     )
     return QuoteBody(
         model=priced.terms.model,
-        quote_id=seal_quote(sealed, front.quote_key),
+        quote_id=seal_quote(sealed, deps.quote_key),
         catalog_version=priced.terms.catalog_version,
         account_id=account_id,
         brand_id=sealed.brand_id,

@@ -41,7 +41,7 @@ def interface_pages(every_route: Callable[[], Sequence[Route]]) -> RouteTable:
     )
     async def openapi_document(call: Call) -> Outcome:
         """Generated once for each public URL of the service."""
-        document = document_for(call.front.urls.base)
+        document = document_for(call.deps.urls.base)
         return Response(document, content_type="application/json", headers={"Cache-Control": CACHE_CONTROL})
 
     @table(
@@ -53,7 +53,7 @@ def interface_pages(every_route: Callable[[], Sequence[Route]]) -> RouteTable:
     async def docs(call: Call) -> Outcome:
         """One page without scripts and without any origin but our own."""
         headers = {"Cache-Control": CACHE_CONTROL, "Content-Security-Policy": DOCS_CSP}
-        page = page_for(call.front.urls.base)
+        page = page_for(call.deps.urls.base)
         return Response(page, content_type="text/html; charset=utf-8", headers=headers)
 
     return table

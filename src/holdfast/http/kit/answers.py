@@ -37,14 +37,12 @@ def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[
             return shape(reply)
 
 
-async def answer_call(
-    front: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]
-) -> Response:
+async def answer_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
     """Serve one call: prepare, handle, render.
 
     Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.
     """
-    call = Call(front, route, request, path)
+    call = Call(deps, route, request, path)
     outcome: Outcome
     try:
         refusal = await call.prepare()

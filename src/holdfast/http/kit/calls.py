@@ -112,11 +112,11 @@ class Call:
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "bearer", "front", "json", "known_key", "path", "raw", "request", "route", "session",
+        "bearer", "deps", "json", "known_key", "path", "raw", "request", "route", "session",
     )  # fmt: skip
 
-    def __init__(self, front: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
-        self.front = front
+    def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
+        self.deps = deps
         self.route = route
         self.request = request
         self.path = path
@@ -164,7 +164,7 @@ class Call:
 
     def _body_bytes_max(self) -> int:
         """The largest body that the route takes from anybody."""
-        route, most = self.route, self.front.settings.body_bytes_max
+        route, most = self.route, self.deps.settings.body_bytes_max
         if route.raw_body_limit is not None:
             return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
         return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
@@ -179,7 +179,7 @@ class Call:
             if not self._is_heavy:
                 return work()
             caller = self._caller_id or f"origin:{self.origin()}"
-        return await self.front.threads.run(caller, work)
+        return await self.deps.threads.run(caller, work)
 
     def _read_body(self, raw: bytes) -> Refusal | None:
         shape = self.route.body
@@ -208,7 +208,7 @@ class Call:
 
     def _read_credential(self) -> Refusal | None:
         if self.route.auth is Auth.OPERATOR:
-            token = self.front.settings.operator_token
+            token = self.deps.settings.operator_token
             return refuse_operator(self.request.headers.getlist("Authorization"), token)
         if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
             return None
@@ -226,13 +226,13 @@ class Call:
             self.session = found
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
-            self.known_key = self.front.key_cache.get(self.bearer.sha256)
+            self.known_key = self.deps.key_cache.get(self.bearer.sha256)
             if self.known_key is None:
                 key = await self.read_as_key(lambda _rows, key: key)
                 if isinstance(key, Refusal):
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
-                self.front.key_cache.put(self.bearer.sha256, self.known_key)
+                self.deps.key_cache.put(self.bearer.sha256, self.known_key)
             self._caller_id = self.known_key.account_id
             self._note_use(self.known_key)
         return None
@@ -240,9 +240,9 @@ class Call:
     def _note_use(self, key: KnownKey) -> None:
         """Tell the key's account now and then that it is in use."""
         assert self.bearer is not None
-        now = self.front.now()
-        if self.front.key_cache.is_use_due(self.bearer.sha256, now):
-            self.front.accounts.tell(key.account_id, RecordKeyUse(key.key_id, now))
+        now = self.deps.now()
+        if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
+            self.deps.accounts.tell(key.account_id, RecordKeyUse(key.key_id, now))
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Prove the session and run ``query`` in one read.
@@ -251,7 +251,7 @@ class Call:
         """
         assert self.bearer is not None
         sha256 = self.bearer.sha256
-        now = self.front.now()
+        now = self.deps.now()
 
         def read(rows: Connection) -> T | Refusal:
             session = session_by_token(rows, sha256)
@@ -261,7 +261,7 @@ class Call:
                 return SESSION_EXPIRED
             return query(rows, session)
 
-        return await self.front.database.read(read)
+        return await self.deps.database.read(read)
 
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
         """Prove the API key and its scope and run ``query`` in one read.
@@ -282,7 +282,7 @@ class Call:
             used.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 
-        answer = await self.front.database.read(read)
+        answer = await self.deps.database.read(read)
         if used:
             self._note_use(used[-1])
         return answer
@@ -316,7 +316,7 @@ class Call:
     def origin(self) -> str:
         """Where the call comes from, as limits count it."""
         client = self.request.scope.get("client")
-        settings = self.front.settings
+        settings = self.deps.settings
         address = client_address(
             str(client[0]) if client else None,
             self.request.headers.getlist(settings.proxy_header),
@@ -331,7 +331,7 @@ class Call:
 
     async def ask(self, directory: Directory, key: str, command: Command[T]) -> T | Refusal:
         """Ask an actor within the time a call may take; its faults pass through to the error table."""
-        return await directory.ask(key, command, deadline_s=self.front.settings.ask_deadline_s)
+        return await directory.ask(key, command, deadline_s=self.deps.settings.ask_deadline_s)
 
     def claim(self, key_id: str) -> KeyClaim:
         """What the account's actor checks again when the command reaches it."""
@@ -364,7 +364,7 @@ class Call:
         expired). Whether the caller still may is read along, because the hot path has not looked.
         """
 
-        now, ttl_s = self.front.now(), self.front.settings.idempotency_ttl_s
+        now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
 
         def recall(rows: Connection, account_id: str) -> Refusal | Replayed:
             if idempotency is None:

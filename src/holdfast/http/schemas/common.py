@@ -230,7 +230,7 @@ def account_body(totals: AccountTotals) -> AccountBody:
     )
 
 
-def first_call(front: Dependencies, facts: FirstCallFacts) -> FirstCall:
+def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
     """Judge readiness: a live key, one of them writable, and credit that is not held."""
     checks = Checks(
         has_api_key=facts.live_keys > 0,
@@ -245,7 +245,7 @@ def first_call(front: Dependencies, facts: FirstCallFacts) -> FirstCall:
         actions.append("add_credit")
     paths = {
         "create_api_key": "/v2/control/api-keys",
-        "add_credit": _credit_path(front),
+        "add_credit": _credit_path(deps),
         "quote": "/v2/quote",
         "models": "/v2/models",
         "create_task": "/v2/task/create",
@@ -255,15 +255,15 @@ def first_call(front: Dependencies, facts: FirstCallFacts) -> FirstCall:
         ready=ready,
         checks=checks,
         suggested_next_actions=actions or ["create_task"],
-        routes={name: front.urls.url(path) for name, path in paths.items() if path is not None},
+        routes={name: deps.urls.url(path) for name, path in paths.items() if path is not None},
     )
 
 
-def _credit_path(front: Dependencies) -> str | None:
+def _credit_path(deps: Dependencies) -> str | None:
     """Where an account gets credit by itself: as play money, else by card, else nowhere."""
-    if front.settings.sandbox_enabled:
+    if deps.settings.sandbox_enabled:
         return "/v2/control/sandbox/recharge"
-    return None if front.card is None else "/v2/control/payments/cardprovider"
+    return None if deps.card is None else "/v2/control/payments/cardprovider"
 
 
 WRITING_SCOPE = TASKS_WRITE

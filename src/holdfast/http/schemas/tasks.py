@@ -98,7 +98,7 @@ class UsageList(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-def task_created(front: Dependencies, accepted: TaskAccepted) -> TaskCreated:
+def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:
     """Write that a task was accepted."""
     return TaskCreated(
         request_id=accepted.request_id,
@@ -106,13 +106,13 @@ def task_created(front: Dependencies, accepted: TaskAccepted) -> TaskCreated:
         status=accepted.status,
         retry_of=accepted.retry_of,
         estimated_cost=EstimatedCost(credits=format_amount(accepted.estimated_micro), basis=accepted.basis),
-        urls=task_urls(front.urls, accepted.request_id),
+        urls=task_urls(deps.urls, accepted.request_id),
     )
 
 
-def task_body(front: Dependencies, task: Task, *, for_operators: bool = False) -> TaskBody:
+def task_body(deps: Dependencies, task: Task, *, for_operators: bool = False) -> TaskBody:
     """Write a task, its links signed as of now; operators get them for what is stored before it has succeeded."""
-    picture = msgspec.structs.asdict(public_task(front.urls, task, now=front.now(), for_operators=for_operators))
+    picture = msgspec.structs.asdict(public_task(deps.urls, task, now=deps.now(), for_operators=for_operators))
     return TaskBody(**picture, provider_progress=[_progress(line) for line in task.state.progress])
 
 

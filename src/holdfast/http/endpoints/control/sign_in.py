@@ -51,18 +51,18 @@ _INVALID_EMAIL: Final = Refusal(
 )
 async def request_code(call: Call) -> Outcome:
     """The origin is counted first, so that guessing addresses costs the guesser."""
-    front, origin = call.front, call.origin()
+    deps, origin = call.deps, call.origin()
     email = normalise_email(call.body(CodeRequest).email)
     if email is None:
         return _INVALID_EMAIL
-    admitted = await call.ask(front.sign_ins, f"origin:{origin}", AdmitOrigin())
+    admitted = await call.ask(deps.sign_ins, f"origin:{origin}", AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
-    issued = await call.ask(front.sign_ins, f"email:{email}", RequestCode(origin))
+    issued = await call.ask(deps.sign_ins, f"email:{email}", RequestCode(origin))
     if isinstance(issued, Refusal):
         return issued
     try:
-        await front.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
+        await deps.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
     except Exception as fault:  # whatever the mail host did, the caller learns only that it failed
         log.warning("mail could not be handed over", reason=type(fault).__name__)
         return Refusal(code="otp_delivery_failed", message="The code could not be sent; try again shortly.")
@@ -70,7 +70,7 @@ async def request_code(call: Call) -> Outcome:
         otp_id=issued.otp_id,
         expires_in_seconds=issued.expires_in_s,
         delivery=Delivery(channel="email", destination=email, status="sent"),
-        debug_otp=issued.code if front.settings.env == "development" else None,
+        debug_otp=issued.code if deps.settings.env == "development" else None,
     )
 
 
@@ -84,19 +84,19 @@ async def request_code(call: Call) -> Outcome:
 )
 async def verify_code(call: Call) -> Outcome:
     """Only a code that could be right costs a try; made-up identifiers cost neither an actor nor a row."""
-    front, tried = call.front, call.body(VerifyRequest)
+    deps, tried = call.deps, call.body(VerifyRequest)
     email = normalise_email(tried.email)
     if email is None:
         return _INVALID_EMAIL
     if not _CODE.fullmatch(tried.otp):
         return Refusal(code="invalid_parameter", message="The code is six digits.", param="otp")
-    if not is_otp_id_of(front.settings.otp_pepper, email, tried.otp_id):
+    if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
         return INVALID_OTP
     command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
-    signed_in = await call.ask(front.sign_ins, f"email:{email}", command)
+    signed_in = await call.ask(deps.sign_ins, f"email:{email}", command)
     if isinstance(signed_in, Refusal):
         return signed_in
-    facts = await front.database.read(
+    facts = await deps.database.read(
         lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=WRITING_SCOPE)
     )
     return Verified(
@@ -107,7 +107,7 @@ async def verify_code(call: Call) -> Outcome:
             type="bearer", token=signed_in.session_token, expires_at=format_time(signed_in.session_expires_at)
         ),
         account=account_body(facts.totals),
-        first_call=first_call(front, facts),
+        first_call=first_call(deps, facts),
     )
 
 
@@ -136,7 +136,7 @@ async def sign_out(call: Call) -> Outcome:
     session = await call.read_as_session(lambda _rows, session: session)
     if isinstance(session, Refusal):
         return session
-    done = await call.ask(call.front.accounts, session.account_id, SignOut(session_id=session.session_id))
+    done = await call.ask(call.deps.accounts, session.account_id, SignOut(session_id=session.session_id))
     return done if isinstance(done, Refusal) else SignedOutBody(session_id=done.session_id, signed_out=True)
 
 
@@ -152,4 +152,4 @@ async def read_first_call(call: Call) -> Outcome:
     facts = await call.read_as_session(
         lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=WRITING_SCOPE)
     )
-    return facts if isinstance(facts, Refusal) else first_call(call.front, facts)
+    return facts if isinstance(facts, Refusal) else first_call(call.deps, facts)

@@ -40,7 +40,7 @@ async def healthz(_call: Call) -> Outcome:
 @route("GET", "/readyz", summary="Whether calls make sense now; 503 while not", reply=Ready, statuses=(200, 503))
 async def readyz(call: Call) -> Outcome:
     """What a load balancer asks."""
-    found = await call.front.health.readiness()
+    found = await call.deps.health.readiness()
     body = Ready(
         ready=found.ready,
         database=found.database,
@@ -59,4 +59,4 @@ async def readyz(call: Call) -> Outcome:
 )
 async def metrics(call: Call) -> Outcome:
     """The text format every scraper reads."""
-    return Response(call.front.metrics_text(), content_type=METRICS_CONTENT_TYPE)
+    return Response(call.deps.metrics_text(), content_type=METRICS_CONTENT_TYPE)

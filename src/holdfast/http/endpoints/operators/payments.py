@@ -65,7 +65,7 @@ async def list_held_orders(call: Call) -> Outcome:
     def read(rows: Connection) -> list[Order | LeftOut]:
         return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
 
-    orders = await call.front.database.read(read)
+    orders = await call.deps.database.read(read)
     page, next_cursor = cut_page(orders, OPERATORS, window, place_of)
     return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
 
@@ -91,16 +91,16 @@ async def resolve_payment_order(call: Call) -> Outcome:
             return Refusal(
                 code="invalid_parameter", message="'amount' is allowed only with credit.", param="amount"
             )
-        read = read_order_amount(body.amount, max_micro=call.front.settings.order_max_micro)
+        read = read_order_amount(body.amount, max_micro=call.deps.settings.order_max_micro)
         if isinstance(read, Refusal):
             return read
         amount_micro = read
     order_id = call.path["order_id"]
     order = None
     if valid_order_id(order_id):
-        order = await call.front.database.read(lambda rows: order_by_id(rows, order_id))
+        order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
     if order is None:
         return ORDER_NOT_FOUND
     command = ResolveOrder(order_id, body.credit, amount_micro, note)
-    reply = await call.ask(call.front.accounts, order.account_id, command)
+    reply = await call.ask(call.deps.accounts, order.account_id, command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

@@ -108,9 +108,9 @@ async def list_reviews(call: Call) -> Outcome:
             reason=window.filters.get("reason"),
         )
 
-    tasks = await call.front.database.read(read)
+    tasks = await call.deps.database.read(read)
     page, next_cursor = cut_page(tasks, OPERATORS, window, lambda task: Position(task.created_at, task.request_id))
-    return ReviewList(data=[review_body(call.front, task) for task in page], next_cursor=next_cursor)
+    return ReviewList(data=[review_body(call.deps, task) for task in page], next_cursor=next_cursor)
 
 
 @route(
@@ -124,7 +124,7 @@ async def list_reviews(call: Call) -> Outcome:
 async def read_review(call: Call) -> Outcome:
     """One read."""
     task = await _task_of(call)
-    return task if isinstance(task, Refusal) else review_body(call.front, task)
+    return task if isinstance(task, Refusal) else review_body(call.deps, task)
 
 
 @route(
@@ -164,11 +164,11 @@ async def _decide(call: Call, *, approve: bool) -> Outcome:
     task = await _task_of(call)
     if isinstance(task, Refusal):
         return task
-    done = await call.ask(call.front.tasks, task.request_id, DecideReview(approve=approve, note=note))
+    done = await call.ask(call.deps.tasks, task.request_id, DecideReview(approve=approve, note=note))
     if isinstance(done, Refusal):
         return done
     decided = await _task_of(call)
-    return decided if isinstance(decided, Refusal) else review_body(call.front, decided)
+    return decided if isinstance(decided, Refusal) else review_body(call.deps, decided)
 
 
 def read_note(note: str | None) -> str | Refusal | None:
@@ -182,7 +182,7 @@ def read_note(note: str | None) -> str | Refusal | None:
     return note
 
 
-def review_body(front: Dependencies, task: Task) -> ReviewBody:
+def review_body(deps: Dependencies, task: Task) -> ReviewBody:
     """Render a task's review."""
     state, review = task.state, task.state.review
     assert review is not None
@@ -199,7 +199,7 @@ def review_body(front: Dependencies, task: Task) -> ReviewBody:
             ProviderOutput(index=each.index, url=each.url, content_type=each.content_type, bytes=each.bytes)
             for each in (*state.hosting.wanted, *state.hosting.lost)
         ],
-        task=task_body(front, task, for_operators=True),
+        task=task_body(deps, task, for_operators=True),
     )
 
 
@@ -207,5 +207,5 @@ async def _task_of(call: Call) -> Task | Refusal:
     case_id = call.path["review_case_id"]
     if not _CASE_ID.fullmatch(case_id):
         return REVIEW_NOT_FOUND
-    task = await call.front.database.read(lambda rows: task_under_review(rows, case_id))
+    task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
     return REVIEW_NOT_FOUND if task is None else task

@@ -82,7 +82,7 @@ log = structlog.get_logger("holdfast.http")
 )
 async def create_card_order(call: Call) -> Outcome:
     """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
-    settings, card = call.front.settings, call.front.card
+    settings, card = call.deps.settings, call.deps.card
     amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
     if card is None:
         if isinstance(amount_micro, Refusal):
@@ -140,11 +140,11 @@ async def receive_card_webhook(call: Call) -> Outcome:
     Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
     are stored too.
     """
-    front, card, body = call.front, call.front.card, call.raw
+    deps, card, body = call.deps, call.deps.card, call.raw
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
         return _NOT_CONFIGURED
-    verdict = verify(_signature(call), body, secrets, now=front.now())
+    verdict = verify(_signature(call), body, secrets, now=deps.now())
     if verdict != "valid":
         return _REFUSED[verdict]
     event = parse_card_event(body)
@@ -158,12 +158,12 @@ async def receive_card_webhook(call: Call) -> Outcome:
     if event.payment is None:
         await card.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
-    order = await _order_of(front, event)
+    order = await _order_of(deps, event)
     if order is None:
         await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
     command = ReceivePaymentEvent(order_id=order.order_id, event=event.payment, body=stored_body)
-    reply = await call.ask(front.accounts, order.account_id, command)
+    reply = await call.ask(deps.accounts, order.account_id, command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
 
 
@@ -182,15 +182,15 @@ def _card_amount(text: str, max_micro: int) -> int | Refusal:
 
 async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCreated | Refusal:
     """Create the order's intent, or find the one created before, and attach it to the order."""
-    front, request = call.front, order.request
+    deps, request = call.deps, order.request
     amount_minor = minor_from_micro(request.amount_micro, request.currency)
     try:
         intent = await card.provider.create_intent(
-            request.order_id, request.account_id, amount_minor, request.currency, env=front.settings.env
+            request.order_id, request.account_id, amount_minor, request.currency, env=deps.settings.env
         )
     except CardRejected as fault:
         recorded = await call.ask(
-            front.accounts, request.account_id, RecordIntentRefused(request.order_id, fault.provider_code)
+            deps.accounts, request.account_id, RecordIntentRefused(request.order_id, fault.provider_code)
         )
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
         return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
@@ -198,7 +198,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
         return _refusal_of(fault)
     attached = await call.ask(
-        front.accounts, request.account_id, AttachIntent(request.order_id, intent.provider_payment_id)
+        deps.accounts, request.account_id, AttachIntent(request.order_id, intent.provider_payment_id)
     )
     return attached if isinstance(attached, Refusal) else intent
 
@@ -246,12 +246,12 @@ def _signature(call: Call) -> str:
     return ",".join(sent)
 
 
-async def _order_of(front: Dependencies, event: CardEvent) -> Order | None:
+async def _order_of(deps: Dependencies, event: CardEvent) -> Order | None:
     """Return the order of an event: by our own id if the event has it, else by the provider's."""
     order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
     if order_id is not None:
-        found = await front.database.read(lambda rows: order_by_id(rows, order_id))
+        found = await deps.database.read(lambda rows: order_by_id(rows, order_id))
         return found if found is not None and found.request.provider == PROVIDER else None
-    return await front.database.read(
+    return await deps.database.read(
         lambda rows: order_by_payment(rows, PROVIDER, payment_id=payment_id, charge_id=charge_id)
     )

@@ -133,8 +133,8 @@ async def write_order(
         return idempotency
     if isinstance(amount_micro, Refusal):
         return _written(await call.refuse(amount_micro, idempotency))
-    settings = call.front.settings
-    now = call.front.now()
+    settings = call.deps.settings
+    now = call.deps.now()
     is_sandbox = provider == "sandbox"
     request = OrderRequest(
         order_id=new_id("ord"),
@@ -155,7 +155,7 @@ async def write_order(
         signed_at=int(now.timestamp()) if is_sandbox else None,
     )
     command = CreateOrder(request=request, idempotency=idempotency)
-    return _written(await call.ask(call.front.accounts, request.account_id, command))
+    return _written(await call.ask(call.deps.accounts, request.account_id, command))
 
 
 def _written(reply: OrderResult | Replayed | Refusal) -> tuple[Order, bool] | Refusal | Replayed:

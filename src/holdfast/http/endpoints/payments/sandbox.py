@@ -44,7 +44,7 @@ _DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments ar
 )
 async def create_sandbox_order(call: Call) -> Outcome:
     """The signature is computed for each response from the order's row: it is always the same."""
-    settings = call.front.settings
+    settings = call.deps.settings
     body = call.body(SandboxOrderRequest)
     amount_micro: int | Refusal = _DISABLED
     if settings.sandbox_enabled:
@@ -87,8 +87,8 @@ async def create_sandbox_order(call: Call) -> Outcome:
 )
 async def receive_sandbox_callback(call: Call) -> Outcome:
     """A replay returns the order as it is. An unknown order is refused like a wrong signature."""
-    front = call.front
-    if not front.settings.sandbox_enabled:
+    deps = call.deps
+    if not deps.settings.sandbox_enabled:
         return _DISABLED
     values = read_values(call.json)
     if isinstance(values, Refusal):
@@ -96,15 +96,15 @@ async def receive_sandbox_callback(call: Call) -> Outcome:
     order_id = values.order_id
     order = None
     if valid_order_id(order_id):
-        order = await front.database.read(lambda rows: order_by_id(rows, order_id))
+        order = await deps.database.read(lambda rows: order_by_id(rows, order_id))
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
-    refusal = verify(header, values, front.sandbox_secrets, event_id=event_id)
+    refusal = verify(header, values, deps.sandbox_secrets, event_id=event_id)
     if refusal is not None:
         return refusal
     assert order is not None
     command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
-    reply = await call.ask(front.accounts, order.account_id, command)
+    reply = await call.ask(deps.accounts, order.account_id, command)
     return reply if isinstance(reply, Refusal) else sandbox_order_body(reply.order)
 
 
@@ -113,9 +113,9 @@ def _descriptor(call: Call, order: Order, outcome: SandboxOutcome) -> CallbackDe
     assert request.sandbox_event_id is not None
     assert request.signed_at is not None
     values = sandbox_values(request, outcome)
-    signature = sign(call.front.sandbox_secrets[0], values, event_id=request.sandbox_event_id, at=request.signed_at)
+    signature = sign(call.deps.sandbox_secrets[0], values, event_id=request.sandbox_event_id, at=request.signed_at)
     return CallbackDescriptor(
-        url=call.front.urls.url(CALLBACK_PATH),
+        url=call.deps.urls.url(CALLBACK_PATH),
         signature_header=SIGNATURE_HEADER,
         payload=CallbackPayload(
             order_id=values.order_id,

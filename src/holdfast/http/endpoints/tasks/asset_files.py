@@ -68,16 +68,16 @@ class Span(NamedTuple):
 )
 async def fetch_asset(call: Call) -> Outcome:
     """The link is judged before any row is read, so only links of ours cost a read."""
-    front, request, asset_id = call.front, call.request, call.path["asset_id"]
+    deps, request, asset_id = call.deps, call.request, call.path["asset_id"]
     query = call.query()
     exp, sig = query.get("exp", []), query.get("sig", [])
     if len(exp) != 1 or len(sig) != 1:
         return _NOT_OURS
-    now = front.now()
-    verdict = check_link(asset_id, exp[0], sig[0], front.urls.link_key, now)
+    now = deps.now()
+    verdict = check_link(asset_id, exp[0], sig[0], deps.urls.link_key, now)
     if verdict != "valid":
         return _GONE if verdict == "expired" else _NOT_OURS
-    asset = await front.database.read(lambda rows: asset_by_id(rows, asset_id))
+    asset = await deps.database.read(lambda rows: asset_by_id(rows, asset_id))
     if asset is None or asset.expires_at <= now:
         return _GONE
     headers = _headers(asset)
@@ -98,10 +98,10 @@ async def fetch_asset(call: Call) -> Outcome:
         return bare
     # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
     try:
-        reader = await front.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
+        reader = await deps.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
     except AssetMissing:
         # Its time may have come to an end since the row was read.
-        if await front.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
+        if await deps.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
             return _GONE
         raise
     except OSError as fault:

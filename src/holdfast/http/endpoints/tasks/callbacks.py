@@ -64,7 +64,7 @@ async def receive_callback(call: Call) -> Outcome:
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     """Hear news signed in our own way; ``provider`` where the address says whose it is."""
-    front = call.front
+    deps = call.deps
     sent = call.request.headers.getlist(SIGNATURE_HEADER)
     header = sent[0] if len(sent) == 1 else ",".join(sent)
     named = key_name(header)
@@ -72,12 +72,12 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         named = provider
     if provider is not None and named != provider:
         return REFUSED["invalid"]
-    secrets = front.callback_secrets(named)
+    secrets = deps.callback_secrets(named)
     if not sent or not header.strip():
         return REFUSED["missing"]
     if named is None and not any(secrets):
         return Refusal(code="provider_not_configured", message="No callback secret is configured here.")
-    verdict = verify(header, call.raw, secrets, now=front.now())
+    verdict = verify(header, call.raw, secrets, now=deps.now())
     if verdict != "valid":
         return REFUSED[verdict]
     # A sender without a key name may say in the body who it is.
@@ -85,26 +85,26 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     news = parse_callback(speaker or "", call.raw)
     if isinstance(news, Refusal):
         return news
-    task = await task_of_update(front, news.request_id)
+    task = await task_of_update(deps, news.request_id)
     if task is None or (speaker is not None and speaker != task.provider):
         return TASK_NOT_FOUND
     if named is None:
         # Any provider's secret opened the door; only the task's own provider may speak of it.
-        verdict = verify(header, call.raw, front.callback_secrets(task.provider), now=front.now())
+        verdict = verify(header, call.raw, deps.callback_secrets(task.provider), now=deps.now())
         if verdict != "valid":
             return REFUSED[verdict]
     news = msgspec.structs.replace(news, provider=task.provider)
-    done = await call.ask(front.tasks, task.request_id, ReceiveProviderUpdate(news=news, body=call.raw))
+    done = await call.ask(deps.tasks, task.request_id, ReceiveProviderUpdate(news=news, body=call.raw))
     if isinstance(done, Refusal):
         return done
-    return await read_back(front, task.account_id, task.request_id)
+    return await read_back(deps, task.account_id, task.request_id)
 
 
-async def task_of_update(front: Dependencies, request_id: str) -> Task | None:
+async def task_of_update(deps: Dependencies, request_id: str) -> Task | None:
     """The task that news names, if there is one."""
     if not valid_task_id(request_id):
         return None
-    return await front.database.read(lambda rows: task_by_id(rows, request_id))
+    return await deps.database.read(lambda rows: task_by_id(rows, request_id))
 
 
 def _named_in_body(raw: bytes) -> str | None:

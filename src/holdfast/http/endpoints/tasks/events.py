@@ -73,8 +73,8 @@ async def resend_event(call: Call) -> Outcome:
     account_id = await call.read_as_key(read)
     if isinstance(account_id, Refusal):
         return account_id
-    await call.front.events.send_again(account_id, event_id)
-    found = await call.front.database.read(
+    await call.deps.events.send_again(account_id, event_id)
+    found = await call.deps.database.read(
         lambda rows: events_of_task(rows, account_id, request_id, event_id=event_id)
     )
     return event_body(found[0]) if found else EVENT_NOT_FOUND
@@ -93,7 +93,7 @@ async def read_webhook_secret(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, rotations = found
-    return webhook_secret_body(call.front.webhook_key, account_id, signing(rotations, call.front.now()))
+    return webhook_secret_body(call.deps.webhook_key, account_id, signing(rotations, call.deps.now()))
 
 
 @route(
@@ -110,10 +110,8 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
         return found
     account_id, rotations = found
     newest = max((rotation.generation for rotation in rotations), default=0)
-    rotation = await call.front.events.rotate_secret(account_id, newest + 1)
-    return webhook_secret_body(
-        call.front.webhook_key, account_id, signing((*rotations, rotation), call.front.now())
-    )
+    rotation = await call.deps.events.rotate_secret(account_id, newest + 1)
+    return webhook_secret_body(call.deps.webhook_key, account_id, signing((*rotations, rotation), call.deps.now()))
 
 
 async def _rotations(call: Call) -> tuple[str, tuple[Rotation, ...]] | Refusal:

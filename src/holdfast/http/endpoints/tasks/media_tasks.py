@@ -78,22 +78,22 @@ async def create_task(call: Call) -> Outcome:
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)
-        else await call.ask(call.front.accounts, account_id, command)
+        else await call.ask(call.deps.accounts, account_id, command)
     )
-    return told(reply, lambda accepted: task_created(call.front, accepted))
+    return told(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
     wanted = call.body(CreateTaskRequest)
     refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
-        call.front, wanted.webhook_url, wanted.webhook_events
+        call.deps, wanted.webhook_url, wanted.webhook_events
     )
     if refusal is not None:
         return refusal
-    quoted = _quoted(call.front, wanted.quote_id)
+    quoted = _quoted(call.deps, wanted.quote_id)
     if isinstance(quoted, Refusal):
         return quoted
-    priced = _price(call.front, wanted.model, wanted.input, quoted)
+    priced = _price(call.deps, wanted.model, wanted.input, quoted)
     if isinstance(priced, Refusal):
         return priced
     terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
@@ -132,7 +132,7 @@ async def list_tasks(call: Call) -> Outcome:
     page = await read_page(call, window, tasks_of_account, lambda task: Position(task.created_at, task.request_id))
     if isinstance(page, Refusal):
         return page
-    return TaskList(data=[task_body(call.front, task) for task in page.entries], next_cursor=page.next_cursor)
+    return TaskList(data=[task_body(call.deps, task) for task in page.entries], next_cursor=page.next_cursor)
 
 
 @route(
@@ -147,7 +147,7 @@ async def list_tasks(call: Call) -> Outcome:
 async def read_task(call: Call) -> Outcome:
     """One read: the key and the task."""
     task = await _own_task(call)
-    return task if isinstance(task, Refusal) else task_body(call.front, task)
+    return task if isinstance(task, Refusal) else task_body(call.deps, task)
 
 
 @route(
@@ -175,9 +175,9 @@ async def retry_task(call: Call) -> Outcome:
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)
-        else await call.ask(call.front.accounts, original.account_id, command)
+        else await call.ask(call.deps.accounts, original.account_id, command)
     )
-    return told(reply, lambda accepted: task_created(call.front, accepted))
+    return told(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _retry_command(
@@ -195,7 +195,7 @@ def _retry_command(
             message="The task's input was large and is no longer kept; create a new task with it.",
             final=True,
         )
-    priced = _price(call.front, original.model, original.request.input)
+    priced = _price(call.deps, original.model, original.request.input)
     if isinstance(priced, Refusal):
         return priced
     return CreateTask(
@@ -225,16 +225,16 @@ async def cancel_task(call: Call) -> Outcome:
     task = await _own_task(call)
     if isinstance(task, Refusal):
         return task
-    done = await call.ask(call.front.tasks, task.request_id, CancelTask())
+    done = await call.ask(call.deps.tasks, task.request_id, CancelTask())
     if isinstance(done, Refusal):
         return done
-    return await read_back(call.front, task.account_id, task.request_id)
+    return await read_back(call.deps, task.account_id, task.request_id)
 
 
-async def read_back(front: Dependencies, account_id: str, request_id: str) -> Outcome:
+async def read_back(deps: Dependencies, account_id: str, request_id: str) -> Outcome:
     """The task as its row now stands, after a command to it was answered."""
-    task = await front.database.read(lambda rows: task_of_account(rows, account_id, request_id))
-    return TASK_NOT_FOUND if task is None else task_body(front, task)
+    task = await deps.database.read(lambda rows: task_of_account(rows, account_id, request_id))
+    return TASK_NOT_FOUND if task is None else task_body(deps, task)
 
 
 def valid_task_id(request_id: str) -> bool:
@@ -259,17 +259,17 @@ async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
 
 
 def _price(
-    front: Dependencies, model_id: str, given: dict[str, object], quoted: SealedQuote | None = None
+    deps: Dependencies, model_id: str, given: dict[str, object], quoted: SealedQuote | None = None
 ) -> PricedInput | Refusal:
     """Price an input for a model that can run as a task.
 
     With a quote for the model the input is read by the catalog that the quote was made by: what has changed since,
     a default or a tier, does not void it. A model that was switched off since stays off.
     """
-    catalog = front.catalog()
+    catalog = deps.catalog()
     model = catalog.models.get(model_id)
     if quoted is not None and quoted.terms.model == model_id and (model is None or model.status != "disabled"):
-        catalog = front.catalog_of(quoted.terms.catalog_version) or catalog
+        catalog = deps.catalog_of(quoted.terms.catalog_version) or catalog
         model = catalog.models.get(model_id)
     if model is not None and model.type == "sync":
         return Refusal(
@@ -278,8 +278,8 @@ def _price(
     return quote_input(catalog, model_id, given)
 
 
-def _quoted(front: Dependencies, quote_id: str | None) -> SealedQuote | Refusal | None:
-    return None if quote_id is None else unseal_quote(quote_id, front.quote_key, front.now())
+def _quoted(deps: Dependencies, quote_id: str | None) -> SealedQuote | Refusal | None:
+    return None if quote_id is None else unseal_quote(quote_id, deps.quote_key, deps.now())
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
@@ -293,11 +293,11 @@ def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     return None
 
 
-def _refuse_webhook(front: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
+def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
     """An address that could be called at all. Where it really leads is checked again at each connection."""
     if url is None:
         return None if kinds is None else _invalid("webhook_events", "needs a webhook_url")
-    if not can_be_posted_to(url, local_allowed=front.settings.webhook_local_allowed):
+    if not can_be_posted_to(url, local_allowed=deps.settings.webhook_local_allowed):
         return _invalid(
             "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
         )

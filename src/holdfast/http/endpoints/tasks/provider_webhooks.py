@@ -39,7 +39,7 @@ _NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="This p
 
 def _bytes_max(call: Call) -> int:
     """What a provider may send; to a container that does not show its token, no more than anybody may."""
-    config = call.front.catalog().providers.get(call.path["provider"])
+    config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None or (config.kind == "cog" and not _shows_token(call, config)):
         return BODY_MAX_BYTES
     return config.callback_bytes_max
@@ -71,7 +71,7 @@ def _bytes_max(call: Call) -> int:
 )
 async def receive_provider_webhook(call: Call) -> Outcome:
     """As for callbacks in our own form: applied, duplicate, stale and late news are answered with the task."""
-    config = call.front.catalog().providers.get(call.path["provider"])
+    config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None:
         return REFUSED["invalid"]
     if config.kind == "studio" or (config.kind == "cog" and SIGNATURE_HEADER in call.request.headers):
@@ -79,7 +79,7 @@ async def receive_provider_webhook(call: Call) -> Outcome:
     read = _hosted_update(call, config) if config.kind == "replicate" else _container_update(call, config)
     if isinstance(read, Refusal):
         return read
-    task = await task_of_update(call.front, read.request_id)
+    task = await task_of_update(call.deps, read.request_id)
     if task is None or task.provider != config.name:
         return TASK_NOT_FOUND
     body = call.raw
@@ -87,10 +87,10 @@ async def receive_provider_webhook(call: Call) -> Outcome:
         # Files came inside: it is kept without them, as the news that was read from it.
         outputs = tuple(msgspec.structs.replace(output, data=None) for output in read.outputs)
         body = msgspec.json.encode(msgspec.structs.replace(read, outputs=outputs))
-    done = await call.ask(call.front.tasks, task.request_id, ReceiveProviderUpdate(news=read, body=body))
+    done = await call.ask(call.deps.tasks, task.request_id, ReceiveProviderUpdate(news=read, body=body))
     if isinstance(done, Refusal):
         return done
-    return await read_back(call.front, task.account_id, task.request_id)
+    return await read_back(call.deps, task.account_id, task.request_id)
 
 
 def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refusal:
@@ -100,12 +100,12 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
         return _NOT_CONFIGURED
     # A header given twice is two answers to one question: joined, it fits no signature.
     headers = {name.lower(): ",".join(call.request.headers.getlist(name)) for name, _ in call.request.headers}
-    verdict = verify_standard(headers, call.raw, secrets, now=call.front.now())
+    verdict = verify_standard(headers, call.raw, secrets, now=call.deps.now())
     if verdict == "missing":
         return Refusal(code="missing_signature", message=f"Send the signature in {STANDARD_HEADER}.")
     if verdict != "valid":
         return REFUSED[verdict]
-    key = call.front.settings.derived_key(PURPOSE)
+    key = call.deps.settings.derived_key(PURPOSE)
     job = read_hook_query(call.request.query_string.decode("ascii", "replace"), key, config.name)
     if job is None:
         return TASK_NOT_FOUND

@@ -86,10 +86,10 @@ def rows_wanted(window: Window, sent: int) -> int:
     return min(PAGE_ROWS, window.limit - sent) if window.limit_given else PAGE_ROWS
 
 
-def csv_answer(front: Dependencies, account_id: str, window: Window, first: CsvPage) -> Response:
+def csv_answer(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> Response:
     """An answer that begins with the page already read; the rest is read as it is taken."""
     response = Response(
-        _pages(front, account_id, window, first),
+        _pages(deps, account_id, window, first),
         content_type=CSV_CONTENT_TYPE,
         headers={"Content-Disposition": 'attachment; filename="usage.csv"'},
     )
@@ -97,7 +97,7 @@ def csv_answer(front: Dependencies, account_id: str, window: Window, first: CsvP
     return response
 
 
-async def _pages(front: Dependencies, account_id: str, window: Window, first: CsvPage) -> AsyncIterator[bytes]:
+async def _pages(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> AsyncIterator[bytes]:
     yield written([COLUMNS]) + first.lines
     page, wanted, sent = first, rows_wanted(window, 0), first.lines_count
     while page.lines_count == wanted and (wanted := rows_wanted(window, sent)):
@@ -106,7 +106,7 @@ async def _pages(front: Dependencies, account_id: str, window: Window, first: Cs
         def read(rows: Connection, after: Position | None = after, wanted: int = wanted) -> CsvPage:
             return read_csv_page(rows, account_id, window, after, wanted)
 
-        page = await front.database.read(read)
+        page = await deps.database.read(read)
         sent += page.lines_count
         yield page.lines
 

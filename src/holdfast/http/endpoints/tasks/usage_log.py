@@ -78,4 +78,4 @@ async def _export(call: Call, window: Window) -> Outcome:
         return session.account_id, page
 
     found = await call.read_as_session(read)
-    return found if isinstance(found, Refusal) else csv_answer(call.front, found[0], window, found[1])
+    return found if isinstance(found, Refusal) else csv_answer(call.deps, found[0], window, found[1])
