@@ -8,22 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
 import structlog
 
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
-from holdfast.persistence.server.migrate import migrate
 
 from .bucket_server import BucketServer, bucket_server
+from .fresh_databases import FreshDatabases
 
-TEMPLATE = "holdfast_template"
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
 WORKERS_MAX = 8
@@ -44,11 +40,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path.parent.name != "journeys")
 
 
-def on_database(url: str, name: str) -> str:
-    """The same server's URL for another database."""
-    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
-
-
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
     """Undo what a test configured of structlog: the next test captures every level again."""
@@ -58,7 +49,7 @@ def default_logging() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A server of this session's own, holding a migrated template database; the URL of its ``holdfast`` database.
+    """A server of this session's own; the URL of its ``holdfast`` database, which is empty.
 
     It runs without fsync: nothing here outlives the session.
     """
@@ -67,9 +58,6 @@ def postgres_url() -> Iterator[str]:
     server = EmbeddedPostgres(data_dir, settings=unsafe_but_fast)
     try:
         url = server.start()
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(f"create database {TEMPLATE}")
-        migrate(on_database(url, TEMPLATE))
         yield url
     finally:
         server.stop()
@@ -77,17 +65,20 @@ def postgres_url() -> Iterator[str]:
         shutil.rmtree(data_dir)
 
 
+@pytest.fixture(scope="session")
+def fresh_databases(postgres_url: str) -> FreshDatabases:
+    """The session's databases."""
+    return FreshDatabases(postgres_url)
+
+
 @pytest.fixture
-def database_url(postgres_url: str) -> Iterator[str]:
-    """A fresh, migrated, empty database; dropped afterwards, whoever is still connected."""
-    name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {TEMPLATE}")
+def database_url(fresh_databases: FreshDatabases) -> Iterator[str]:
+    """A migrated, empty database."""
+    url = fresh_databases.take()
     try:
-        yield on_database(postgres_url, name)
+        yield url
     finally:
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute(f"drop database {name} with (force)")
+        fresh_databases.give_back(url)
 
 
 @pytest.fixture
