@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any
 
 import trio
-from sqlalchemy import Connection, text
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.orders import orders_to_reconcile
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
@@ -35,12 +34,6 @@ CONCURRENT_MAX = 4
 
 Progress = Callable[[int, int, str, str], None]
 """Called after each order: how many are done, of how many, which one, and its result."""
-
-_OPEN = text(
-    "select order_id from orders where provider = 'cardprovider' "
-    "and created_at > now() - make_interval(secs => :until_s) "
-    "and (:every or (wake_at is not null and reconcile_status <> 'reconciled')) order by created_at, order_id"
-)
 
 
 class NoCardProvider(Exception):
@@ -88,11 +81,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
 async def _reconcile_all(
     database: Database, order_checks: OrderChecks, *, every: bool, progress: Progress
 ) -> Counter[str]:
-    def due(connection: Connection) -> list[str]:
-        found = connection.execute(_OPEN, {"until_s": RECONCILE_PERIOD_S, "every": every})
-        return [row.order_id for row in found]
-
-    order_ids = await database.read(due)
+    order_ids = await database.read(orders_to_reconcile, every=every)
     results: Counter[str] = Counter()
     limiter = trio.CapacityLimiter(CONCURRENT_MAX)
 

@@ -41,7 +41,7 @@ from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, Prov
 from holdfast.persistence.claims.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, Verdict
-from holdfast.persistence.records.loading import load_event_ids, load_task
+from holdfast.persistence.records.loading import load_task, load_task_and_events
 from holdfast.persistence.records.rows import ApiKeyRow, AssetRow
 from holdfast.persistence.records.task_rows import new_task_rows
 from holdfast.providers.storage import AssetMissing, LocalStore, StoreFault, asset_key
@@ -263,11 +263,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     )
 
     async def load(request_id: str) -> Any:
-        def query(rows: Connection) -> Any:
-            task = load_task(rows, request_id)
-            return task, load_event_ids(rows, request_id, task.account_id)
-
-        return await world.database.read(query)
+        return await world.database.read(load_task_and_events, request_id)
 
     def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
         return TaskActor(request_id, mailbox, world.journal, load=load, world=about)

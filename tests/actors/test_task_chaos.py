@@ -46,7 +46,7 @@ from holdfast.persistence.claims.outbox import claim_due
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
-from holdfast.persistence.records.loading import load_event_ids, load_task
+from holdfast.persistence.records.loading import load_task, load_task_and_events
 from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
@@ -119,11 +119,7 @@ class Chaos:
         )
 
         async def load(request_id: str) -> Any:
-            def query(rows: Connection) -> Any:
-                task = load_task(rows, request_id)
-                return task, load_event_ids(rows, request_id, task.account_id)
-
-            return await self.database.read(query)
+            return await self.database.read(load_task_and_events, request_id)
 
         async def probe() -> bool:
             return True

@@ -17,7 +17,7 @@ from holdfast.persistence.claims.contents import (
     Content,
     claim_content,
     doom_contents,
-    forget_content,
+    forget_contents,
     tasks_with_expired_assets,
 )
 from holdfast.persistence.records import tables
@@ -89,7 +89,7 @@ def test_what_is_being_removed_cannot_be_claimed_until_it_is_forgotten(rows: Con
     claim_content(rows, content("a"), LONG_AGO)
     found = doom_contents(rows, NOW, after=START, page_max=100)
     assert not claim_content(rows, content("a"), NOW)
-    forget_content(rows, content("a"), found.at)
+    forget_contents(rows, {content("a"): found.at})
     assert claim_content(rows, content("a"), NOW)
 
 
@@ -99,9 +99,9 @@ def test_a_removal_never_finished_is_taken_up_and_the_late_one_forgets_nothing(r
     assert doomed(rows, NOW + timedelta(seconds=LEASE_S)) == []
     later = NOW + timedelta(seconds=LEASE_S + 1)
     assert doomed(rows, later) == [content("a")]
-    forget_content(rows, content("a"), NOW)
+    forget_contents(rows, {content("a"): NOW})
     assert not claim_content(rows, content("a"), later)
-    forget_content(rows, content("a"), later)
+    forget_contents(rows, {content("a"): later})
     assert claim_content(rows, content("a"), later)
 
 

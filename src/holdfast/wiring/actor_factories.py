@@ -15,7 +15,7 @@ from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.records.loading import load_account, load_event_ids, load_sign_in, load_task
+from holdfast.persistence.records.loading import load_account, load_sign_in, load_task_and_events
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 
@@ -32,7 +32,7 @@ def account_factory(
     orders = OrderReads(database)
 
     async def load(account_id: str) -> Any:
-        return await database.read(lambda connection: load_account(connection, account_id))
+        return await database.read(load_account, account_id)
 
     def announce(task: Task) -> Tell:
         return Tell(dispatcher, task.request_id, TaskQueued(task.provider, task.request_id))
@@ -73,7 +73,7 @@ def sign_in_factory(settings: Settings, database: Database, journal: Journal) ->
     )
 
     async def load(key: str) -> Any:
-        return await database.read(lambda connection: load_sign_in(connection, key))
+        return await database.read(load_sign_in, key)
 
     def factory(key: str, mailbox: Mailbox) -> SignInActor:
         return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
@@ -85,11 +85,7 @@ def task_factory(database: Database, journal: Journal, world: TaskDependencies) 
     """Makes the task actors of one process."""
 
     async def load(request_id: str) -> Any:
-        def query(connection: Any) -> Any:
-            task = load_task(connection, request_id)
-            return task, load_event_ids(connection, request_id, task.account_id)
-
-        return await database.read(query)
+        return await database.read(load_task_and_events, request_id)
 
     def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
         return TaskActor(request_id, mailbox, journal, load=load, world=world)

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import structlog
 import trio
-from sqlalchemy import Connection
 
 from holdfast.actors.runtime.directory import Directory
 from holdfast.actors.runtime.faults import AskFault, Crashed
@@ -28,7 +27,7 @@ from holdfast.persistence.claims.contents import (
     START,
     Content,
     doom_contents,
-    forget_content,
+    forget_contents,
     tasks_with_expired_assets,
 )
 from holdfast.persistence.claims.tasks import tasks_with_expired_input
@@ -89,14 +88,12 @@ class AssetSweeper(Worker):
         return swept
 
     async def _drop_inputs(self) -> int:
-        at = self._now()
-        due = await self._database.read(lambda rows: tasks_with_expired_input(rows, at, most=TASKS_MAX))
+        due = await self._database.read(tasks_with_expired_input, self._now(), most=TASKS_MAX)
         told = [await self._tell(request_id, DropInput()) for request_id in due]
         return sum(told)
 
     async def _expire(self) -> int:
-        at = self._now()
-        due = await self._database.read(lambda rows: tasks_with_expired_assets(rows, at, most=TASKS_MAX))
+        due = await self._database.read(tasks_with_expired_assets, self._now(), most=TASKS_MAX)
         told = [await self._tell(request_id, ExpireAssets()) for request_id in due]
         return sum(told)
 
@@ -111,20 +108,13 @@ class AssetSweeper(Worker):
 
     async def _remove(self) -> int:
         """Doom the next page, and remove what is doomed: of this page, and of pages whose removal failed before."""
-        at, after = self._now(), self._after
-        page = await self._database.work(lambda rows: doom_contents(rows, at, after=after, page_max=CONTENTS_MAX))
+        page = await self._database.work(doom_contents, self._now(), after=self._after, page_max=CONTENTS_MAX)
         self._after = page.next_after
         self._doomed.update(dict.fromkeys(page.contents, page.at))
         removed: list[Content] = []
         await self._empty_store(removed)
         if removed:
-            doomed = {content: self._doomed[content] for content in removed}
-
-            def forget(rows: Connection) -> None:
-                for content, doomed_at in doomed.items():
-                    forget_content(rows, content, doomed_at)
-
-            await self._database.work(forget)
+            await self._database.work(forget_contents, {content: self._doomed[content] for content in removed})
             for content in removed:
                 del self._doomed[content]
         return len(removed)

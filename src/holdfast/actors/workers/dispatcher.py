@@ -25,7 +25,6 @@ from typing import Any
 
 import structlog
 import trio
-from sqlalchemy import Connection, Row
 
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
@@ -39,14 +38,13 @@ from holdfast.ledger.tasks.silence import Silence
 from holdfast.persistence.claims.processes import Process, take_over
 from holdfast.persistence.claims.tasks import (
     FIRST,
+    PlacedTask,
     claim_follow_ups,
-    claim_of_provider,
+    claim_of_removed,
     claim_of_silent,
     claim_overdue,
     claim_waiting,
-    is_reached_elsewhere,
-    make_ownerless_due,
-    own_dispatched,
+    dispatched_tasks,
     providers_waited_for,
     still_occupying,
 )
@@ -173,18 +171,13 @@ class Dispatcher(Worker):
     async def _find_held(self) -> None:
         """Find what this process has at its providers, after a restart of this worker say."""
         now, began_at, me = self._now(), self._began_at, self._process.process_id
-
-        def find(rows: Connection) -> tuple[list[Row[Any]], list[Row[Any]]]:
-            return list(own_dispatched(rows, me)), list(make_ownerless_due(rows, before=began_at, now=now))
-
-        own, ownerless = await self._database.work(find)
-        self._hold(own + ownerless)
+        self._hold(await self._database.work(dispatched_tasks, me=me, before=began_at, now=now))
         self._knows_held = True
 
     async def _take_over(self) -> None:
         """Take on what ended processes had at their providers; until it ends there, it keeps its places."""
         now, process, judges_leases = self._now(), self._process, self._judges_leases()
-        taken = await self._database.work(lambda rows: take_over(rows, process, now, judges_leases=judges_leases))
+        taken = await self._database.work(take_over, process, now, judges_leases=judges_leases)
         self._hold(taken)
         if taken:
             log.info("tasks of an ended process are taken over", tasks=len(taken))
@@ -193,7 +186,7 @@ class Dispatcher(Worker):
 
     async def _follow_up(self) -> None:
         now, me = self._now(), self._process.process_id
-        due = await self._database.work(lambda rows: claim_follow_ups(rows, me=me, most=FOLLOW_UPS_MAX, now=now))
+        due = await self._database.work(claim_follow_ups, me=me, most=FOLLOW_UPS_MAX, now=now)
         for row in due:
             is_ours = row.owner_before == me
             is_fresh = row.owner_before is None and row.updated_at >= self._began_at
@@ -202,27 +195,17 @@ class Dispatcher(Worker):
     async def _wake_overdue(self) -> None:
         """End the waiting of tasks that wait in vain: they need no place to fail and give their credit back."""
         now, me = self._now(), self._process.process_id
-        await self._wake(lambda rows: claim_overdue(rows, most=FOLLOW_UPS_MAX, now=now))
+        await self._wake(partial(claim_overdue, most=FOLLOW_UPS_MAX, now=now))
         listed = self._places()
         for provider in await self._database.read(providers_waited_for):
-            if provider in listed or not self._removed(provider):
-                continue
-
-            def claim(rows: Connection, provider: str = provider) -> list[str]:
-                if is_reached_elsewhere(rows, provider, me=me, now=now):
-                    return []
-                return claim_of_provider(rows, provider, most=FOLLOW_UPS_MAX, now=now)
-
-            await self._wake(claim)
+            if provider not in listed and self._removed(provider):
+                await self._wake(partial(claim_of_removed, provider=provider, me=me, most=FOLLOW_UPS_MAX, now=now))
         for provider in listed:
             for silence in self._silences(provider):
-                await self._wake(partial(self._of_silent, provider, silence, now), silence)
+                claim = partial(claim_of_silent, provider=provider, silence=silence, most=FOLLOW_UPS_MAX, now=now)
+                await self._wake(claim, silence)
 
-    @staticmethod
-    def _of_silent(provider: str, silence: Silence, now: datetime, rows: Connection) -> list[str]:
-        return claim_of_silent(rows, provider, silence, most=FOLLOW_UPS_MAX, now=now)
-
-    async def _wake(self, claim: Callable[[Connection], list[str]], silence: Silence | None = None) -> None:
+    async def _wake(self, claim: Callable[[Any], list[str]], silence: Silence | None = None) -> None:
         """Wake all that a claim finds, so many at a time."""
         while True:
             claimed = await self._database.work(claim)
@@ -239,7 +222,7 @@ class Dispatcher(Worker):
             return
         now, behind = self._now(), self._served.get(provider, FIRST)
         waiting, self._served[provider] = await self._database.work(
-            lambda rows: claim_waiting(rows, provider, places=places, behind=behind, now=now)
+            claim_waiting, provider, places=places, behind=behind, now=now
         )
         self._backlog[provider] = len(waiting) == places
         for request_id in waiting:
@@ -252,13 +235,13 @@ class Dispatcher(Worker):
         if not held:
             return
 
-        still = await self._database.read(lambda rows: still_occupying(rows, held))
+        still = await self._database.read(still_occupying, held)
         for places in self._held.values():
             for request_id in held:
                 if request_id not in still:
                     places.pop(request_id, None)
 
-    def _hold(self, rows: Iterable[Row[Any]]) -> None:
+    def _hold(self, rows: Iterable[PlacedTask]) -> None:
         now = trio.current_time()
         for row in rows:
             if row.occupies:

@@ -7,10 +7,9 @@ from typing import Any
 
 import structlog
 import trio
-from sqlalchemy import Connection
 
 from holdfast.actors.workers.worker import Worker, WorkerAddress
-from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, end_lease, renew_lease
+from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, beat, end_lease
 from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.persistence.server.service_clock import ServiceClock
 
@@ -74,13 +73,8 @@ class Heartbeat(Worker):
 
     async def _beat(self) -> None:
         presence, providers = self._presence, sorted(self._providers())
-
-        def beat(rows: Connection) -> None:
-            presence.clock.measure(rows)
-            renew_lease(rows, presence.process, presence.clock.now(), providers)
-
         try:
-            await self._database.work(beat)
+            await self._database.work(beat, presence.process, presence.clock, providers)
         except DatabaseAway as away:
             log.info("no heartbeat", reason=str(away))
         else:
@@ -91,6 +85,6 @@ class Heartbeat(Worker):
         process = self._presence.process
         with trio.move_on_after(END_S):
             try:
-                await self._database.work(lambda rows: end_lease(rows, process))
+                await self._database.work(end_lease, process)
             except DatabaseAway as away:
                 log.info("the lease lapses by itself", reason=str(away))

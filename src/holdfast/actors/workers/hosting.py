@@ -139,7 +139,7 @@ class HostingWorker(Worker):
         claimed_at = self._now()
         content = Content(fetched.sha256, fetched.content_type)
         try:
-            if not await self._database.work(lambda rows: claim_content(rows, content, claimed_at)):
+            if not await self._database.work(claim_content, content, claimed_at):
                 return HostingFailure(output.index, "storage: the same content is just being removed", final=False)
             await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
         except DatabaseAway:

@@ -66,7 +66,7 @@ class OrderChecks:
 
         Raises what asking its account may raise, and :class:`~holdfast.persistence.server.database.DatabaseAway`.
         """
-        order = await self._database.read(lambda connection: load_order(connection, order_id))
+        order = await self._database.read(load_order, order_id)
         result: LookResult = "left" if order is None else await self._look(order)
         metrics.ORDER_LOOKS.labels(result).inc()
         return result

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import structlog
 import trio
-from sqlalchemy import Connection, text
 
 from holdfast import metrics
 from holdfast.actors.runtime.turns import TellTarget
@@ -30,6 +29,7 @@ from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.queries.events import count_pending_events
 from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.providers.standard_webhooks import standard_headers
@@ -45,8 +45,6 @@ FINISH_S = 2.0
 """How long deliveries under way may take to finish once the worker is to stop."""
 
 ERROR_MAX_CHARS = 200
-
-_PENDING = text("select count(*) from outbox where due_at is not null")
 
 Render = Callable[[DueEvent], bytes]
 """Writes an event's body, its links signed as of now."""
@@ -77,18 +75,12 @@ class OutboxRows:
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
         """Claim due events, the oldest first, as many of each account as it has room for."""
         return await self._database.work(
-            lambda connection: claim_due(
-                connection, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
-            )
+            claim_due, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
         )
 
     async def count_pending(self) -> int:
         """Count the events that are not done."""
-
-        def count(connection: Connection) -> int:
-            return int(connection.execute(_PENDING).scalar_one())
-
-        return await self._database.read(count)
+        return await self._database.read(count_pending_events)
 
 
 class OutboxWorker(Worker):

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import structlog
 import trio
-from sqlalchemy import Connection, text
 
 from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
+from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database, DatabaseAway
 
@@ -25,30 +26,13 @@ log = structlog.get_logger(__name__)
 TICK_S = 2.0
 ORDERS_MAX = 8
 LOOKS_AT_ONCE_MAX = 4
-LEASE_S = 180
-"""Longer than any look takes: three calls to the provider and as many to the account."""
-
 COUNT_S = 30.0
-
-_OVER = "(expires_at <= :now and status in ('pending', 'failed'))"
-_CLAIM = (
-    "with due as (select account_id, order_id from orders where wake_at <= :now and {which} "
-    "order by wake_at limit :most for update skip locked) "
-    "update orders o set wake_at = :now + make_interval(secs => :lease_s) from due "
-    "where o.account_id = due.account_id and o.order_id = due.order_id returning o.order_id"
-)
-_ODD = text(
-    "select count(*) filter (where status = 'held') as held, "
-    "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
-    "(select count(*) from tasks where wake_at is not null and dispatched and status = 'review') as in_review "
-    "from orders where status = 'held' or reconcile_status = 'mismatch'"
-)
 
 
 class OrderWorker(Worker):
     """Takes due orders, a bounded number at a time, and runs their errands."""
 
-    which: ClassVar[str]
+    claim: ClassVar[Callable[..., list[str]]]
 
     def __init__(self, post: WorkerAddress, *, database: Database, order_checks: OrderChecks) -> None:
         super().__init__(post)
@@ -74,12 +58,7 @@ class OrderWorker(Worker):
 
         now = self._errands.now()
 
-        def claim(connection: Connection) -> list[str]:
-            statement = text(_CLAIM.format(which=self.which))
-            found = connection.execute(statement, {"most": ORDERS_MAX, "lease_s": LEASE_S, "now": now})
-            return [row.order_id for row in found]
-
-        due = await self._database.work(claim)
+        due = await self._database.work(self.claim, most=ORDERS_MAX, now=now)
         at_once = trio.CapacityLimiter(LOOKS_AT_ONCE_MAX)
         async with trio.open_nursery() as nursery:
             for order_id in due:
@@ -100,7 +79,7 @@ class OrderWorker(Worker):
 class Reconciler(OrderWorker):
     """Compares card orders with their provider, finds lost intents, and counts what an operator should see."""
 
-    which = f"provider = 'cardprovider' and not {_OVER}"
+    claim = staticmethod(claim_unreconciled_orders)
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """Look for due orders, and count the odd ones."""
@@ -109,10 +88,10 @@ class Reconciler(OrderWorker):
     async def _count_loop(self) -> None:
         while True:
             try:
-                row = await self._database.read(lambda connection: connection.execute(_ODD).one())
-                metrics.ORDERS_HELD.set(row.held)
-                metrics.ORDERS_MISMATCHED.set(row.mismatched)
-                metrics.REVIEWS_OPEN.set(row.in_review)
+                backlog = await self._database.read(operator_backlog)
+                metrics.ORDERS_HELD.set(backlog.held)
+                metrics.ORDERS_MISMATCHED.set(backlog.mismatched)
+                metrics.REVIEWS_OPEN.set(backlog.in_review)
             except DatabaseAway:
                 pass
             await trio.sleep(COUNT_S)
@@ -121,4 +100,4 @@ class Reconciler(OrderWorker):
 class OrderSweeper(OrderWorker):
     """Ends orders whose time is over and that nobody has paid."""
 
-    which = _OVER
+    claim = staticmethod(claim_expired_orders)

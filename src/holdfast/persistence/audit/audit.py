@@ -66,7 +66,7 @@ def _run_rule(connection: Connection, rule: Rule) -> Check:
     parameters: dict[str, Any] = {"terminal": list(TERMINAL), "chain_start": CHAIN_START}
     counted = connection.execute(text(rule.counted)).scalar_one()
     breaking = text(
-        f"select found.what, count(*) over () as total from ({rule.breaking}) as found (what) limit {EXAMPLES_MAX}"  # noqa: S608 - our own text
+        f"select found.what, count(*) over () as total from ({rule.breaking}) as found (what) limit {EXAMPLES_MAX}"
     )
     used = {name: value for name, value in parameters.items() if f":{name}" in rule.breaking}
     rows = connection.execute(breaking, used).all()

@@ -33,13 +33,13 @@ def _listed(field: str) -> str:
 
 
 _MOVES = (
-    "select o.account_id, o.order_id, m.n, m.move ->> 'operation_id' as operation_id, "  # noqa: S608 - our own text
+    "select o.account_id, o.order_id, m.n, m.move ->> 'operation_id' as operation_id, "
     "m.move ->> 'kind' as kind, (m.move ->> 'amount_micro')::bigint as amount_micro, "
     "o.request ->> 'operation_id' as reserved from orders o "
     f"cross join lateral json_array_elements({_listed('moves')}) with ordinality as m (move, n)"
 )
 _EVENT_IDS = (
-    "select o.provider, o.account_id, o.order_id, e.event_id from orders o "  # noqa: S608 - our own text
+    "select o.provider, o.account_id, o.order_id, e.event_id from orders o "
     f"cross join lateral json_array_elements_text({_listed('event_ids')}) as e (event_id)"
 )
 
@@ -56,7 +56,7 @@ ORDER_RULES: tuple[Rule, ...] = (
             on p.operation_id = m.operation_id
         where (m.account_id, m.order_id, m.kind, m.amount_micro)
               is distinct from (p.account_id, p.reference, p.kind, p.amount_micro)
-        """,  # noqa: S608 - our own text
+        """,
     ),
     Rule(
         "the first credit of each order, and no other operation, has the reserved id",
@@ -64,7 +64,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         f"""
         select m.order_id || ': move ' || m.n || ' is ' || m.operation_id || ', reserved is ' || m.reserved
         from ({_MOVES}) m where (m.n = 1) <> (m.operation_id = m.reserved) or (m.n = 1 and m.kind <> 'credit')
-        """,  # noqa: S608 - our own text
+        """,
     ),
     Rule(
         "each order's postings name the ledger account of its provider",
@@ -87,7 +87,7 @@ ORDER_RULES: tuple[Rule, ...] = (
         full join (select * from payment_events where verdict in ('applied', 'stale')) k
             on (k.provider, k.event_id) = (e.provider, e.event_id)
         where (e.account_id, e.order_id) is distinct from (k.account_id, k.order_id)
-        """,  # noqa: S608 - our own text
+        """,
     ),
 )
 

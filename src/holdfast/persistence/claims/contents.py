@@ -17,6 +17,7 @@ claim (the task sees to that), and a removal must be over within its lease.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -112,10 +113,13 @@ def doom_contents(connection: Connection, at: datetime, *, after: Content, page_
     return Doomed(contents, at, START if end is None else last)
 
 
-def forget_content(connection: Connection, content: Content, doomed_at: datetime) -> None:
-    """The content has left the store; it may be stored anew. Nothing, where another has taken the removal up."""
-    parameters = {"sha256": content.sha256, "content_type": content.content_type, "doomed_at": doomed_at}
-    connection.execute(_FORGET, parameters)
+def forget_contents(connection: Connection, removed: Mapping[Content, datetime]) -> None:
+    """Delete the rows of contents that have left the store, by when they were marked; they may be stored again.
+
+    A row that another process has marked since stays.
+    """
+    for content, doomed_at in removed.items():
+        connection.execute(_FORGET, {**content._asdict(), "doomed_at": doomed_at})
 
 
 def tasks_with_expired_assets(connection: Connection, at: datetime, *, most: int) -> list[str]:

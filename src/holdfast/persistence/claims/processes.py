@@ -15,9 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from holdfast.ledger.ids import new_id
+from holdfast.persistence.claims.tasks import OCCUPIES, PlacedTask
+from holdfast.persistence.server.service_clock import ServiceClock
 
 LEASE_S = 20.0
 """After this without a renewal a process counts as ended."""
@@ -39,8 +41,7 @@ _TAKE_OVER = text(
     "limit :most for update skip locked) "
     "update tasks t set owner = :me, wake_at = :now + make_interval(secs => :claim_s) from left_behind l "
     "where t.request_id = l.request_id "
-    "returning t.request_id, t.provider, "
-    "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies"
+    f"returning t.request_id, t.provider, {OCCUPIES} as occupies"
 )
 _ENDED_AT = datetime.fromtimestamp(0, UTC)
 _FORGET = text("delete from processes where process_id = :gone")
@@ -62,6 +63,12 @@ def this_process() -> Process:
     return Process(new_id("proc"), _machine(), pid, _started(pid))
 
 
+def beat(rows: Connection, process: Process, clock: ServiceClock, providers: Sequence[str]) -> None:
+    """Measure service time, and renew the lease by it."""
+    clock.measure(rows)
+    renew_lease(rows, process, clock.now(), providers)
+
+
 def renew_lease(rows: Connection, process: Process, now: datetime, providers: Sequence[str]) -> None:
     """Say for another while that this process runs, and which providers it can reach."""
     lease = {
@@ -80,14 +87,13 @@ def end_lease(rows: Connection, process: Process) -> None:
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
 
 
-def take_over(rows: Connection, process: Process, now: datetime, *, judges_leases: bool) -> list[Row[Any]]:
+def take_over(rows: Connection, process: Process, now: datetime, *, judges_leases: bool) -> list[PlacedTask]:
     """Make this process the owner of the tasks that ended processes had dispatched; they are claimed for a while.
 
     ``judges_leases`` False: only processes are looked at that are seen to have ended on this machine. After the
-    database was away everybody's lease has lapsed, and says nothing. Rows: ``request_id``, ``provider``, and
-    ``occupies``: whether the job may still be running there.
+    database was away everybody's lease has lapsed, and says nothing.
     """
-    taken: list[Row[Any]] = []
+    taken: list[PlacedTask] = []
     for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
         has_lapsed = other.lease_until <= _ENDED_AT or (judges_leases and other.lease_until < now)
         if not has_lapsed and not has_ended(process, other):
@@ -97,7 +103,7 @@ def take_over(rows: Connection, process: Process, now: datetime, *, judges_lease
             continue
         parameters = {"me": process.process_id, "now": now, "claim_s": CLAIM_S, "most": TAKEN_OVER_MAX}
         found = rows.execute(_TAKE_OVER, gone | parameters).all()
-        taken += found
+        taken += map(PlacedTask._make, found)
         if len(found) < TAKEN_OVER_MAX:
             rows.execute(_FORGET, gone)
     return taken

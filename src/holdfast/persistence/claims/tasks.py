@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.tasks.silence import Silence
@@ -26,6 +26,9 @@ WAITING_SEEN_MAX = 2_000
 """How many of those that have waited longest are looked at for a deadline that has passed."""
 OVERDUE_MARGIN_S = 5
 """Who is woken before its deadline would take a place that is not free."""
+
+OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
+"""SQL: whether the job of a dispatched task ``t`` may still be running at its provider."""
 
 _ACCOUNTS = text(
     "with recursive probed as ("
@@ -97,14 +100,12 @@ _REACHED_ELSEWHERE = text(
     "and :provider = any(providers))"
 )
 _OWN = text(
-    "select request_id, provider, status <> 'review' "
-    "and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies "
-    "from tasks where wake_at is not null and dispatched and owner = :me"
+    f"select request_id, provider, {OCCUPIES} as occupies "
+    "from tasks t where wake_at is not null and dispatched and owner = :me"
 )
 _LEFT_WITHOUT_OWNER = text(
-    "update tasks set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
-    "and owner is null and updated_at < :before returning request_id, provider, status <> 'review' "
-    "and coalesce(state -> 'hosting' ->> 'status', 'pending') = 'pending' as occupies"
+    "update tasks t set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
+    f"and owner is null and updated_at < :before returning request_id, provider, {OCCUPIES} as occupies"
 )
 _EXPIRED_INPUTS = text("select request_id from tasks where input_until <= :at order by input_until limit :most")
 _STILL_OCCUPYING = text(
@@ -116,6 +117,22 @@ FIRST = ""
 """Before every account id."""
 _LAST = "zz"
 """Behind every account id, in every collation."""
+
+
+class PlacedTask(NamedTuple):
+    """A dispatched task; ``occupies`` says whether its job may still be running at the provider."""
+
+    request_id: str
+    provider: str
+    occupies: bool
+
+
+class FollowUp(NamedTuple):
+    """A claimed task that is dispatched and due; ``owner_before`` is the process that owned it until now."""
+
+    request_id: str
+    updated_at: datetime
+    owner_before: str | None
 
 
 def claim_waiting(
@@ -168,12 +185,10 @@ def _accounts_in_turn(rows: Connection, provider: str, behind: str, most: int, n
     return due
 
 
-def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> Sequence[Row[Any]]:
-    """Claim dispatched tasks that are due: this process's own, and those of owners that have ended.
-
-    Rows: ``request_id``, ``updated_at``, ``owner_before``.
-    """
-    return rows.execute(_CLAIM_FOLLOW_UPS, {"me": me, "most": most, "now": now, "lease_s": LEASE_S}).all()
+def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> list[FollowUp]:
+    """Claim dispatched tasks that are due: this process's own, and those of owners that have ended."""
+    claim = {"me": me, "most": most, "now": now, "lease_s": LEASE_S}
+    return [FollowUp._make(row) for row in rows.execute(_CLAIM_FOLLOW_UPS, claim)]
 
 
 def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
@@ -187,8 +202,10 @@ def providers_waited_for(rows: Connection) -> list[str]:
     return list(rows.execute(_PROVIDERS_WAITED_FOR).scalars())
 
 
-def claim_of_provider(rows: Connection, provider: str, *, most: int, now: datetime) -> list[str]:
-    """Claim tasks that wait for a provider, in no order."""
+def claim_of_removed(rows: Connection, provider: str, *, me: str, most: int, now: datetime) -> list[str]:
+    """Claim tasks that wait for a provider this process has removed; none if another process can reach it."""
+    if rows.execute(_REACHED_ELSEWHERE, {"provider": provider, "me": me, "now": now}).scalar_one():
+        return []
     claim = {"provider": provider, "most": most, "now": now, "lease_s": LEASE_S}
     return list(rows.execute(_CLAIM_OF_PROVIDER, claim).scalars())
 
@@ -215,20 +232,14 @@ _WAITS_FOR = {
 """The deadline that bounds the waiting, and what it is where a task's terms leave it out."""
 
 
-def is_reached_elsewhere(rows: Connection, provider: str, *, me: str, now: datetime) -> bool:
-    """Whether another process that runs can reach the provider."""
-    parameters = {"provider": provider, "me": me, "now": now}
-    return bool(rows.execute(_REACHED_ELSEWHERE, parameters).scalar_one())
+def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: datetime) -> list[PlacedTask]:
+    """Return this process's dispatched tasks, and those without an owner that were last changed before ``before``.
 
-
-def own_dispatched(rows: Connection, me: str) -> Sequence[Row[Any]]:
-    """This process's dispatched tasks. Rows: ``request_id``, ``provider``, ``occupies``."""
-    return rows.execute(_OWN, {"me": me}).all()
-
-
-def make_ownerless_due(rows: Connection, *, before: datetime, now: datetime) -> Sequence[Row[Any]]:
-    """Make due what a program that knew no owners dispatched and last touched before that time; rows as above."""
-    return rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now}).all()
+    The latter were dispatched by a release that recorded no owners; they are made due.
+    """
+    own = rows.execute(_OWN, {"me": me}).all()
+    without_owner = rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now})
+    return [PlacedTask._make(row) for row in (*own, *without_owner)]
 
 
 def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:

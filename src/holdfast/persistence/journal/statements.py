@@ -95,10 +95,7 @@ def _insert(
     fields = row._fields
     columns, casts, picks = _columns(table, fields)
     names = ", ".join(fields)
-    sql = (
-        f"insert into {table.name} ({names}) select {picks} "  # noqa: S608 - names from our own tables
-        f"from unnest({casts}) as v({names}) {on_conflict}"
-    )
+    sql = f"insert into {table.name} ({names}) select {picks} from unnest({casts}) as v({names}) {on_conflict}"
     key_fields = None if once_by is None else tuple(fields.index(key) for key in once_by)
     copy_sql = None if on_conflict else f"copy {table.name} ({names}) from stdin"
     return Statement(sql.strip(), columns, key_fields, copy_sql)
@@ -109,10 +106,7 @@ def _update(table: Table, row: type[Any], *, keyed: Sequence[str]) -> Statement:
     columns, casts, _ = _columns(table, fields)
     changes = ", ".join(f"{f} = v.{f}" for f in fields if f not in keyed)
     match = " and ".join(f"t.{k} = v.{k}" for k in keyed)
-    sql = (
-        f"update {table.name} t set {changes} "  # noqa: S608 - names from our own tables
-        f"from unnest({casts}) as v({', '.join(fields)}) where {match}"
-    )
+    sql = f"update {table.name} t set {changes} from unnest({casts}) as v({', '.join(fields)}) where {match}"
     return Statement(sql, columns, tuple(fields.index(k) for k in keyed))
 
 
@@ -121,10 +115,7 @@ def _delete(table: Table, row: type[Any]) -> Statement:
     fields = row._fields
     columns, casts, _ = _columns(table, fields)
     match = " and ".join(f"t.{f} = v.{f}" for f in fields)
-    sql = (
-        f"delete from {table.name} t using unnest({casts}) "  # noqa: S608 - names from our own tables
-        f"as v({', '.join(fields)}) where {match}"
-    )
+    sql = f"delete from {table.name} t using unnest({casts}) as v({', '.join(fields)}) where {match}"
     return Statement(sql, columns)
 
 

@@ -42,7 +42,7 @@ from holdfast.persistence.server.database_faults import (
 def _lock(table: str, key: str) -> str:
     # A join and not "= any": a plan made while the table was small would compare every row with every key.
     return (
-        f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k "  # noqa: S608 - our own names
+        f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k "
         f"order by t.{key} for no key update of t"
     )
 

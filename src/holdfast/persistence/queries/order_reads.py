@@ -22,15 +22,15 @@ class OrderReads:
 
     async def order(self, account_id: str, order_id: str) -> Order | None:
         """Load an order of the account."""
-        return await self._database.read(lambda c: load_order(c, order_id, account_id=account_id))
+        return await self._database.read(load_order, order_id, account_id=account_id)
 
     async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool:
         """Whether the payment already belongs to another order, of any account."""
-        return await self._database.read(lambda c: payment_of_another_order(c, provider, payment_id, order_id))
+        return await self._database.read(payment_of_another_order, provider, payment_id, order_id)
 
     async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool:
         """Whether an event with this id was applied to another order, of any account."""
-        return await self._database.read(lambda c: event_of_another_order(c, provider, event_id, order_id))
+        return await self._database.read(event_of_another_order, provider, event_id, order_id)
 
     async def pending_count(self, account_id: str) -> int:
         """Return how many orders of the account are pending."""

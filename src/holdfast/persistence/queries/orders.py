@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select, text
 
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
+from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import page, page_of_account
 from holdfast.persistence.records.tables import orders
 from holdfast.persistence.records.unreadable import LeftOut, read_rows
@@ -27,6 +28,35 @@ _ORDER = select(
     cast(orders.c.request, Text).label("request"),
     cast(orders.c.state, Text).label("state"),
 )
+_BACKLOG = text(
+    "select count(*) filter (where status = 'held') as held, "
+    "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
+    "(select count(*) from tasks where wake_at is not null and dispatched and status = 'review') as in_review "
+    "from orders where status = 'held' or reconcile_status = 'mismatch'"
+)
+_TO_RECONCILE = text(
+    "select order_id from orders where provider = 'cardprovider' "
+    "and created_at > now() - make_interval(secs => :until_s) "
+    "and (:every or (wake_at is not null and reconcile_status <> 'reconciled')) order by created_at, order_id"
+)
+
+
+class OperatorBacklog(NamedTuple):
+    """How many orders are held, how many do not match their provider, and how many tasks are in review."""
+
+    held: int
+    mismatched: int
+    in_review: int
+
+
+def operator_backlog(rows: Connection) -> OperatorBacklog:
+    """Count what waits for an operator."""
+    return OperatorBacklog._make(rows.execute(_BACKLOG).one())
+
+
+def orders_to_reconcile(rows: Connection, *, every: bool) -> list[str]:
+    """Return the card orders of the reconcile period that are not reconciled yet, or with ``every`` all of them."""
+    return list(rows.execute(_TO_RECONCILE, {"until_s": RECONCILE_PERIOD_S, "every": every}).scalars())
 
 
 def order_by_id(rows: Connection, order_id: str) -> Order | None:

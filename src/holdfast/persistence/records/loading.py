@@ -74,6 +74,21 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     return LoadedAccount(state, {row.key_id: frozenset(row.scopes) for row in live_keys})
 
 
+def load_task_and_events(connection: Connection, request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+    """Load a task and the provider events it has already received, as (provider, event id).
+
+    Raises like :func:`load_task`.
+    """
+    task = load_task(connection, request_id)
+    events = tables.task_events
+    received = connection.execute(
+        select(events.c.provider, events.c.event_id).where(
+            events.c.account_id == task.account_id, events.c.request_id == request_id
+        )
+    )
+    return task, frozenset((event.provider, event.event_id) for event in received)
+
+
 def load_task(connection: Connection, request_id: str) -> Task:
     """Load a task. Raises :class:`RowMissing` and
     :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
@@ -100,17 +115,6 @@ def _task_of(row: Any) -> Task:
         request=msgspec.convert(row.request, TaskRequest),
         state=msgspec.convert(row.state, TaskState),
     )
-
-
-def load_event_ids(connection: Connection, request_id: str, account_id: str) -> frozenset[tuple[str, str]]:
-    """Return the provider events that a task has already received, as (provider, event id)."""
-    events = tables.task_events
-    rows = connection.execute(
-        select(events.c.provider, events.c.event_id).where(
-            events.c.account_id == account_id, events.c.request_id == request_id
-        )
-    )
-    return frozenset((row.provider, row.event_id) for row in rows)
 
 
 def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:

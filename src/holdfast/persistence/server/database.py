@@ -13,7 +13,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 import trio
@@ -49,6 +49,7 @@ __all__ = [
     "is_away",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class Database:
         """The thread limiters by purpose, for the meters."""
         return {"read": self._reads, "work": self._works}
 
-    async def read(self, query: Callable[[Connection], T]) -> T:
-        """Run ``query`` on a thread inside one read-only transaction and return what it returns.
+    async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``query(connection, …)`` on a thread inside one read-only transaction and return its result.
 
         It is run again once when its connection turns out to be lost, so it must only read. What it returns
         must not need the connection any more. The caller waits for ``read_deadline_s`` and no longer than until the
@@ -112,7 +113,13 @@ class Database:
         with trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
             try:
                 found = await trio.to_thread.run_sync(
-                    _in_transaction, self._engine, query, 2, False, limiter=self._reads, abandon_on_cancel=True
+                    _in_transaction,
+                    self._engine,
+                    lambda connection: query(connection, *args, **kwargs),
+                    2,
+                    False,
+                    limiter=self._reads,
+                    abandon_on_cancel=True,
                 )
             except DatabaseAway as exc:
                 self._note(exc)
@@ -125,8 +132,8 @@ class Database:
         self._note(late)
         raise late
 
-    async def work(self, change: Callable[[Connection], T]) -> T:
-        """Run ``change`` on a thread inside one read-write transaction, once.
+    async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
 
         Only for leases and sweeps (claiming due work, deleting what has expired): whatever touches money,
         orders, tasks, keys or idempotency records goes through the journal. Its thread is never abandoned. Raises
@@ -135,7 +142,12 @@ class Database:
         self._refuse_if_closed()
         try:
             return await trio.to_thread.run_sync(
-                _in_transaction, self._work_engine, change, 1, True, limiter=self._works
+                _in_transaction,
+                self._work_engine,
+                lambda connection: change(connection, *args, **kwargs),
+                1,
+                True,
+                limiter=self._works,
             )
         except DatabaseAway as exc:
             self._note(exc)

@@ -1,0 +1,52 @@
+"""Deletes of what has expired, a bounded number of rows at a time; any number of processes may run them at once."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, TextClause, text
+
+
+def _delete(table: str, expired: str, *, order: str = "", lock: str = "") -> str:
+    chosen = f"select t.ctid from {table} t where {expired} {order} limit :most {lock}"
+    return f"delete from {table} where ctid = any(array({chosen}))"
+
+
+_BEFORE = "< now() - make_interval(secs => :retention_s)"
+
+_DELETES: dict[str, TextClause] = {
+    "idempotency_records": text(_delete("idempotency_records", f"created_at {_BEFORE}")),
+    # The sign-in limits count a day at most. A row that stores origins the owner has signed in from is retained for
+    # longer (sign_in_codes.PROVEN_FOR).
+    "sign_ins": text(
+        _delete(
+            "sign_ins",
+            f"updated_at {_BEFORE} "
+            "and (state -> 'proven' is null or updated_at < now() - make_interval(days => 30))",
+            order="order by updated_at",
+            lock="for update skip locked",
+        )
+    ),
+    "sessions": text(_delete("sessions", f"expires_at {_BEFORE}")),
+    # Events without an order: of others who share our account at the provider, or of orders that never existed.
+    "payment_events": text(_delete("payment_events", f"order_id is null and received_at {_BEFORE}")),
+    # Events that were delivered or given up, with their attempts.
+    "outbox": text(
+        f"with gone as ({_delete('outbox', f'done_at {_BEFORE}')} returning account_id, event_id), "
+        "attempts as (delete from outbox_attempts a using gone "
+        "where a.account_id = gone.account_id and a.event_id = gone.event_id) select from gone"
+    ),
+    # The newest generation is needed to sign; an earlier one only until it no longer signs.
+    "webhook_secrets": text(
+        _delete(
+            "webhook_secrets",
+            f"rotated_at {_BEFORE} and exists (select from webhook_secrets n "
+            "where n.account_id = t.account_id and n.generation > t.generation)",
+        )
+    ),
+    # By the database's clock, which wrote their times: a process's clock may be wrong.
+    "journal_batches": text(_delete("journal_batches", f"at {_BEFORE}")),
+}
+
+
+def delete_expired(rows: Connection, table: str, *, retention_s: int, most: int) -> int:
+    """Delete up to ``most`` rows of a table whose retention is over; return how many were deleted."""
+    return rows.execute(_DELETES[table], {"retention_s": retention_s, "most": most}).rowcount
