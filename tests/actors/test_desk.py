@@ -11,6 +11,7 @@ from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
 from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.providers.media.base import Accepted, Job, NotSent
+from holdfast.providers.media.health import ProviderHealth
 
 
 class Tasks:
@@ -26,6 +27,9 @@ class Tasks:
 class Good:
     cancels = True
 
+    def __init__(self) -> None:
+        self.health = ProviderHealth("good")
+
     async def submit(self, job: Job) -> Accepted:
         return Accepted(job.request_id, "queued")
 
@@ -37,6 +41,7 @@ class Stuck(Good):
     """Answers nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked = 0
 
     async def submit(self, job: Job) -> Accepted:

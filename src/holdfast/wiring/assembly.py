@@ -25,7 +25,6 @@ from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
-from holdfast.providers.media.silences import ProviderSilences
 from holdfast.providers.storage import AssetStore, LocalStore
 from holdfast.settings import Settings, SettingsFault
 from holdfast.settings_reader import PREFIX
@@ -84,7 +83,6 @@ def assemble(
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     now = presence.clock.now
     submits: set[SubmitKey] = set()
-    silences = ProviderSilences()
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
@@ -121,7 +119,7 @@ def assemble(
         now=now,
         rng=random.Random(),  # noqa: S311 - spreads waiting times
         process_id=process.process_id,
-        silences=silences,
+        health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
     tasks = keyed("tasks", task_factory(database, journal, world))
@@ -145,7 +143,6 @@ def assemble(
             urls=urls,
             presence=presence,
             submits=submits,
-            silences=silences,
         ),
         emulators=_emulators(settings, registry, studio_port, card),
         http=None

@@ -20,7 +20,7 @@ from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.callback_address import PURPOSE, hook_address
 from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
-from holdfast.providers.media.reachability import Probed, ReachabilityState
+from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.scrubbing import register_secrets
@@ -222,9 +222,15 @@ class ProviderRegistry:
         secrets = [s for config in self._configs.values() for s in self.secrets_of(config)]
         return tuple(dict.fromkeys(secrets))
 
-    def provider_states(self) -> Mapping[str, ReachabilityState]:
-        """Which providers answer, by name; one that could not be made does not."""
-        return {name: _state_of(self.providers.get(name)) for name in self.catalog.providers}
+    def provider_states(self) -> Mapping[str, ProviderState]:
+        """The state of each provider in the catalog; one that could not be created is down."""
+        found = self.providers
+        return {name: found[name].health.state if name in found else "down" for name in self.catalog.providers}
+
+    def health_of(self, provider: str) -> ProviderHealth:
+        """A provider's state; for one that this process does not have, a state that nothing reads."""
+        found = self.providers.get(provider)
+        return ProviderHealth(provider) if found is None else found.health
 
     def places(self) -> Mapping[str, int]:
         """How many jobs each provider takes at once."""
@@ -241,12 +247,6 @@ class ProviderRegistry:
         return ProviderTraits(
             idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
         )
-
-
-def _state_of(provider: MediaProvider | None) -> ReachabilityState:
-    if provider is None:
-        return "down"
-    return provider.reachability.state if isinstance(provider, Probed) else "unknown"
 
 
 def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
-from holdfast.providers.media.silences import ProviderSilences
 from holdfast.providers.outbound.guarded import GuardedClient, resolver
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
@@ -60,7 +59,6 @@ def worker_factories(
     urls: PublicUrls,
     presence: Presence,
     submits: set[SubmitKey],
-    silences: ProviderSilences,
 ) -> tuple[tuple[str, Callable[[], Child]], ...]:
     """Return what makes an incarnation of each worker."""
     downloads = GuardedClient(registry.origins, resolve=resolver(NameLookups("downloads")))
@@ -90,14 +88,12 @@ def worker_factories(
                 process=presence.process,
                 removed=registry.removed,
                 judges_leases=presence.judges_leases,
-                silences=silences.silences,
+                silences=lambda provider: registry.health_of(provider).silences(),
             ),
         ),
         (
             "desk",
-            lambda: ProviderCaller(
-                posts["desk"], providers=registry.providers, tasks=tasks, submits=submits, silences=silences
-            ),
+            lambda: ProviderCaller(posts["desk"], providers=registry.providers, tasks=tasks, submits=submits),
         ),
         ("provider-watch", lambda: ProviderWatch(posts["provider-watch"], providers=registry.providers)),
         (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -68,7 +68,7 @@ from holdfast.persistence.records.task_rows import (
     new_event_rows,
 )
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
-from holdfast.providers.media.silences import ProviderSilences
+from holdfast.providers.media.health import ProviderHealth
 
 log = structlog.get_logger(__name__)
 
@@ -82,8 +82,8 @@ class TaskDependencies:
     """What a task's actor works with: where it asks, where it tells, and what it must know of providers.
 
     ``now`` tells service time. ``process_id`` is written into the task's row with each step. ``is_submitting`` says
-    whether this process is still at work on the submission of an attempt; ``silences`` is told of callbacks, and of
-    jobs given up without a word of them.
+    whether this process is still at work on the submission of an attempt; ``health`` records callbacks, and jobs
+    given up without any update.
     """
 
     accounts: Directory
@@ -96,7 +96,7 @@ class TaskDependencies:
     now: Now
     rng: random.Random
     process_id: str | None = None
-    silences: ProviderSilences = field(default_factory=ProviderSilences)
+    health: Callable[[str], ProviderHealth] = ProviderHealth
     is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 
 
@@ -152,7 +152,7 @@ class TaskActor(JournaledActor):
     async def _receive_update(self, command: ReceiveProviderUpdate) -> Any:
         news, at = command.news, self._world.now()
         event = (news.provider, news.event_id)
-        self._world.silences.answered(news.provider, "news")
+        self._world.health(news.provider).succeeded("news")
         if event in self._heard:
             # The first telling may still be on its way to the disk; the sender of this one must not outrun it.
             return self._confirm(self._ref())
@@ -295,7 +295,7 @@ class TaskActor(JournaledActor):
         await self._settle_hold(before, after, step.settle, rows)
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
-            self._world.silences.unanswered(after.provider, "news", "a job was given up without a word of it")
+            self._world.health(after.provider).failed("news", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.key, tell.command)
         return self._ref()

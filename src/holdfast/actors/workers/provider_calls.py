@@ -17,8 +17,7 @@ from holdfast.actors.runtime.turns import TellTarget
 from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerAddress
-from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
-from holdfast.providers.media.silences import ProviderSilences
+from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault
 
 log = structlog.get_logger(__name__)
 
@@ -44,13 +43,11 @@ class ProviderCaller(Worker):
         providers: Mapping[str, MediaProvider],
         tasks: TellTarget,
         submits: set[SubmitKey] | None = None,
-        silences: ProviderSilences | None = None,
     ) -> None:
         super().__init__(post)
         self._providers = providers
         self._tasks = tasks
         self._submits: set[SubmitKey] = set() if submits is None else submits
-        self._silences = silences or ProviderSilences()
         self._calls: dict[str, trio.CapacityLimiter] = {}
         self._errands = 0
 
@@ -109,15 +106,12 @@ class ProviderCaller(Worker):
             submission: Any = NotSent(f"no provider {submit.provider!r} is configured")
         else:
             submission = await provider.submit(job)
-            self._note(submit.provider, submission)
+            match submission:
+                case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
+                    provider.health.failed("submissions", reason)
+                case _:
+                    provider.health.succeeded("submissions")
         self._tasks.tell(job.request_id, RecordSubmission(job.attempt, submission))
-
-    def _note(self, provider: str, submission: Submission) -> None:
-        match submission:
-            case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
-                self._silences.unanswered(provider, "submissions", reason)
-            case _:
-                self._silences.answered(provider, "submissions")
 
     async def _poll(self, poll: Poll) -> None:
         provider = self._providers.get(poll.provider)
@@ -126,11 +120,11 @@ class ProviderCaller(Worker):
         try:
             news = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
         except PollFault as fault:
-            # Not a line for each: a provider that stays silent is told of once.
+            # At debug level only: the change of the provider's state is logged once.
             log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
-            self._silences.unanswered(poll.provider, "news", str(fault))
+            provider.health.failed("news", str(fault))
             return
-        self._silences.answered(poll.provider, "news")
+        provider.health.succeeded("news")
         self._tasks.tell(poll.request_id, RecordPoll(poll.attempt, news))
 
     async def _cancel(self, cancel: CancelJob) -> None:

@@ -1,4 +1,4 @@
-"""The provider watch: probes providers that nobody has called for a while, so that readiness tells the truth."""
+"""The provider watch: probes providers that were not called for a while, so that their state is true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import trio
 
 from holdfast.actors.workers.worker import Worker, WorkerAddress
 from holdfast.providers.media.base import MediaProvider
-from holdfast.providers.media.reachability import Probed
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +19,7 @@ PROBES_MAX = 8
 
 
 class ProviderWatch(Worker):
-    """Looks every few seconds which providers need a probe; none is asked twice at a time."""
+    """Starts probes every few seconds where they are due, one at a time for each provider."""
 
     def __init__(self, post: WorkerAddress, *, providers: Mapping[str, MediaProvider]) -> None:
         super().__init__(post)
@@ -29,7 +28,7 @@ class ProviderWatch(Worker):
         self._under_way: set[str] = set()
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Look around every few seconds."""
+        """Start due probes every few seconds."""
         return (self._poll_loop,)
 
     async def _poll_loop(self) -> None:
@@ -41,19 +40,18 @@ class ProviderWatch(Worker):
         """Start the probes that are due."""
         now = trio.current_time()
         for name, provider in list(self._providers.items()):
-            if not isinstance(provider, Probed) or name in self._under_way:
-                continue
-            is_wanted = provider.probes_when_idle or provider.reachability.state == "down"
-            if is_wanted and now - provider.reachability.heard_at >= PROBE_S:
+            health = provider.health
+            is_due = now - health.called_at_s >= PROBE_S and (provider.probes_when_idle or health.state == "down")
+            if is_due and name not in self._under_way:
                 self._under_way.add(name)
                 self.nursery.start_soon(self._probe, name, provider)
 
-    async def _probe(self, name: str, provider: Probed) -> None:
+    async def _probe(self, name: str, provider: MediaProvider) -> None:
         try:
             async with self._places:
                 await provider.probe()
         except Exception:
-            # One provider's odd answer must not end the watch over all.
-            log.exception("probe broke", provider=name)
+            # A defect in one provider's adapter must not end the probes of all others.
+            log.exception("probe failed", provider=name)
         finally:
             self._under_way.discard(name)

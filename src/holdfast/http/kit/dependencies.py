@@ -17,7 +17,7 @@ from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
-from holdfast.providers.media.reachability import ReachabilityState
+from holdfast.providers.media.health import ProviderState
 from holdfast.providers.storage import AssetStore
 from holdfast.settings import Settings
 
@@ -41,7 +41,7 @@ class Readiness:
 
     database: bool
     tree: bool
-    providers: Mapping[str, ReachabilityState] = field(default_factory=dict)
+    providers: Mapping[str, ProviderState] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from holdfast.ledger.tasks.provider_update import ProviderUpdate, UpdateStatus
+from holdfast.providers.media.health import ProviderHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,17 @@ class MediaProvider(Protocol):
     @property
     def callback_secrets(self) -> tuple[str, ...]:
         """Secrets that verify this provider's callbacks; never logged."""
+
+    @property
+    def health(self) -> ProviderHealth:
+        """Whether it answers, as calls to it have shown."""
+
+    @property
+    def probes_when_idle(self) -> bool:
+        """False where calls cost money, so that it is probed only while it is down."""
+
+    async def probe(self) -> None:
+        """Make a small call whose result :attr:`health` records. Never raises for what the provider does."""
 
     async def submit(self, job: Job) -> Submission:
         """Hand over a job. Never raises for what the provider or the network does."""

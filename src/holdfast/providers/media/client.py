@@ -11,7 +11,7 @@ import trio
 
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
-from holdfast.providers.media.reachability import Reachability
+from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
 from holdfast.providers.outbound.bounded import BodyTooLarge, drain
 from holdfast.providers.outbound.retry_after import parse_retry_after
@@ -65,7 +65,7 @@ class Line:
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"the url of provider {name} is not an http or https URL")
         self.base = str(base).rstrip("/")
-        self.reachability = Reachability(name)
+        self.health = ProviderHealth(name)
         self._http = httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,
@@ -93,9 +93,9 @@ class Line:
             # Our own side was too busy to ask.
             raise
         except (httpx.HTTPError, trio.TooSlowError) as fault:
-            self.reachability.failed(type(fault).__name__)
+            self.health.failed("calls", type(fault).__name__)
             raise
-        self.reachability.answered(response.status_code)
+        self.health.call_answered(response.status_code)
         return Answer(response.status_code, dict(response.headers), body)
 
     async def probe(self, path: str) -> None:

@@ -33,6 +33,7 @@ from holdfast.providers.media.base import (
     job_id,
 )
 from holdfast.providers.media.client import Answer, Line, detail_of
+from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
     TERMINAL,
@@ -40,7 +41,6 @@ from holdfast.providers.media.predictions import (
     polled_update,
     read_prediction,
 )
-from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "output", "logs", "completed")
@@ -132,9 +132,9 @@ class CogProvider:
         return cancel_outcome(answer)
 
     @property
-    def reachability(self) -> Reachability:
-        """What the calls to it have shown."""
-        return self._line.reachability
+    def health(self) -> ProviderHealth:
+        """Whether it answers, as calls to it have shown."""
+        return self._line.health
 
     async def probe(self) -> None:
         """Ask for its health; a server without such a path answers too."""

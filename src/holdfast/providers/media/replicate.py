@@ -45,8 +45,8 @@ from holdfast.providers.media.base import (
 )
 from holdfast.providers.media.client import Answer, Line, detail_of
 from holdfast.providers.media.cog import cancel_outcome
+from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_update, read_prediction
-from holdfast.providers.media.reachability import Reachability
 from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "completed")
@@ -146,9 +146,9 @@ class ReplicateProvider:
         return cancel_outcome(answer)
 
     @property
-    def reachability(self) -> Reachability:
-        """What the calls to it have shown."""
-        return self._line.reachability
+    def health(self) -> ProviderHealth:
+        """Whether it answers, as calls to it have shown."""
+        return self._line.health
 
     async def probe(self) -> None:
         """Ask for the account that the token belongs to."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from quart import Response
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Answer, Media, Outcome, RouteTable
+from holdfast.providers.media.health import ProviderState
 
 route = RouteTable("Operations")
 
@@ -28,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True):
     database: bool
     tree: bool
     providers: dict[str, bool]
-    provider_states: dict[str, Literal["up", "unknown", "down"]]
+    provider_states: dict[str, ProviderState]
 
 
 @route("GET", "/healthz", summary="Whether the process is alive", reply=Alive)
