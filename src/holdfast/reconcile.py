@@ -88,7 +88,7 @@ async def _reconcile_all(
     async def reconcile_one(order_id: str) -> None:
         async with limiter:
             try:
-                result: str = await order_checks.look(order_id)
+                result: str = await order_checks.check(order_id)
             except (AskFault, Crashed, UnreadableRow):
                 result = "put_off"
             results[result] += 1

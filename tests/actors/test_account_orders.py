@@ -463,7 +463,7 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(wor
         order = await made(world, payments, account_id)
         await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
         seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1", synthetic=True)
-        snapshot = ProviderSnapshot(events=(seen,), settled=True)
+        snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
         looked = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, snapshot))
         away = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, fault="no answer"))
         after = await told(world, order, payments.paid(order.order_id))

@@ -316,9 +316,9 @@ async def test_an_unpaid_card_order_is_ended_with_its_intent(office: Office) -> 
         assert await office.run(OrderSweeper) == 1
         after = await office.read(order)
         assert order.state.payment_id is not None
-        seen = await office.bank.provider.retrieve(order.state.payment_id)
+        seen = await office.bank.provider.retrieve(order.state.payment_id, as_of=0)
     assert (after.status, after.statuses.processing_status) == ("expired", "canceled")
-    assert seen.status == "canceled"
+    assert seen.state == "canceled"
     office.assert_audit_clean()
 
 

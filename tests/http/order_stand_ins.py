@@ -28,8 +28,9 @@ from holdfast.ledger.orders.decisions import (
     on_sandbox_callback,
 )
 from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.card.base import CancelResult, CardFault, CardSnapshot, IntentCreated
+from holdfast.providers.card.base import CardFault, IntentCreated
 
 
 @dataclass
@@ -45,12 +46,12 @@ class FakeCard:
         self.asked.append((order_id, account_id, amount_minor, currency, env))
         if self.fault is not None:
             raise self.fault
-        return IntentCreated(f"pi_{order_id}", f"pi_{order_id}_secret", "requires_payment_method")
+        return IntentCreated(f"pi_{order_id}", f"pi_{order_id}_secret")
 
-    async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
+    async def retrieve(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
         raise AssertionError("the front end never reads at the provider")
 
-    async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
+    async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
         raise AssertionError("the front end never cancels at the provider")
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
-from holdfast.ledger.orders.card_events import CardEvent, parse_card_event
 from holdfast.ledger.orders.decisions import create_order, on_event
 from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
 from holdfast.ledger.orders.payment_facts import PaymentEvent
@@ -19,6 +18,7 @@ from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.tasks.decisions import ProviderTraits, on_submitted, on_wake
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.providers.card.events import CardEvent, parse_card_event
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOSTING = Hosting()
@@ -174,9 +174,8 @@ class TellTarget:
     def event(self, kind: str, found: dict[str, Any], **event: Any) -> PaymentEvent:
         """The event's facts."""
         card = self.read(kind, found, **event)
-        assert card.handling == "handled"
-        assert card.payment is not None
-        return card.payment
+        assert card.is_handled
+        return card.event
 
     def intent(self, **fields: Any) -> dict[str, Any]:
         """An intent of ten dollars that has been paid by its one charge."""

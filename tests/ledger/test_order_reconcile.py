@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.ledger.orders.card_objects import Malformed
 from holdfast.ledger.orders.decisions import attach_intent, on_expiry, on_reconciled, resolve_held
 from holdfast.ledger.orders.order import Order, balance_refs_of, breakdown_of, cursor_of
 from holdfast.ledger.orders.payment_facts import PaymentEvent
-from holdfast.ledger.orders.snapshots import ProviderSnapshot, snapshot_of, synthetic_event_id
+from holdfast.ledger.orders.snapshots import ProviderSnapshot, synthetic_event_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.card.objects import Malformed, snapshot_of
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import TellTarget
@@ -45,7 +45,6 @@ def look(
     found = teller.charge(balance_transaction=line, **(charge or {}))
     return snapshot_of(
         teller.intent(**({"latest_charge": found} | intent)),
-        provider="cardprovider",
         as_of=AS_OF,
         refunds=refunds,
         disputes=disputes,
@@ -268,7 +267,6 @@ def test_a_second_attempt_in_the_same_state_is_seen(teller: TellTarget) -> None:
     assert order.status == "failed"
     later = snapshot_of(
         teller.intent(status="processing", amount_received=0, latest_charge="ch_2"),
-        provider="cardprovider",
         as_of=AS_OF + 20,
     )
     assert reconcile(teller, order, later).status == "pending"
@@ -315,6 +313,6 @@ def test_a_synthetic_id_is_derived_from_its_fact() -> None:
 
 def test_a_response_that_is_no_intent_is_malformed(teller: TellTarget) -> None:
     with pytest.raises(Malformed):
-        snapshot_of({"id": "pi_1", "status": "succeeded"}, provider="cardprovider", as_of=AS_OF)
+        snapshot_of({"id": "pi_1", "status": "succeeded"}, as_of=AS_OF)
     with pytest.raises(Malformed):
-        snapshot_of(teller.intent(id=None), provider="cardprovider", as_of=AS_OF)
+        snapshot_of(teller.intent(id=None), as_of=AS_OF)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ledger.orders.card_events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
 from holdfast.ledger.orders.payment_facts import (
     Attempt,
     BalanceTransaction,
@@ -23,9 +22,10 @@ from holdfast.ledger.orders.payment_facts import (
     PaymentEvent,
     RefundSeen,
     ReviewSeen,
-    micro_per_minor,
 )
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.card.amounts import micro_per_minor
+from holdfast.providers.card.events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import TellTarget
@@ -36,13 +36,12 @@ def body(found: object, kind: object = "payment_intent.succeeded", **event: Any)
 
 
 def facts_of(card: CardEvent) -> tuple[Fact, ...]:
-    assert card.payment is not None
-    return card.payment.facts
+    return card.event.facts
 
 
 def test_a_paid_intent_is_read_whole(teller: TellTarget) -> None:
     card = teller.read("payment_intent.succeeded", teller.intent(), id="evt_7", created=99)
-    assert (card.event_id, card.created, card.handling) == ("evt_7", 99, "handled")
+    assert (card.event.event_id, card.event.at, card.is_handled) == ("evt_7", 99, True)
     assert (card.order_id, card.payment_id, card.charge_id) == ("ord_1", "pi_1", "ch_1")
     assert facts_of(card) == (
         Paid(payment_id="pi_1", charge_id="ch_1", amount_micro=10_000_000, currency="USD", livemode=False, at=99),
@@ -74,8 +73,7 @@ def test_nulls_that_were_left_out_are_no_fault() -> None:
     failed = parse_card_event(body(bare, "payment_intent.payment_failed"))
     assert isinstance(failed, CardEvent)
     assert facts_of(failed) == (Attempt(status="failed", at=5),)
-    assert failed.payment is not None
-    assert failed.payment.reason == "payment_failed"
+    assert failed.event.reason == "payment_failed"
 
 
 def test_livemode_is_taken_from_the_event_where_the_object_is_silent() -> None:
@@ -116,7 +114,7 @@ def test_reversals_warnings_and_reviews_name_only_their_payment(teller: TellTarg
 @pytest.mark.parametrize("kind", ["customer.created", "payment_intent.created", "charge.failed", "payout.paid"])
 def test_types_we_do_not_act_on_are_left_alone(teller: TellTarget, kind: str) -> None:
     card = teller.read(kind, teller.intent())
-    assert (card.handling, card.payment) == ("unhandled_type", None)
+    assert (card.is_handled, card.event.facts) == (False, ())
 
 
 def test_a_foreign_order_id_is_not_used(teller: TellTarget) -> None:
@@ -124,7 +122,7 @@ def test_a_foreign_order_id_is_not_used(teller: TellTarget) -> None:
         card = teller.read("payment_intent.succeeded", teller.intent(metadata=metadata))
         assert (card.order_id, card.payment_id) == (None, "pi_1")
     nameless = teller.read("refund.created", {"id": "re_1", "amount": 1, "currency": "usd", "status": "pending"})
-    assert (nameless.handling, nameless.payment) == ("not_ours", None)
+    assert (nameless.is_handled, nameless.event.facts) == (False, ())
 
 
 def test_an_unknown_status_adds_no_fact(teller: TellTarget) -> None:
@@ -135,8 +133,7 @@ def test_an_unknown_status_adds_no_fact(teller: TellTarget) -> None:
     assert isinstance(seen, DisputeSeen)
     assert seen.status is None
     order = teller.tell(teller.order(), teller.paid())
-    assert dispute.payment is not None
-    assert teller.tell(order, dispute.payment).net_micro == 0
+    assert teller.tell(order, dispute.event).net_micro == 0
 
 
 def test_a_balance_transaction_may_omit_derived_fields(teller: TellTarget) -> None:
@@ -254,8 +251,8 @@ def test_no_object_makes_the_reader_fail(
     read = parse_card_event(body(found, kind))
     if isinstance(read, Refusal):
         assert read.code == "invalid_event"
-    elif read.payment is not None:
-        teller.tell(teller.order(), read.payment)
+    elif read.is_handled:
+        teller.tell(teller.order(), read.event)
 
 
 @settings(max_examples=200, deadline=None)

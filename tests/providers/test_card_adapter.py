@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
 from quart import Response
 from quart_trio import QuartTrio
 
+from holdfast.ledger.orders.payment_facts import (
+    Attempt,
+    BalanceTransaction,
+    ChargeSeen,
+    DisputeMoney,
+    DisputeSeen,
+    Paid,
+    RefundedTotal,
+    RefundSeen,
+)
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
-    AlreadyMoved,
-    Canceled,
     CardFault,
     CardProvider,
     CardRateLimited,
@@ -29,20 +38,31 @@ from .conftest import CARD_KEY, ServeApp, StartBank
 
 NO_RETRIES = {"retries_count": 0}
 BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
+AS_OF = 1_790_000_000
+
+T = TypeVar("T")
+
+
+def facts(seen: ProviderSnapshot, kind: type[T]) -> list[T]:
+    """The facts of one kind that a snapshot contains."""
+    return [fact for event in seen.events for fact in event.facts if isinstance(fact, kind)]
 
 
 async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             made = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
-            seen = await bank.provider.retrieve(made.provider_payment_id)
+            seen = await bank.provider.retrieve(made.provider_payment_id, as_of=AS_OF)
+            path = f"/v1/payment_intents/{made.provider_payment_id}"
+            intent = (await bank.http.get(path, headers=BEARER)).json()
     assert made.provider_payment_id.startswith("pi_")
     assert made.client_secret.startswith(f"{made.provider_payment_id}_secret_")
-    assert made.status == seen.status == "requires_payment_method"
-    assert (seen.amount_minor, seen.amount_received_minor, seen.currency) == (1234, 0, "USD")
-    assert seen.metadata == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
-    assert (seen.charge_id, seen.refunds, seen.disputes, seen.balance_transactions) == (None, (), (), ())
-    assert not seen.livemode
+    assert intent["status"] == "requires_payment_method"
+    assert (intent["amount"], intent["amount_received"], intent["currency"]) == (1234, 0, "usd")
+    assert intent["metadata"] == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
+    assert not intent["livemode"]
+    assert seen.state == "open"
+    assert [fact for event in seen.events for fact in event.facts] == [Attempt(status="pending", at=AS_OF)]
 
 
 async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: StartBank) -> None:
@@ -95,18 +115,21 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
     with trio.fail_after(20):
         async with start_bank(settle_delay_s=float("inf")) as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
-            before = await bank.provider.retrieve(intent_id)
+            before = await bank.provider.retrieve(intent_id, as_of=AS_OF)
             await bank.press("charges", charge_id, "settle")
-            after = await bank.provider.retrieve(intent_id)
-    assert (before.status, before.amount_received_minor, before.charge_id) == ("succeeded", 1000, charge_id)
-    assert before.charge_paid
-    assert before.charge_captured
-    assert before.balance_transactions == ()
-    (booked,) = after.balance_transactions
+            after = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    assert before.state == "succeeded"
+    (paid,) = facts(before, Paid)
+    assert (paid.payment_id, paid.charge_id, paid.amount_micro) == (intent_id, charge_id, 10_000_000)
+    assert (paid.currency, paid.livemode, paid.at) == ("USD", False, AS_OF)
+    (charge,) = facts(before, ChargeSeen)
+    assert (charge.charge_id, charge.payment_id, charge.balance_transaction_id) == (charge_id, intent_id, None)
+    assert facts(before, BalanceTransaction) == []
+    (booked,) = facts(after, BalanceTransaction)
     assert (booked.source_id, booked.source_type, booked.reporting_category) == (charge_id, "charge", "charge")
-    assert (booked.amount_minor, booked.fee_minor, booked.net_minor, booked.currency) == (1000, 59, 941, "USD")
+    assert (booked.amount_micro, booked.fee_micro, booked.net_micro) == (10_000_000, 590_000, 9_410_000)
+    assert booked.currency == "USD"
     assert booked.available_on is not None
-    assert booked.available_on > booked.created
 
 
 async def test_an_intent_without_amount_received_is_not_read_as_zero(
@@ -119,8 +142,9 @@ async def test_an_intent_without_amount_received_is_not_read_as_zero(
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, _ = await bank.paid("ord_1", 1000)
-            seen = await bank.provider.retrieve(intent_id)
-    assert (seen.status, seen.amount_minor, seen.amount_received_minor) == ("succeeded", 1000, None)
+            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    assert seen.state == "succeeded"
+    assert [each.amount_micro for each in facts(seen, Paid)] == [10_000_000]
 
 
 async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: StartBank) -> None:
@@ -128,13 +152,14 @@ async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: S
         async with start_bank() as bank:
             intent_id = await bank.order()
             await bank.press("payment_intents", intent_id, "decline", decline_code="insufficient_funds")
-            declined = await bank.provider.retrieve(intent_id)
+            declined = await bank.provider.retrieve(intent_id, as_of=AS_OF)
             await bank.press("payment_intents", intent_id, "pay")
-            paid = await bank.provider.retrieve(intent_id)
-    assert (declined.status, declined.failure_code) == ("requires_payment_method", "insufficient_funds")
-    assert declined.amount_received_minor == 0
-    assert not declined.charge_paid
-    assert (paid.status, paid.failure_code) == ("succeeded", None)
+            paid = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    assert declined.state == "open"
+    assert facts(declined, Attempt) == [Attempt(status="failed", at=AS_OF, reason="insufficient_funds")]
+    assert facts(declined, Paid) == []
+    assert (paid.state, facts(paid, Attempt)) == ("succeeded", [])
+    assert len(facts(paid, Paid)) == 1
 
 
 async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: StartBank) -> None:
@@ -147,16 +172,20 @@ async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: St
             await bank.press("refunds", failing, "fail")
             dispute = await bank.press("charges", charge_id, "dispute", amount=700, reason="product_not_received")
             await bank.press("disputes", dispute, "win", amount=500)
-            seen = await bank.provider.retrieve(intent_id)
-    assert {(each.id, each.amount_minor, each.status) for each in seen.refunds} == {
-        (partial, 300, "succeeded"),
-        (failing, 200, "failed"),
+            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    assert {(each.refund_id, each.amount_micro, each.status) for each in facts(seen, RefundSeen)} == {
+        (partial, 3_000_000, "succeeded"),
+        (failing, 2_000_000, "failed"),
     }
-    assert seen.charge_amount_refunded_minor == 300
-    (told,) = seen.disputes
-    assert (told.id, told.amount_minor, told.status, told.reason) == (dispute, 700, "won", "product_not_received")
-    assert len(told.balance_transaction_ids) == 2
-    moved = {(each.reporting_category, each.source_id, each.net_minor) for each in seen.balance_transactions}
+    assert [each.amount_micro for each in facts(seen, RefundedTotal)] == [3_000_000]
+    (disputed,) = facts(seen, DisputeSeen)
+    assert (disputed.dispute_id, disputed.amount_micro, disputed.status) == (dispute, 7_000_000, "won")
+    assert disputed.reason == "product_not_received"
+    assert len(facts(seen, DisputeMoney)) == 2
+    moved = {
+        (each.reporting_category, each.source_id, each.net_micro // 10_000)
+        for each in facts(seen, BalanceTransaction)
+    }
     assert moved == {
         ("charge", charge_id, 941),
         ("refund", partial, -300),
@@ -172,39 +201,37 @@ async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> N
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
             made = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
-            seen = await bank.provider.retrieve(intent_id)
-    assert {each.id for each in seen.refunds} == made
-    assert sum(each.reporting_category == "refund" for each in seen.balance_transactions) == 12
+            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    assert {each.refund_id for each in facts(seen, RefundSeen)} == made
+    assert sum(each.reporting_category == "refund" for each in facts(seen, BalanceTransaction)) == 12
 
 
 async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id = await bank.order()
-            first = await bank.provider.cancel_intent(intent_id)
-            again = await bank.provider.cancel_intent(intent_id)
-    assert isinstance(first, Canceled)
-    assert isinstance(again, Canceled)
-    assert again.snapshot.status == "canceled"
+            first = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+            again = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+    assert (first.state, again.state) == ("canceled", "canceled")
 
 
 async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid()
-            result = await bank.provider.cancel_intent(intent_id)
-    assert isinstance(result, AlreadyMoved)
-    assert (result.snapshot.status, result.snapshot.charge_id) == ("succeeded", charge_id)
+            result = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+    assert result.state == "succeeded"
+    assert [each.charge_id for each in facts(result, ChargeSeen)] == [charge_id]
 
 
 async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
             with pytest.raises(CardRejected) as unknown:
-                await bank.provider.retrieve("pi_nobody")
+                await bank.provider.retrieve("pi_nobody", as_of=AS_OF)
             stranger = StripeProvider("sk_test_wrong", api_base=bank.url)
             with pytest.raises(CardRejected) as wrong:
-                await stranger.retrieve("pi_nobody")
+                await stranger.retrieve("pi_nobody", as_of=AS_OF)
             with pytest.raises(CardRejected) as small:
                 await bank.order("ord_small", 10)
             await stranger.close()
@@ -247,7 +274,7 @@ async def test_a_refused_connection_is_unavailability() -> None:
     await listener.aclose()
     provider = StripeProvider(CARD_KEY, api_base=f"http://127.0.0.1:{port}", retries_count=0)
     with trio.fail_after(20), pytest.raises(CardUnavailable):
-        await provider.retrieve("pi_1")
+        await provider.retrieve("pi_1", as_of=AS_OF)
     await provider.close()
 
 
@@ -268,7 +295,7 @@ async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> Non
         async with start_bank(adapter={"timeout_s": 15.0, "total_timeout_s": 0.3}) as bank:
             await bank.outage("slow", call="payment_intents.retrieve")
             with pytest.raises(CardTimeout):
-                await bank.provider.retrieve("pi_1")
+                await bank.provider.retrieve("pi_1", as_of=AS_OF)
 
 
 @pytest.mark.parametrize(("told_s", "heard_s"), [(7, 7), (0, 1), (3600, 3600)])
@@ -325,7 +352,7 @@ async def test_every_bad_response_becomes_a_typed_fault(
         async with serve_app(app) as url:
             provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
             with pytest.raises(fault):
-                await provider.retrieve("pi_1")
+                await provider.retrieve("pi_1", as_of=AS_OF)
             await provider.close()
 
 
@@ -340,7 +367,7 @@ async def test_an_answer_without_end_is_given_up(serve_app: ServeApp) -> None:
         async with serve_app(app) as url:
             provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
             with pytest.raises(CardUnavailable):
-                await provider.retrieve("pi_1")
+                await provider.retrieve("pi_1", as_of=AS_OF)
             await provider.close()
 
 
@@ -353,7 +380,7 @@ async def test_no_secret_reaches_logs_reprs_or_faults(
         async with start_bank() as bank:
             made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
             await bank.press("payment_intents", made.provider_payment_id, "pay")
-            await bank.provider.cancel_intent(made.provider_payment_id)
+            await bank.provider.cancel_intent(made.provider_payment_id, as_of=AS_OF)
             for amount_minor in (999, 1):
                 with pytest.raises(CardRejected) as caught:
                     await bank.order("ord_1", amount_minor)

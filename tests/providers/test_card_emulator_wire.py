@@ -330,9 +330,9 @@ async def test_state_survives_the_process_and_pending_settlements_resume(start_b
             again = await bank.http.post("/v1/payment_intents", data=order, headers=key)
             while not (await _charge(bank.http, charge_id))["balance_transaction"]:
                 await trio.lowlevel.checkpoint()
-            seen = await bank.provider.retrieve(intent_id)
+            seen = await bank.provider.retrieve(intent_id, as_of=0)
     assert again.content == first.content
-    assert seen.status == "succeeded"
+    assert seen.state == "succeeded"
 
 
 KILLED = """

@@ -68,7 +68,7 @@ class OrderWorker(Worker):
     async def _look(self, order_id: str, at_once: trio.CapacityLimiter) -> None:
         async with at_once:
             try:
-                await self._errands.look(order_id)
+                await self._errands.check(order_id)
             except (AskFault, Crashed, DatabaseAway) as fault:
                 # Its claim lapses, and it is looked at again.
                 log.info("an order is put off", order_id=order_id, reason=str(fault))

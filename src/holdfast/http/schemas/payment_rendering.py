@@ -32,9 +32,9 @@ from holdfast.ledger.orders.order import (
     cursor_of,
     fx_of,
 )
-from holdfast.ledger.orders.payment_facts import micro_per_minor
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.public_types import time_or_none
+from holdfast.providers.card.amounts import minor_decimals
 
 
 def sandbox_values(request: OrderRequest, outcome: SandboxOutcome) -> SandboxValues:
@@ -183,8 +183,7 @@ def _balance_refs(refs: Sequence[BalanceRef]) -> list[BalanceTransactionBody]:
 
 def _units(amount_micro: int, currency: str) -> str:
     """Format an amount in units of its currency, with as many decimals as the currency has."""
-    decimals = len(str(MICRO // micro_per_minor(currency))) - 1
-    return f"{Decimal(amount_micro) / MICRO:.{decimals}f}"
+    return f"{Decimal(amount_micro) / MICRO:.{minor_decimals(currency)}f}"
 
 
 def _state(entry: StateEntry) -> StateBody:

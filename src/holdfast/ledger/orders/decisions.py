@@ -303,7 +303,7 @@ def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:
         return "mismatch"
     if provider_net_micro(order.request, seen) != order.net_micro:
         return "mismatch"
-    if not snapshot.settled:
+    if snapshot.state not in ("succeeded", "canceled"):
         return "pending"
     booked = {t.source_id for t in seen.balance.values() if t.source_type == "charge"}
     waiting = any(not booked.intersection(payment.charge_ids) for payment in seen.payments.values())

@@ -22,21 +22,6 @@ DisputeStatus = Literal[
 ]  # fmt: skip
 ReviewVerdict = Literal["open", "closed", "approved", "refunded_as_fraud"]
 
-PROVIDER_AMOUNT_MINOR_MAX = 10**14
-"""The largest amount accepted from a provider, in minor units; an event with more is malformed."""
-
-_WHOLE_UNIT_CURRENCIES = frozenset({
-    "BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "UGX", "VND", "VUV", "XAF", "XOF", "XPF",
-})  # fmt: skip
-_THREE_DECIMAL_CURRENCIES = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
-
-
-def micro_per_minor(currency: str) -> int:
-    """Return how many micro-units one minor unit of ``currency`` (upper case) is: 10_000 for a cent."""
-    if currency in _WHOLE_UNIT_CURRENCIES:
-        return 1_000_000
-    return 1_000 if currency in _THREE_DECIMAL_CURRENCIES else 10_000
-
 
 class Paid(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="paid", omit_defaults=True):
     """Money was captured. ``payment_id`` is the intent, or the charge itself if it has no intent."""

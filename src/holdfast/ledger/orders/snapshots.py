@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.orders.card_objects import (
-    Object,
-    attempt_fact,
-    attempt_status,
-    dispute_facts,
-    intent_facts,
-    object_id,
-    reference,
-    refund_facts,
-)
 from holdfast.ledger.orders.payment_facts import (
     Attempt,
     BalanceTransaction,
@@ -39,49 +30,37 @@ from holdfast.ledger.orders.transitions import CREDIT_REASON
 
 SYNTHETIC_PREFIX = "syn_"
 
+SnapshotState = Literal["open", "processing", "succeeded", "canceled"]
+
 
 class ProviderSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One read of the provider. ``settled``: the intent has ended, so nothing more will be paid by it.
+    """One read of an order's payment at its provider.
 
-    ``unavailable`` is the reason why the read failed; then there are no events.
+    ``state`` is the intent's: ``open`` can still be paid or canceled, ``processing`` awaits its money; the other
+    two are final. ``unavailable`` is the reason why the read failed; then there are no events.
     """
 
     events: tuple[PaymentEvent, ...] = ()
-    settled: bool = False
+    state: SnapshotState = "open"
     unavailable: str | None = None
 
 
-def snapshot_of(
-    intent: Object,
-    *,
-    provider: str,
-    as_of: int,
-    refunds: Iterable[Object] = (),
-    disputes: Iterable[Object] = (),
-) -> ProviderSnapshot:
-    """Parse an intent retrieved at ``as_of`` (unix seconds), preferably with its latest charge, that charge's
-    refunds and its balance transaction expanded, and the refunds and disputes listed for it.
+def synthetic_events(facts: Iterable[Fact], *, provider: str, at: int, attempt_of: str) -> tuple[PaymentEvent, ...]:
+    """Return the events of facts read at ``at`` (unix seconds): one for each, captures first.
 
-    Raises :class:`~holdfast.ledger.orders.card_objects.Malformed` for an object without its required fields.
+    Captures come first so that reversals are applied to a paid order. ``attempt_of`` is the charge of the newest
+    attempt: a second attempt may have a status that the first one had.
     """
-    payment_id = object_id(intent)
-    status = intent.get("status")
-    is_paid = status == "succeeded"
-    facts: list[Fact] = list(intent_facts(intent, paid=is_paid, at=as_of, account=None))
-    if not is_paid:
-        facts.append(attempt_fact(intent, attempt_status(intent), at=as_of))
-    for refund in refunds:
-        facts += refund_facts(refund, payment_id=payment_id)
-    for dispute in disputes:
-        facts += dispute_facts(dispute)
-    # Captures come first, so that reversals are applied to a paid order.
-    facts.sort(key=lambda fact: not isinstance(fact, Paid))
-    attempt_of = reference(intent.get("latest_charge")) or payment_id
     events: dict[str, PaymentEvent] = {}
-    for fact in facts:
-        event = _event(fact, provider=provider, at=as_of, attempt_of=attempt_of)
-        events.setdefault(event.event_id, event)
-    return ProviderSnapshot(events=tuple(events.values()), settled=status in ("succeeded", "canceled"))
+    for fact in sorted(facts, key=lambda fact: not isinstance(fact, Paid)):
+        kind = str(fact.__struct_config__.tag)
+        subject, status, amount_micro, reason = _identity(fact, attempt_of)
+        event_id = synthetic_event_id(provider, subject, kind, status, amount_micro)
+        event = PaymentEvent(
+            event_id=event_id, type=f"synthetic.{kind}", at=at, reason=reason, facts=(fact,), synthetic=True
+        )
+        events.setdefault(event_id, event)
+    return tuple(events.values())
 
 
 def synthetic_event_id(provider: str, object_id: str, kind: str, status: str, amount_micro: int) -> str:
@@ -90,26 +69,12 @@ def synthetic_event_id(provider: str, object_id: str, kind: str, status: str, am
     return SYNTHETIC_PREFIX + hashlib.sha256(identity.encode()).hexdigest()[:26]
 
 
-def _event(fact: Fact, *, provider: str, at: int, attempt_of: str) -> PaymentEvent:
-    kind = str(fact.__struct_config__.tag)
-    subject, status, amount_micro, reason = _identity(fact, attempt_of)
-    return PaymentEvent(
-        event_id=synthetic_event_id(provider, subject, kind, status, amount_micro),
-        type=f"synthetic.{kind}",
-        at=at,
-        reason=reason,
-        facts=(fact,),
-        synthetic=True,
-    )
-
-
 def _identity(fact: Fact, attempt_of: str) -> tuple[str, str, int, str]:
     """Return what identifies a fact (the object, its status and amount) and the reason for the history."""
     match fact:
         case Paid():
             return fact.payment_id, f"succeeded:{fact.currency}", fact.amount_micro, CREDIT_REASON
         case Attempt():
-            # Identified by its charge: a second attempt may have a status that the first one had.
             return attempt_of, fact.status, 0, f"payment_{fact.status}"
         case ChargeSeen():
             return fact.charge_id, fact.balance_transaction_id or "", 0, "charge_updated"

@@ -1,7 +1,7 @@
-"""Conversion of micro-credits to the minor units used by card providers.
+"""Conversion between micro-units and the minor units that card providers count in.
 
-Most currencies have two decimals, some none, a few three. One credit is one unit of the order's currency, so a
-micro-credit is a millionth of a unit in every currency.
+Most currencies have two decimals, some none, a few three; the table is Stripe's, in which UGX has two. One credit
+is one unit of the order's currency, so a micro-credit is a millionth of a unit in every currency.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def minor_decimals(currency: str) -> int:
     return 3 if code in _THREE_DECIMALS else DECIMALS_DEFAULT
 
 
+def micro_per_minor(currency: str) -> int:
+    """Return how many micro-units one minor unit of ``currency`` is: 10_000 for a cent."""
+    return int(MICRO // 10 ** minor_decimals(currency))
+
+
 def minor_from_micro(amount_micro: int, currency: str) -> int:
-    """Convert micro-credits to minor units. Raises ``ValueError`` unless the amount is a whole number of them."""
-    minor, rest = divmod(amount_micro, _micro_per_minor(currency))
+    """Convert micro-units to minor units. Raises ``ValueError`` unless the amount is a whole number of them."""
+    minor, rest = divmod(amount_micro, micro_per_minor(currency))
     if rest:
         raise ValueError(f"{amount_micro} micro-credits are not whole minor units of {currency.upper()}")
     return minor
-
-
-def _micro_per_minor(currency: str) -> int:
-    return int(MICRO // 10 ** minor_decimals(currency))

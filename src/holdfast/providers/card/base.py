@@ -1,8 +1,8 @@
 """The interface of a card provider.
 
 Amounts are integers in the currency's minor unit (:mod:`holdfast.providers.card.amounts` converts); currency codes
-are upper case; times are aware UTC datetimes. A snapshot is what the provider reports now; the payment order's
-rules decide what follows from it.
+are upper case. A snapshot is what the provider reports now, as facts; the payment order's rules decide what follows
+from them.
 
 Failures are raised as a :class:`CardFault`. After :class:`CardUnavailable` or :class:`CardTimeout` it is unknown
 whether the call had an effect; creating an intent again for the same order finds the first one.
@@ -10,10 +10,10 @@ whether the call had an effect; creating an intent again for the same order find
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
+
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 
 
 class CardFault(Exception):
@@ -54,103 +54,6 @@ class IntentCreated:
 
     provider_payment_id: str
     client_secret: str = field(repr=False)
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class CardRefund:
-    """One refund. ``status``: pending, requires_action, succeeded, failed, canceled; a success may still fail."""
-
-    id: str
-    amount_minor: int
-    currency: str
-    status: str
-    charge_id: str | None
-    reason: str | None
-    failure_reason: str | None
-    created: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class CardDispute:
-    """One dispute. A ``status`` that begins with ``warning_`` is an inquiry: no money has moved."""
-
-    id: str
-    amount_minor: int
-    currency: str
-    status: str
-    reason: str | None
-    charge_id: str | None
-    balance_transaction_ids: tuple[str, ...]
-    created: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class CardBalanceTransaction:
-    """One movement of our balance at the provider: ``net_minor`` is ``amount_minor`` (signed) less ``fee_minor``.
-
-    ``source_type`` (charge, refund, dispute) is the object that it was read from. Classify a movement by
-    ``reporting_category``: ``type`` is an adjustment for both a dispute and its reversal.
-    """
-
-    id: str
-    source_id: str
-    source_type: str
-    type: str
-    reporting_category: str
-    amount_minor: int
-    fee_minor: int
-    net_minor: int
-    currency: str
-    exchange_rate: str | None
-    available_on: datetime | None
-    created: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class CardSnapshot:
-    """An intent with its charge, refunds, disputes and balance transactions, as the provider reports them now.
-
-    ``status``: requires_payment_method, requires_confirmation, requires_action, processing, requires_capture,
-    canceled, succeeded. ``charge_*`` describe the latest charge. The money paid is ``amount_received_minor``, None
-    if the provider does not report it; a payment that succeeded is then of ``amount_minor``.
-    ``balance_transactions`` may appear later than the money; ``failure_code`` is why the last attempt failed.
-    """
-
-    provider_payment_id: str
-    status: str
-    amount_minor: int
-    amount_received_minor: int | None
-    currency: str
-    livemode: bool
-    charge_id: str | None
-    charge_paid: bool
-    charge_captured: bool
-    charge_amount_refunded_minor: int
-    refunds: tuple[CardRefund, ...]
-    disputes: tuple[CardDispute, ...]
-    balance_transactions: tuple[CardBalanceTransaction, ...]
-    failure_code: str | None
-    cancellation_reason: str | None
-    created: datetime
-    metadata: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Canceled:
-    """The intent can no longer be paid; ``snapshot`` shows it canceled, even if it was canceled before."""
-
-    snapshot: CardSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyMoved:
-    """The intent cannot be canceled, as ``snapshot`` shows: it is paid, or its payment is being processed."""
-
-    snapshot: CardSnapshot
-
-
-CancelResult = Canceled | AlreadyMoved
 
 
 class CardProvider(Protocol):
@@ -164,11 +67,17 @@ class CardProvider(Protocol):
         ``env`` identifies the installation where several share one account at the provider.
         """
 
-    async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
-        """Read an intent with charge, refunds, disputes and balance transactions. Raises :class:`CardFault`."""
+    async def retrieve(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
+        """Read a payment with its charge, refunds, disputes and balance transactions. Raises :class:`CardFault`.
 
-    async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
-        """Cancel an intent so that it can no longer be paid, or return its state. Raises :class:`CardFault`."""
+        ``as_of`` is the time of the read in unix seconds; what the provider reports later takes precedence.
+        """
+
+    async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
+        """Cancel an intent so that it can no longer be paid, then read it. Raises :class:`CardFault`.
+
+        The snapshot's state tells whether it is canceled; otherwise it was paid or is being processed.
+        """
 
     async def close(self) -> None:
         """Close connections. No call may follow."""

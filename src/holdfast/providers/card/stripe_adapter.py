@@ -18,19 +18,16 @@ import trio
 from stripe import _util as stripe_util
 
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
-    AlreadyMoved,
-    Canceled,
-    CancelResult,
     CardFault,
     CardRateLimited,
     CardRejected,
-    CardSnapshot,
     CardTimeout,
     CardUnavailable,
     IntentCreated,
 )
-from holdfast.providers.card.reading import Fields, Unreadable, items, related, snapshot, text
+from holdfast.providers.card.objects import Malformed, Object, code, listed, object_id, snapshot_of
 from holdfast.providers.card.wire import TimedOut, TrioHttp
 from holdfast.providers.outbound.retry_after import parse_retry_after
 
@@ -97,20 +94,19 @@ class StripeProvider:
 
         async def create() -> IntentCreated:
             intent = (await self._v1.payment_intents.create_async(params, options)).to_dict()
-            # Not read with ``short_text``: a truncated secret would be useless.
             client_secret = intent.get("client_secret")
             if not isinstance(client_secret, str) or not client_secret:
-                raise Unreadable("client_secret")
-            return IntentCreated(text(intent, "id"), client_secret, text(intent, "status"))
+                raise Malformed("client_secret is missing")
+            return IntentCreated(object_id(intent), client_secret)
 
         return await self._call(create)
 
-    async def retrieve(self, provider_payment_id: str) -> CardSnapshot:
-        """Read an intent with charge, refunds, disputes and balance transactions. Raises :class:`CardFault`."""
-        return await self._call(lambda: self._retrieve(provider_payment_id))
+    async def retrieve(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
+        """Read a payment with its charge, refunds, disputes and balance transactions. Raises :class:`CardFault`."""
+        return await self._call(lambda: self._retrieve(provider_payment_id, as_of))
 
-    async def cancel_intent(self, provider_payment_id: str) -> CancelResult:
-        """Cancel an intent, or return its state if it cannot be canceled. Raises :class:`CardFault`.
+    async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
+        """Cancel an intent, or read why it cannot be canceled. Raises :class:`CardFault`.
 
         Only a refusal because of the intent's state counts as an answer; the intent is then read again.
         """
@@ -123,26 +119,24 @@ class StripeProvider:
         except CardRejected as fault:
             if fault.provider_code != "payment_intent_unexpected_state":
                 raise
-        seen = await self.retrieve(provider_payment_id)
-        return Canceled(seen) if seen.status == "canceled" else AlreadyMoved(seen)
+        return await self.retrieve(provider_payment_id, as_of=as_of)
 
     async def close(self) -> None:
         """Close connections."""
         await self._http.close_async()
 
-    async def _retrieve(self, intent_id: str) -> CardSnapshot:
+    async def _retrieve(self, intent_id: str, as_of: int) -> ProviderSnapshot:
         expand: Any = {"expand": _RETRIEVE}
         intent = (await self._v1.payment_intents.retrieve_async(intent_id, expand)).to_dict()
-        charge = related(intent.get("latest_charge"))
-        if not charge:
-            return snapshot(intent, [], [])
-        embedded = related(charge.get("refunds"))
-        if embedded and not embedded.get("has_more"):
-            refunds = items(embedded)
-        else:
-            refunds = await _all(self._v1.refunds.list_async, {"payment_intent": intent_id, "expand": _REFUNDS})
-        disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
-        return snapshot(intent, refunds, disputes)
+        charge = intent.get("latest_charge")
+        refunds: list[Object] = []
+        disputes: list[Object] = []
+        if isinstance(charge, dict):
+            embedded = charge.get("refunds")
+            if not isinstance(embedded, dict) or embedded.get("has_more"):
+                refunds = await _all(self._v1.refunds.list_async, {"payment_intent": intent_id, "expand": _REFUNDS})
+            disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
+        return snapshot_of(intent, as_of=as_of, refunds=refunds, disputes=disputes)
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call within the total timeout and map its errors to :class:`CardFault`."""
@@ -152,22 +146,22 @@ class StripeProvider:
                 return await call()
             except stripe.StripeError as fault:
                 error = _fault(fault)
-            except Unreadable as fault:
+            except Malformed as fault:
                 error = CardUnavailable(f"unreadable response: {fault}")
         # Raised outside ``except`` so that the provider's error, which holds whole responses, is not its context.
         raise error
 
 
-async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, object]) -> list[Fields]:
+async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, object]) -> list[Object]:
     """Return every object of a list. A list that is too long is an error: a part would be taken for the whole."""
-    found: list[Fields] = []
+    found: list[Object] = []
     cursor: dict[str, str] = {}
     for _ in range(PAGES_MAX_COUNT):
         page = (await list_page({**params, "limit": PAGE_COUNT, **cursor})).to_dict()
-        found += items(page)
-        if not page.get("has_more") or not items(page):
+        found += listed(page)
+        if not page.get("has_more") or not listed(page):
             return found
-        cursor = {"starting_after": text(items(page)[-1], "id")}
+        cursor = {"starting_after": object_id(found[-1])}
     raise CardUnavailable("a list of the provider has too many pages")
 
 
@@ -182,11 +176,10 @@ def _fault(fault: stripe.StripeError) -> CardFault:
     if status == 409 or not 400 <= status < 500:
         # 409: a request with the same key is still running there. It may be retried, like every server error.
         return CardUnavailable(f"status {status}")
-    error = related(related(fault.json_body).get("error"))
-    code = next(
-        (each for each in (error.get("code"), error.get("type")) if isinstance(each, str) and each), "unknown"
-    )
-    return CardRejected(code if len(code) <= 100 and code.isascii() and code.isprintable() else "unknown")
+    body = fault.json_body
+    error = body.get("error") if isinstance(body, dict) else None
+    given = (code(error.get("code")) or code(error.get("type"))) if isinstance(error, dict) else None
+    return CardRejected(given or "unknown")
 
 
 def _retry_after_s(headers: Mapping[str, str] | None) -> int:

@@ -23,7 +23,6 @@ from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, Replay
 from holdfast.http.schemas.payment_rendering import card_order_created, payment_order_body
 from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
 from holdfast.ledger.money import MICRO, format_amount
-from holdfast.ledger.orders.card_events import EVENT_BYTES_MAX, CardEvent, parse_card_event
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id, order_by_payment
@@ -35,6 +34,7 @@ from holdfast.providers.card.base import (
     CardTimeout,
     IntentCreated,
 )
+from holdfast.providers.card.events import EVENT_BYTES_MAX, CardEvent, parse_card_event
 from holdfast.providers.signatures import SignatureVerdict, verify
 
 route = RouteTable("Payments")
@@ -147,22 +147,23 @@ async def receive_card_webhook(call: Call) -> Outcome:
     verdict = verify(_signature(call), body, secrets, now=deps.now())
     if verdict != "valid":
         return _REFUSED[verdict]
-    event = parse_card_event(body)
+    parsed = parse_card_event(body)
     stored_body = _without_secrets(body)
-    if isinstance(event, Refusal):
+    if isinstance(parsed, Refusal):
         # It has no usable id of its own to be stored under.
         await card.unmatched.keep(
-            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
+            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", parsed.code, stored_body
         )
-        return event
-    if event.payment is None:
+        return parsed
+    event = parsed.event
+    if not parsed.is_handled:
         await card.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
-    order = await _order_of(deps, event)
+    order = await _order_of(deps, parsed)
     if order is None:
         await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
-        return EventIgnored(event.event_id) if event.order_id is None else ORDER_NOT_FOUND
-    command = ReceivePaymentEvent(order_id=order.order_id, event=event.payment, body=stored_body)
+        return EventIgnored(event.event_id) if parsed.order_id is None else ORDER_NOT_FOUND
+    command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts, order.account_id, command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
 

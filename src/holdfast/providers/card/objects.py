@@ -1,18 +1,18 @@
-"""Parse a card provider's objects (payment intents, charges, refunds, disputes, …) into facts about an order.
+"""Parse the provider's objects (payment intents, charges, refunds, disputes, …) into facts about an order.
 
-Providers omit optional nulls, refer to other objects by id or embed them, and add values over the years. So
-everything optional has a default, and an unknown status adds no fact by itself. A required field that is missing or
-has the wrong type raises :class:`Malformed`.
+One reader for both ways by which objects arrive: in webhook events, and read by the reconciler. The provider omits
+optional nulls, refers to other objects by id or embeds them, and adds values over the years. So everything optional
+has a default, and an unknown status adds no fact by itself. A required field that is missing or has the wrong type
+raises :class:`Malformed`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import cast, get_args
+from collections.abc import Iterable, Mapping
+from typing import Literal, cast, get_args
 
 from holdfast.ledger.orders.payment_facts import (
-    PROVIDER_AMOUNT_MINOR_MAX,
     Attempt,
     BalanceTransaction,
     ChargeSeen,
@@ -28,14 +28,18 @@ from holdfast.ledger.orders.payment_facts import (
     RefundStatus,
     ReviewSeen,
     ReviewVerdict,
-    micro_per_minor,
 )
+from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, synthetic_events
+from holdfast.providers.card.amounts import micro_per_minor
 
 Object = Mapping[str, object]
 """A JSON object; numbers with a fraction are decoded as strings, so that no float touches money."""
 
 LISTED_MAX_COUNT = 500
 """How many entries of one list inside an object are parsed."""
+
+AMOUNT_MINOR_MAX = 10**14
+"""The largest amount accepted from the provider, in minor units; an object with more is malformed."""
 
 _ID = re.compile(r"[!-~]{1,255}", re.ASCII)
 _CURRENCY = re.compile(r"[A-Za-z]{3}", re.ASCII)
@@ -44,6 +48,11 @@ _RATE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?", re.ASCII)
 _MOMENT_MAX = 10**11
 
 _DISPUTE_CATEGORIES = frozenset({"dispute", "dispute_reversal", ""})
+_STATES: Mapping[object, SnapshotState] = {
+    "processing": "processing",
+    "succeeded": "succeeded",
+    "canceled": "canceled",
+}
 _INTENT_ATTEMPTS: Mapping[str, ProgressStatus] = {
     "requires_confirmation": "pending",
     "requires_action": "requires_action",
@@ -54,6 +63,29 @@ _INTENT_ATTEMPTS: Mapping[str, ProgressStatus] = {
 
 class Malformed(Exception):
     """An object lacks a required field or a field has the wrong type; the text names the field."""
+
+
+def snapshot_of(
+    intent: Object, *, as_of: int, refunds: Iterable[Object] = (), disputes: Iterable[Object] = ()
+) -> ProviderSnapshot:
+    """Parse an intent read at ``as_of`` (unix seconds), and the refunds and disputes listed for it.
+
+    The intent's latest charge, with its refunds and balance transactions, is parsed as far as it is expanded.
+    """
+    payment_id = object_id(intent)
+    if code(intent.get("status")) is None:
+        raise Malformed("status is not a status")
+    state = _STATES.get(intent.get("status"), "open")
+    facts: list[Fact] = list(intent_facts(intent, paid=state == "succeeded", at=as_of, account=None))
+    if state != "succeeded":
+        facts.append(attempt_fact(intent, attempt_status(intent), at=as_of))
+    for refund in refunds:
+        facts += refund_facts(refund, payment_id=payment_id)
+    for dispute in disputes:
+        facts += dispute_facts(dispute, payment_id=payment_id)
+    attempt_of = reference(intent.get("latest_charge")) or payment_id
+    events = synthetic_events(facts, provider="cardprovider", at=as_of, attempt_of=attempt_of)
+    return ProviderSnapshot(events=events, state=state)
 
 
 def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) -> tuple[Fact, ...]:
@@ -156,13 +188,15 @@ def refund_facts(refund: Object, *, payment_id: str | None = None) -> tuple[Fact
                 payment_id=reference(refund.get("payment_intent")) or payment_id,
             )
         )
-    balance = refund.get("balance_transaction")
-    if isinstance(balance, dict):
-        facts.append(balance_fact(balance, refund_id, "refund"))
+    for balance in (refund.get("balance_transaction"), refund.get("failure_balance_transaction")):
+        if isinstance(balance, dict):
+            facts.append(balance_fact(balance, refund_id, "refund"))
     return tuple(facts)
 
 
-def dispute_facts(dispute: Object, *, withdrawn: bool = False, reinstated: bool = False) -> tuple[Fact, ...]:
+def dispute_facts(
+    dispute: Object, *, withdrawn: bool = False, reinstated: bool = False, payment_id: str | None = None
+) -> tuple[Fact, ...]:
     """Return the facts of a dispute: its status, and every movement of money that it lists."""
     dispute_id = object_id(dispute)
     status = dispute.get("status")
@@ -177,7 +211,7 @@ def dispute_facts(dispute: Object, *, withdrawn: bool = False, reinstated: bool 
             withdrawn=withdrawn,
             reinstated=reinstated,
             charge_id=reference(dispute.get("charge")),
-            payment_id=reference(dispute.get("payment_intent")),
+            payment_id=reference(dispute.get("payment_intent")) or payment_id,
         )
     ]
     for entry in listed(dispute.get("balance_transactions")):
@@ -209,8 +243,10 @@ def review_facts(review: Object, *, closed: bool) -> tuple[Fact, ...]:
     return (ReviewSeen(review_id=object_id(review), verdict=verdict),)
 
 
-def balance_fact(entry: Object, source_id: str, source_type: str) -> BalanceTransaction:
-    """Parse a balance transaction."""
+def balance_fact(
+    entry: Object, source_id: str, source_type: Literal["charge", "refund", "dispute"]
+) -> BalanceTransaction:
+    """Return a balance transaction, found in the object ``source_id``."""
     currency = currency_of(entry)
     amount = amount_of(entry, "amount", currency, signed=True)
     fee = amount_of(entry, "fee", currency, signed=True) if entry.get("fee") is not None else 0
@@ -220,7 +256,7 @@ def balance_fact(entry: Object, source_id: str, source_type: str) -> BalanceTran
     return BalanceTransaction(
         transaction_id=object_id(entry),
         source_id=reference(entry.get("source")) or source_id,
-        source_type="charge" if source_type == "charge" else "refund" if source_type == "refund" else "dispute",
+        source_type=source_type,
         type=code(entry.get("type")) or "",
         reporting_category=code(entry.get("reporting_category")) or "",
         amount_micro=amount,
@@ -249,8 +285,8 @@ def reference(value: object) -> str | None:
 def amount_of(found: Object, key: str, currency: str, *, signed: bool = False) -> int:
     """Return an amount in minor units of ``currency`` as micro-units."""
     value = found.get(key)
-    least = -PROVIDER_AMOUNT_MINOR_MAX if signed else 0
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= PROVIDER_AMOUNT_MINOR_MAX:
+    least = -AMOUNT_MINOR_MAX if signed else 0
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= AMOUNT_MINOR_MAX:
         raise Malformed(f"{key} is not an amount")
     return value * micro_per_minor(currency)
 

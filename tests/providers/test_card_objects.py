@@ -1,4 +1,4 @@
-"""A payment is judged by one rule, whether its provider tells of it or is asked."""
+"""A payment is read by one rule, whether it arrives in a webhook or is retrieved."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.actors.workers.card_snapshots import look_at
-from holdfast.ledger.orders.card_objects import intent_facts
 from holdfast.ledger.orders.payment_facts import Paid
-from holdfast.providers.card.reading import snapshot
+from holdfast.providers.card.objects import intent_facts, snapshot_of
 
 AT = 1_790_000_000
 CHARGE = {
@@ -28,7 +26,7 @@ def amounts(facts: Any) -> set[tuple[str, int]]:
     [({}, 10_000_000), ({"amount_received": None}, 10_000_000), ({"amount_received": 1000}, 10_000_000),
      ({"amount_received": 700}, 7_000_000)],
 )  # fmt: skip
-def test_what_was_received_is_the_same_by_webhook_and_by_look(
+def test_the_amount_received_is_the_same_by_webhook_and_snapshot(
     charge: object, received: dict[str, object], amount_micro: int
 ) -> None:
     if isinstance(charge, dict):
@@ -37,6 +35,6 @@ def test_what_was_received_is_the_same_by_webhook_and_by_look(
         "id": "pi_1", "status": "succeeded", "amount": 1000, "currency": "usd", "livemode": False, "created": AT,
         "latest_charge": charge, **received,
     }  # fmt: skip
-    told = amounts(intent_facts(intent, paid=True, at=AT, account=None))
-    looked = look_at(snapshot(intent, [], []), provider="cardprovider", as_of=AT)
-    assert told == amounts(fact for event in looked.events for fact in event.facts) == {("pi_1", amount_micro)}
+    notified = amounts(intent_facts(intent, paid=True, at=AT, account=None))
+    seen = snapshot_of(intent, as_of=AT)
+    assert notified == amounts(fact for event in seen.events for fact in event.facts) == {("pi_1", amount_micro)}
