@@ -131,7 +131,7 @@ def test_every_setting_is_told_and_no_other() -> None:
 def test_every_metric_is_told_and_no_other() -> None:
     source = (ROOT / "src" / "holdfast" / "metrics.py").read_text("utf-8")
     page = (ROOT / "docs" / "operating.md").read_text("utf-8")
-    table = page[page.index("| Metric | Tells |") :].partition("\n\n")[0]
+    table = page[page.index("| Metric | Meaning |") :].partition("\n\n")[0]
     told = {name.removesuffix("_total") for name in re.findall(r"`(holdfast_[a-z_]+)`", table)}
     assert told == set(re.findall(r"\"(holdfast_[a-z_]+)\"", source))
 
