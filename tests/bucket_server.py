@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.settings import S3Place
+from holdfast.settings import S3Bucket
 
 BUCKET = "results"
 NO_BUCKET = "nowhere"
@@ -28,7 +28,7 @@ START_S = 30.0
 class BucketServer:
     """A bucket, who may use it, and a look into it past the code under test."""
 
-    place: S3Place
+    place: S3Bucket
 
     def client(self) -> Any:
         """Another program's client of the same bucket."""
@@ -92,7 +92,7 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _bucket_at(url: str) -> S3Place:
+def _bucket_at(url: str) -> S3Bucket:
     iam = _client("iam", url, "nobody", "nothing")
     iam.create_user(UserName="holdfast")
     key = iam.create_access_key(UserName="holdfast")["AccessKey"]
@@ -104,7 +104,7 @@ def _bucket_at(url: str) -> S3Place:
     key_id, secret = key["AccessKeyId"], key["SecretAccessKey"]
     s3 = _client("s3", url, key_id, secret)
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    return S3Place(bucket=BUCKET, region=REGION, endpoint=url, access_key_id=key_id, secret_access_key=secret)
+    return S3Bucket(bucket=BUCKET, region=REGION, endpoint=url, access_key_id=key_id, secret_access_key=secret)
 
 
 def _client(service: str, url: str, key_id: str, secret: str) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.secret_strength import weakness
-from holdfast.settings import Place, Settings, SettingsFault, load_place, load_settings
+from holdfast.settings import Settings, SettingsFault, load_locations, load_settings
+from holdfast.settings_warnings import find_warnings
 
 CARD_KEY = "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"
 OLD_SECRET = "whsec_Gk4tVn8wQz2rMb7xYd5hLf9sJp3cEa6U"
@@ -54,10 +55,10 @@ def test_development_needs_nothing(development: dict[str, str]) -> None:
     assert settings.public_url is None
     assert settings.sandbox_enabled
     assert settings.recharge_max_micro == settings.order_max_micro == 10_000_000_000
-    assert settings.warnings == ()
+    assert list(find_warnings(settings)) == []
 
 
-def test_missing_secrets_are_made_once_and_kept_private(development: dict[str, str]) -> None:
+def test_development_generates_missing_secrets_once(development: dict[str, str]) -> None:
     first = load_settings(development)
     folder = first.data_dir / "secrets"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -72,7 +73,7 @@ def test_missing_secrets_are_made_once_and_kept_private(development: dict[str, s
     assert load_settings(development) == first
 
 
-def test_racing_processes_agree_on_the_secrets_they_make(development: dict[str, str]) -> None:
+def test_processes_started_together_agree_on_generated_secrets(development: dict[str, str]) -> None:
     start = threading.Barrier(8)
     found: list[Settings] = []
 
@@ -90,7 +91,7 @@ def test_racing_processes_agree_on_the_secrets_they_make(development: dict[str, 
     assert len(list((found[0].data_dir / "secrets").iterdir())) == 4
 
 
-def test_a_given_secret_goes_before_a_kept_one(development: dict[str, str]) -> None:
+def test_a_given_secret_overrides_a_stored_one(development: dict[str, str]) -> None:
     load_settings(development)
     settings = load_settings({**development, "HOLDFAST_OPERATOR_TOKEN": "short"})
     assert settings.operator_token == "short"
@@ -105,7 +106,7 @@ def test_production_starts_with_strong_secrets_and_writes_nothing(production: di
     assert not settings.data_dir.exists()
 
 
-def test_production_refuses_each_missing_secret_with_a_line(production: dict[str, str]) -> None:
+def test_production_lists_each_missing_secret(production: dict[str, str]) -> None:
     environ = {name: value for name, value in production.items() if name not in STRONG}
     assert faults(environ) == (
         "HOLDFAST_OPERATOR_TOKEN is missing; production needs it",
@@ -140,7 +141,7 @@ def test_production_refuses_a_weak_secret_without_showing_it(
 EXAMPLE = re.compile(r"""(?:secret|token|key)\w* *= *b?"([^"…\s]{12,})\"""")
 
 
-def test_production_refuses_every_secret_that_the_documentation_shows(production: dict[str, str]) -> None:
+def test_production_refuses_secrets_from_the_documentation(production: dict[str, str]) -> None:
     root = Path(__file__).parent.parent
     shown = {found for page in (root / "docs").glob("*.md") for found in EXAMPLE.findall(page.read_text("utf-8"))}
     assert len(shown) >= 4
@@ -159,7 +160,7 @@ def test_production_refuses_one_value_for_two_secrets(production: dict[str, str]
     )
 
 
-def test_production_without_a_catalog_would_sell_placeholders(production: dict[str, str]) -> None:
+def test_production_needs_a_catalog(production: dict[str, str]) -> None:
     del production["HOLDFAST_CATALOG"]
     (line,) = faults(production)
     assert line.startswith("HOLDFAST_CATALOG is missing; production needs one")
@@ -178,24 +179,24 @@ def test_production_without_a_catalog_would_sell_placeholders(production: dict[s
         ("CARD_PUBLISHABLE_KEY", "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"),
     ],
 )
-def test_production_refuses_card_keys_that_cannot_be_any(production: dict[str, str], name: str, value: str) -> None:
+def test_production_refuses_invalid_card_keys(production: dict[str, str], name: str, value: str) -> None:
     lines = faults({**production, f"HOLDFAST_{name}": value})
     assert lines
     assert all(line.startswith(f"HOLDFAST_{name} ") and value not in line for line in lines)
 
 
-def test_a_secret_key_is_shown_to_no_browser_in_development_either(development: dict[str, str]) -> None:
+def test_a_secret_key_is_refused_as_a_publishable_key(development: dict[str, str]) -> None:
     assert faults({**development, "HOLDFAST_CARD_PUBLISHABLE_KEY": CARD_KEY}) == (
         "HOLDFAST_CARD_PUBLISHABLE_KEY is a secret key: browsers would be shown it",
     )
 
 
-def test_development_warns_of_weak_secrets_and_takes_them(development: dict[str, str]) -> None:
+def test_development_accepts_weak_secrets_with_a_warning(development: dict[str, str]) -> None:
     settings = load_settings({**development, "HOLDFAST_OPERATOR_TOKEN": "short"})
-    assert settings.warnings == ("HOLDFAST_OPERATOR_TOKEN is weak: production would refuse it",)
+    assert list(find_warnings(settings)) == ["HOLDFAST_OPERATOR_TOKEN is weak: production would refuse it"]
 
 
-def test_a_random_secret_is_never_called_weak() -> None:
+def test_random_secrets_are_strong() -> None:
     rng = random.Random(20261121)
     for _ in range(10):
         assert weakness(rng.randbytes(16).hex()) is None
@@ -241,7 +242,7 @@ def test_no_secret_is_in_the_repr(production: dict[str, str]) -> None:
         assert value not in repr(settings)
 
 
-def test_every_fault_is_told_at_once(development: dict[str, str], tmp_path: Path) -> None:
+def test_all_faults_are_listed_at_once(development: dict[str, str], tmp_path: Path) -> None:
     lines = faults(
         {
             **development,
@@ -252,7 +253,7 @@ def test_every_fault_is_told_at_once(development: dict[str, str], tmp_path: Path
             "HOLDFAST_CATALOG": str(tmp_path / "none.toml"),
             "HOLDFAST_SMTP_URL": "smtp://mail.example:notaport",
             "HOLDFAST_LOG_FORMAT": "xml",
-            "HOLDFAST_OPERATORS": "ada@example.com, nobody",
+            "HOLDFAST_OPERATORS": "ada@example.com, bob",
             "HOLDFAST_SANDBOX_ENABLED": "maybe",
             "HOLDFAST_ORDER_MAX": "1e3",
             "HOLDFAST_ASK_DEADLINE_S": "0",
@@ -260,30 +261,30 @@ def test_every_fault_is_told_at_once(development: dict[str, str], tmp_path: Path
         }
     )
     assert lines == (
-        "HOLDFAST_ENV must be development or production",
-        "HOLDFAST_PORT must be a whole number from 0 to 65535",
-        "HOLDFAST_DATABASE_URL must be a URL beginning postgresql:// or postgres://",
-        "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
+        "HOLDFAST_DATABASE_URL must be a URL beginning postgresql://, postgres:// or postgresql+psycopg://",
         "HOLDFAST_CATALOG must be the name of a file that exists",
+        "HOLDFAST_ENV must be 'development' or 'production', not 'staging'",
+        "HOLDFAST_PORT must be less than or equal to 65535, not '65536'",
+        "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
         "HOLDFAST_SMTP_URL must be a URL beginning smtp:// or smtps://",
-        "HOLDFAST_LOG_FORMAT must be console or json",
+        "HOLDFAST_LOG_FORMAT must be 'console' or 'json', not 'xml'",
         "HOLDFAST_OPERATORS must be e-mail addresses separated by commas",
-        "HOLDFAST_SANDBOX_ENABLED must be true or false",
+        "HOLDFAST_SANDBOX_ENABLED must be a valid boolean, not 'maybe'",
         'HOLDFAST_ORDER_MAX must be an amount of credits above zero, such as "10000.00"',
-        "HOLDFAST_ASK_DEADLINE_S must be a number of seconds above zero",
+        "HOLDFAST_ASK_DEADLINE_S must be greater than 0, not '0'",
         "HOLDFAST_OPERATOR_TOKN is not a setting; did you mean HOLDFAST_OPERATOR_TOKEN?",
     )
     assert not (tmp_path / "var").exists()
 
 
-def test_a_data_folder_that_cannot_be_made_is_a_line(tmp_path: Path) -> None:
+def test_a_data_folder_that_cannot_be_created_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     lines = faults({"HOLDFAST_DATA_DIR": str(tmp_path / "file" / "var")})
     assert len(lines) == 1
-    assert lines[0].startswith("HOLDFAST_DATA_DIR: secrets cannot be kept")
+    assert lines[0].startswith("HOLDFAST_DATA_DIR: cannot store secrets")
 
 
-def test_values_are_read_by_their_kind(development: dict[str, str], tmp_path: Path) -> None:
+def test_values_are_parsed_by_type(development: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "catalog.toml").write_text("")
     settings = load_settings(
         {
@@ -317,11 +318,31 @@ def test_values_are_read_by_their_kind(development: dict[str, str], tmp_path: Pa
         "postgresql://one:5432,two:5433/holdfast?target_session_attrs=read-write",
     ],
 )
-def test_every_form_of_database_url_is_taken(development: dict[str, str], url: str) -> None:
+def test_libpq_database_urls_are_passed_on_unchanged(development: dict[str, str], url: str) -> None:
     assert load_settings({**development, "HOLDFAST_DATABASE_URL": url}).database_url == url
 
 
-def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str]) -> None:
+def test_a_sqlalchemy_database_url_is_accepted(development: dict[str, str]) -> None:
+    url = "postgresql+psycopg://user:pw@db/holdfast"
+    settings = load_settings({**development, "HOLDFAST_DATABASE_URL": url})
+    assert settings.database_url == "postgresql://user:pw@db/holdfast"
+
+
+def test_a_long_wrong_value_is_not_shown(development: dict[str, str]) -> None:
+    assert faults({**development, "HOLDFAST_PORT": STRONG["HOLDFAST_OPERATOR_TOKEN"]}) == (
+        "HOLDFAST_PORT must be a valid integer",
+    )
+
+
+def test_production_lists_wrong_values_and_missing_secrets_together(production: dict[str, str]) -> None:
+    del production["HOLDFAST_SANDBOX_SECRET"]
+    assert faults({**production, "HOLDFAST_PORT": "x"}) == (
+        "HOLDFAST_PORT must be a valid integer, not 'x'",
+        "HOLDFAST_SANDBOX_SECRET is missing; production needs it",
+    )
+
+
+def test_doubtful_settings_are_warnings(production: dict[str, str]) -> None:
     environ = {
         **production,
         "HOLDFAST_SANDBOX_ENABLED": "true",
@@ -331,7 +352,7 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
     }
     settings = load_settings(environ)
     assert settings.sandbox_enabled
-    assert [line.split()[0] for line in settings.warnings] == [
+    assert [line.split()[0] for line in find_warnings(settings)] == [
         "HOLDFAST_SMTP_URL",
         "HOLDFAST_SANDBOX_ENABLED",
         "HOLDFAST_WEBHOOK_LOCAL_ALLOWED",
@@ -342,17 +363,18 @@ def test_doubtful_but_workable_settings_are_warnings(production: dict[str, str])
     ]
 
 
-def test_commands_beside_the_service_need_no_secrets(production: dict[str, str], tmp_path: Path) -> None:
+def test_locations_are_read_without_secrets(production: dict[str, str], tmp_path: Path) -> None:
     environ = {name: value for name, value in production.items() if name not in STRONG}
     url = "postgresql://user:dbpass@db/holdfast"
-    place = load_place({**environ, "HOLDFAST_DATABASE_URL": url})
-    assert place == Place(tmp_path / "var", url, tmp_path / "catalog.toml")
-    assert "dbpass" not in repr(place)
+    found = load_locations({**environ, "HOLDFAST_DATABASE_URL": url})
+    assert (found.data_dir, found.database_url) == (tmp_path / "var", url)
+    assert found.catalog == tmp_path / "catalog.toml"
+    assert "dbpass" not in repr(found)
     with pytest.raises(SettingsFault, match="HOLDFAST_CATALOG"):
-        load_place({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})
+        load_locations({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})
 
 
-def test_a_bucket_needs_a_name_and_keys(development: dict[str, str]) -> None:
+def test_an_s3_store_needs_a_bucket_and_keys(development: dict[str, str]) -> None:
     assert load_settings(development).s3 is None
     assert faults({**development, "HOLDFAST_ASSET_STORE": "s3", "HOLDFAST_S3_BUCKET": "results"}) == (
         "HOLDFAST_S3_ACCESS_KEY_ID is missing; HOLDFAST_ASSET_STORE=s3 needs it",
@@ -360,19 +382,19 @@ def test_a_bucket_needs_a_name_and_keys(development: dict[str, str]) -> None:
     )
 
 
-def test_a_bucket_is_read_whole_and_its_key_kept_quiet(development: dict[str, str]) -> None:
+def test_s3_settings_are_read_and_the_key_is_not_shown(development: dict[str, str]) -> None:
     settings = load_settings(
         {
             **development,
             "HOLDFAST_ASSET_STORE": "s3",
             "HOLDFAST_S3_BUCKET": "results",
             "HOLDFAST_S3_ENDPOINT": "https://s3.example.org/",
-            "HOLDFAST_S3_ACCESS_KEY_ID": "somebody",
-            "HOLDFAST_S3_SECRET_ACCESS_KEY": "quietly-kept",
+            "HOLDFAST_S3_ACCESS_KEY_ID": "holdfast",
+            "HOLDFAST_S3_SECRET_ACCESS_KEY": "s3-secret",
         }
     )
     assert settings.s3 is not None
     assert (settings.s3.bucket, settings.s3.region) == ("results", "us-east-1")
     assert settings.s3.endpoint == "https://s3.example.org"
-    assert "quietly-kept" not in repr(settings)
-    assert "quietly-kept" in settings.secret_values()
+    assert "s3-secret" not in repr(settings)
+    assert "s3-secret" in settings.secret_values()

@@ -18,7 +18,7 @@ from holdfast.persistence.server.database import DatabaseAway, DatabaseTooOld, c
 from holdfast.persistence.server.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
 from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
 from holdfast.scrubbing import register_secrets
-from holdfast.settings import Place, SettingsFault, environment, load_place, load_settings
+from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings
 
 FAILED, BAD_CONFIGURATION = 1, 2
 
@@ -57,7 +57,7 @@ def demo_command() -> None:
 @app.command("migrate")
 def migrate_command() -> None:
     """Bring the database's tables up to date."""
-    with _told(), _database(load_place(environment()), make=True) as url:
+    with _told(), _database(load_locations(environment()), make=True) as url:
         report = migrate(url)
     done = f"applied {', '.join(report.applied)}" if report.applied else "nothing to do"
     typer.echo(f"database at revision {report.after}: {done}")
@@ -66,7 +66,7 @@ def migrate_command() -> None:
 @app.command("audit")
 def audit_command() -> None:
     """Check every promise about credit against the rows, one line a check."""
-    with _told(), _database(load_place(environment()), make=False) as url:
+    with _told(), _database(load_locations(environment()), make=False) as url:
         behind = pending(url)
         if behind:
             _fail(f"The database lacks {', '.join(behind)}: run `holdfast migrate` first.", FAILED)
@@ -94,7 +94,7 @@ def reconcile_command(
     with _told():
         settings = load_settings(environment())
         register_secrets(settings.secret_values())
-        with _database(load_place(environment()), make=False) as url:
+        with _database(load_locations(environment()), make=False) as url:
             behind = pending(url)
             if behind:
                 _fail(f"The database lacks {', '.join(behind)}: run `holdfast migrate` first.", FAILED)
@@ -117,7 +117,7 @@ def catalog_check_command(
 ) -> None:
     """Say what is wrong with a catalog, or what is in it."""
     with _told():
-        catalog = load_catalog(file or load_place(environment()).catalog)
+        catalog = load_catalog(file or load_locations(environment()).catalog)
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
     typer.echo(
@@ -143,7 +143,7 @@ def _line(check: Check) -> str:
 
 
 @contextlib.contextmanager
-def _database(place: Place, *, make: bool) -> Iterator[str]:
+def _database(place: Locations, *, make: bool) -> Iterator[str]:
     """The URL of the configured database: named, embedded and running, or embedded and started for this command."""
     url = place.database_url or database_url_of(place.data_dir)
     if url is not None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast.settings import environment
-from holdfast.settings_reader import PREFIX
+from holdfast.settings import PREFIX, environment
 
 START_S: Final = 60.0
 STOP_S: Final = 40.0

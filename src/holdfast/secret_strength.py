@@ -1,4 +1,4 @@
-"""How well a secret withstands guessing: what production refuses to be opened or signed with."""
+"""How hard a secret is to guess: production refuses to start with a weak one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GUESSES_LOG10_MIN: Final = 27.0
 """About 90 bits. Half of 32 random hexadecimal digits would do; words, dates and patterns with padding do not."""
 
 CHARS_JUDGED_MAX: Final = 72
-"""The estimate looks at no more; what is strong so far is not weaker for what follows."""
+"""The estimate reads no further: a strong beginning is not weakened by what follows."""
 
 EXAMPLES: Final = frozenset(
     {
@@ -21,15 +21,15 @@ EXAMPLES: Final = frozenset(
         "whsec_YW4tZXhhbXBsZS1zZWNyZXQtb2YtMzItYnl0ZXMu",
     }
 )
-"""What the documentation shows."""
+"""The secrets printed in the documentation."""
 
 _PREFIX = re.compile(r"(?:whsec_|[a-z0-9]{1,4}_(?:live_|test_)?)", re.ASCII)
 
 
 def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
-    """What is wrong with a secret, as the rest of a sentence that never shows it, or None where nothing is.
+    """Say why a secret is weak, as a sentence's ending that never shows the secret; None for a strong one.
 
-    A prefix that only names the kind, such as ``whsec_``, is left out of the account.
+    A prefix that only names the kind, such as ``whsec_``, does not count.
     """
     if secret in EXAMPLES:
         return "is an example from the documentation; make one of your own"
@@ -41,7 +41,7 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
 
 
 def is_plainly_weak(secret: str, *, chars_min: int = CHARS_MIN) -> bool:
-    """The same at a glance, for development: short, an example, or a few characters over and over."""
+    """A cheap check for development: short, an example, or a few characters repeated."""
     return len(secret) < chars_min or len(set(secret)) < 8 or secret in EXAMPLES
 
 

@@ -27,6 +27,7 @@ from holdfast.persistence.server.migrate import migrate
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings
+from holdfast.settings_warnings import find_warnings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
 from holdfast.wiring.http_factory import ListeningSockets
@@ -49,7 +50,7 @@ def serve(settings: Settings) -> int:
     """
     configure_logging(settings.log_format)
     register_secrets(settings.secret_values())
-    for warning in settings.warnings:
+    for warning in find_warnings(settings):
         log.warning(warning)
     open_files = raise_open_files_limit()
     with ExitStack() as stack:

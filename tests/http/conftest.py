@@ -194,7 +194,7 @@ class Stage:
 
     def configure(self, **values: Any) -> None:
         """Replace settings."""
-        self.change(settings=replace(self.deps.settings, **values))
+        self.change(settings=self.deps.settings.model_copy(update=values))
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""

@@ -26,8 +26,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage import AssetStore, LocalStore
-from holdfast.settings import Settings, SettingsFault
-from holdfast.settings_reader import PREFIX
+from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.standins.studio.process import run_studio_process
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits

@@ -16,8 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.settings import ProxyHeader
-from holdfast.settings_reader import IPNetwork
+from holdfast.settings import IPNetwork, ProxyHeader
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -35,7 +35,7 @@ from holdfast.providers.storage.base import (
     checked_key,
 )
 from holdfast.providers.storage.leftovers import clear_leftovers
-from holdfast.settings import S3Place
+from holdfast.settings import S3Bucket
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -61,7 +61,7 @@ class S3Store:
 
     def __init__(
         self,
-        place: S3Place,
+        place: S3Bucket,
         *,
         incoming_dir: Path,
         request_timeout_s: float = REQUEST_TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""Secrets that a development service makes for itself, once, each in a file of its own."""
+"""Secrets that a development service generates once, each in a file of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import secrets
 from pathlib import Path
 
 
-def kept_secret(path: Path) -> str:
-    """Read a secret's file, or make it whole in one step: of racing processes one wins and all agree."""
+def read_or_create_secret(path: Path) -> str:
+    """Read a secret's file, or create it atomically, so that processes started together agree on one value."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text("ascii").strip()
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -1,0 +1,79 @@
+"""Checks that involve more than one setting: what is missing, weak, or given for two purposes.
+
+They read the variables as given (without their prefix), so that their faults are listed beside those of single
+values. None of the lines shows a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from holdfast.secret_strength import weakness
+
+REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
+OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
+"""Secrets of this service, which development generates."""
+
+CARD_KEY_CHARS_MIN = 16
+CARD_WEBHOOK_SECRET_CHARS_MIN = 24
+_CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
+_CARD_KEY = re.compile(r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
+_CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
+
+Fault = tuple[str, str]
+"""A variable's name, and the rest of the sentence."""
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a comma-separated value; blank parts are left out."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield what is wrong with the settings together."""
+    if given.get("ASSET_STORE") == "s3":
+        for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"):
+            if name not in given:
+                yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
+    if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
+        yield "CARD_PUBLISHABLE_KEY", "is a secret key: browsers would be shown it"
+    if given.get("ENV") == "production":
+        yield from _production_faults(given)
+
+
+def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    for name in OWN_SECRETS:
+        if name in given:
+            if (reason := weakness(given[name])) is not None:
+                yield name, reason
+        elif name in REQUIRED_SECRETS:
+            yield name, "is missing; production needs it"
+    yield from _card_faults(given)
+    if "CATALOG" not in given:
+        yield "CATALOG", "is missing; production needs one, or it would sell the placeholder pictures of the studio"
+    for (name, value), (other, same) in combinations(_named_secrets(given), 2):
+        if value == same and name != other:
+            yield other, f"has the same value as HOLDFAST_{name}; give each its own"
+
+
+def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield keys that cannot belong to the card provider; at an address of its own only lengths are checked."""
+    key, public = given.get("CARD_API_KEY"), given.get("CARD_PUBLISHABLE_KEY")
+    is_own_address = "CARD_API_BASE" in given
+    if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if is_own_address else _CARD_KEY.fullmatch(key)):
+        yield "CARD_API_KEY", "is not a key of the card provider (sk_live_… or rk_live_…)"
+    if public is not None and not is_own_address and not _CARD_PUBLIC_KEY.fullmatch(public):
+        yield "CARD_PUBLISHABLE_KEY", "is not a publishable key of the card provider (pk_live_…)"
+    for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
+        if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:
+            yield "CARD_WEBHOOK_SECRET", reason
+
+
+def _named_secrets(given: Mapping[str, str]) -> list[Fault]:
+    single = (*OWN_SECRETS, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
+    several = split_list(given.get("CARD_WEBHOOK_SECRET", ""))
+    return [(name, given[name]) for name in single if name in given] + [
+        ("CARD_WEBHOOK_SECRET", secret) for secret in several
+    ]
