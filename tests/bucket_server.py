@@ -1,4 +1,4 @@
-"""A server that speaks S3 and verifies every signature, as a process of its own on loopback."""
+"""An S3 server that verifies signatures, as a process on loopback."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _listens(port: int) -> bool:
 
 
 def _bucket_at(url: str) -> S3Bucket:
-    iam = _client("iam", url, "nobody", "nothing")
+    iam = _client("iam", url, "anonymous", "none")
     iam.create_user(UserName="holdfast")
     key = iam.create_access_key(UserName="holdfast")["AccessKey"]
     needed = ["PutObject", "GetObject", "DeleteObject", "AbortMultipartUpload", "ListBucket", "CreateBucket"]

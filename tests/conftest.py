@@ -92,6 +92,6 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture(scope="session")
 def bucket() -> Iterator[BucketServer]:
-    """A bucket behind a server of this session's own; what a test puts there it finds by its own content's hash."""
+    """A bucket at a server of this session; tests find their objects by content hash."""
     with bucket_server() as found:
         yield found

@@ -1,4 +1,4 @@
-"""Which store the service is put together with."""
+"""Which asset store the service uses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def settings_of(folder: Path, **environ: str) -> Settings:
     return load_settings({"HOLDFAST_DATA_DIR": str(folder), **environ})
 
 
-def test_results_are_kept_in_a_folder_unless_a_bucket_is_named(tmp_path: Path) -> None:
+def test_results_are_stored_in_a_folder_by_default(tmp_path: Path) -> None:
     assert isinstance(asset_store(settings_of(tmp_path)), LocalStore)
     assert isinstance(asset_store(settings_of(tmp_path, **BUCKET)), S3Store)
 
 
-def test_a_bucket_without_its_library_is_told_as_a_setting_that_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_s3_without_its_library_is_a_settings_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "holdfast.providers.storage.s3")
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(SettingsFault) as caught:

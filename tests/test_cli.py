@@ -20,7 +20,7 @@ from holdfast.settings import Settings
 
 @pytest.fixture
 def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The data folder the commands are told of; it does not exist yet."""
+    """The configured data folder; it does not exist yet."""
     above = Path(tempfile.mkdtemp(prefix="holdfast-cli-"))
     above.chmod(0o711)
     monkeypatch.setenv("HOLDFAST_DATA_DIR", str(above / "var"))
@@ -30,7 +30,7 @@ def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def configured_url(database_url: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A migrated database the commands are told of."""
+    """A migrated database, configured for the commands."""
     monkeypatch.setenv("HOLDFAST_DATABASE_URL", database_url)
     return database_url
 
@@ -44,7 +44,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, module: str, **members: object) -> Non
     monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**members))
 
 
-def test_version_is_the_packages(data_dir: Path) -> None:
+def test_version_prints_the_package_version(data_dir: Path) -> None:
     result = run("version")
     assert (result.exit_code, result.output.strip()) == (0, holdfast.__version__)
 
@@ -67,9 +67,7 @@ def test_serve_exits_with_the_services_code(monkeypatch: pytest.MonkeyPatch, dat
     assert [settings.data_dir for settings in served] == [data_dir]
 
 
-def test_serve_tells_each_fault_of_the_configuration_on_a_line(
-    monkeypatch: pytest.MonkeyPatch, data_dir: Path
-) -> None:
+def test_serve_prints_one_line_per_settings_fault(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
     def serve(settings: Settings) -> int:
         raise AssertionError
 
@@ -116,14 +114,14 @@ def test_audit_uses_the_running_embedded_database(data_dir: Path) -> None:
         assert run("audit").exit_code == 0
 
 
-def test_audit_does_not_make_a_database(data_dir: Path) -> None:
+def test_audit_does_not_create_a_database(data_dir: Path) -> None:
     result = run("audit")
     assert result.exit_code == 2
     assert "There is no database" in result.stderr
     assert not data_dir.exists()
 
 
-def test_audit_says_on_one_line_what_fails(configured_url: str) -> None:
+def test_audit_prints_one_line_per_failed_check(configured_url: str) -> None:
     with psycopg.connect(configured_url) as connection:
         connection.execute("insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)")
     result = run("audit")
@@ -135,7 +133,7 @@ def test_audit_says_on_one_line_what_fails(configured_url: str) -> None:
     assert result.stderr.strip().startswith("1 of ")
 
 
-def test_audit_of_tables_not_migrated_says_so(configured_url: str) -> None:
+def test_audit_refuses_tables_that_need_migration(configured_url: str) -> None:
     with psycopg.connect(configured_url) as connection:
         connection.execute("delete from alembic_version")
     result = run("audit")
@@ -143,7 +141,7 @@ def test_audit_of_tables_not_migrated_says_so(configured_url: str) -> None:
     assert "run `holdfast migrate` first" in result.stderr
 
 
-def test_a_database_of_a_newer_program_is_bad_configuration(configured_url: str) -> None:
+def test_a_database_of_a_newer_version_is_bad_configuration(configured_url: str) -> None:
     with psycopg.connect(configured_url) as connection:
         connection.execute("update alembic_version set version_num = '9999'")
     for command in ("migrate", "audit"):
@@ -152,8 +150,8 @@ def test_a_database_of_a_newer_program_is_bad_configuration(configured_url: str)
         assert "newer release of Holdfast" in result.stderr
 
 
-def test_an_unreachable_database_is_a_failure_in_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+def test_an_unreachable_database_fails_with_one_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", "postgresql://holdfast@127.0.0.1:1/nothing")
     for command in ("migrate", "audit"):
         result = run(command)
         assert result.exit_code == 1
@@ -161,26 +159,26 @@ def test_an_unreachable_database_is_a_failure_in_one_line(data_dir: Path, monkey
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_the_shipped_catalog_is_in_order(data_dir: Path) -> None:
+def test_the_shipped_catalog_is_valid(data_dir: Path) -> None:
     result = run("catalog", "check")
     assert result.exit_code == 0
     assert "is in order" in result.output
 
 
-def test_each_fault_of_a_catalog_is_a_line(tmp_path: Path) -> None:
+def test_catalog_check_prints_one_line_per_fault(tmp_path: Path) -> None:
     (tmp_path / "catalog.toml").write_text("nonsense = [")
     result = run("catalog", "check", str(tmp_path / "catalog.toml"))
     assert result.exit_code == 2
     assert result.stderr.strip()
 
 
-def test_the_configured_catalog_is_the_one_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_check_reads_the_configured_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "catalog.toml").write_text("nonsense = [")
     monkeypatch.setenv("HOLDFAST_CATALOG", str(tmp_path / "catalog.toml"))
     assert run("catalog", "check").exit_code == 2
 
 
-def test_a_tier_that_was_forgotten_is_a_warning_of_the_check(tmp_path: Path) -> None:
+def test_catalog_check_warns_of_a_missing_tier(tmp_path: Path) -> None:
     tiers = '[{ when = { size = "big" }, unit_price = "2" }]'
     (tmp_path / "catalog.toml").write_text(
         f"""
@@ -190,7 +188,7 @@ modality = "image"
 type = "sync"
 created = "2026-11-01"
 pricing = {{ mode = "per_request", unit_price = "1", tiers = {tiers} }}
-upstream = {{ provider = "somebody" }}
+upstream = {{ provider = "unknown" }}
 input_schema = {{ type = "object", properties = {{ size = {{ enum = ["small", "big"] }} }} }}
 """
     )
@@ -200,14 +198,14 @@ input_schema = {{ type = "object", properties = {{ size = {{ enum = ["small", "b
     assert result.stderr.startswith("warning: model m: pricing: no tier has a price for size = small: ")
 
 
-def test_reconcile_without_a_card_provider_says_so(configured_url: str) -> None:
+def test_reconcile_needs_a_card_provider(configured_url: str) -> None:
     # Nothing has ever run in this data folder, so there is no stand-in either.
     result = run("reconcile")
     assert result.exit_code == 2
     assert result.stderr == "No card provider is configured.\n"
 
 
-def test_reconcile_with_nothing_to_look_at_is_content(configured_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_without_orders_succeeds(configured_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_nobody_is_asked")
     result = run("reconcile", "--all")
     assert (result.exit_code, result.output) == (0, "card orders looked at: nothing to do\n")

@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs on a real service, its lists are whole, its links lead somewhere."""
+"""The documentation is correct: its code runs on a real service, its lists are complete, its links exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.settings import Settings
 
-from .journeys.house import Service
+from .journeys.service_process import Service
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -108,35 +108,37 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_exist(page: Path) -> None:
     broken = [link for link in _LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
     assert broken == []
 
 
-def test_every_error_is_told_with_its_status_and_no_other() -> None:
+def test_every_error_is_documented() -> None:
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    told = {code: int(status) for status, code in re.findall(r"^\| (\d{3}) \| `(\w+)` \|", page, re.MULTILINE)}
-    assert told == {code: row.status for code, row in ERROR_TABLE.items()}
+    documented = {
+        code: int(status) for status, code in re.findall(r"^\| (\d{3}) \| `(\w+)` \|", page, re.MULTILINE)
+    }
+    assert documented == {code: row.status for code, row in ERROR_TABLE.items()}
 
 
-def test_every_setting_is_told_and_no_other() -> None:
+def test_every_setting_is_documented() -> None:
     read = {str(field.alias) for field in Settings.model_fields.values()}
     page = (ROOT / "docs" / "operating.md").read_text("utf-8")
     cells = re.findall(r"^\| (`[A-Z0-9_`, ]+) \|", page, re.MULTILINE)
-    told = {name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)`", cell)}
-    assert "S3_BUCKET" in told
-    assert told == read
+    documented = {name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)`", cell)}
+    assert "S3_BUCKET" in documented
+    assert documented == read
 
 
-def test_every_metric_is_told_and_no_other() -> None:
+def test_every_metric_is_documented() -> None:
     source = (ROOT / "src" / "holdfast" / "metrics.py").read_text("utf-8")
     page = (ROOT / "docs" / "operating.md").read_text("utf-8")
     table = page[page.index("| Metric | Meaning |") :].partition("\n\n")[0]
-    told = {name.removesuffix("_total") for name in re.findall(r"`(holdfast_[a-z_]+)`", table)}
-    assert told == set(re.findall(r"\"(holdfast_[a-z_]+)\"", source))
+    documented = {name.removesuffix("_total") for name in re.findall(r"`(holdfast_[a-z_]+)`", table)}
+    assert documented == set(re.findall(r"\"(holdfast_[a-z_]+)\"", source))
 
 
-def test_every_make_target_is_told() -> None:
+def test_every_make_target_is_documented() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony is not None

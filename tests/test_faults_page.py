@@ -1,4 +1,4 @@
-"""The page of promises under faults: each line names tests that exist, and each fault of the harness has a line."""
+"""docs/faults.md: each line names existing tests, and each fault of the harness has a line."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def functions_of(path: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("line", lines(), ids=lambda line: line.split("|")[1].strip())
-def test_each_promise_names_a_test_that_is_there(line: str) -> None:
+def test_each_promise_names_existing_tests(line: str) -> None:
     named = [(match["path"], match["name"]) for match in _TEST.finditer(line)]
     assert named
     assert [name for path, name in named if name not in functions_of(path)] == []
 
 
-def test_each_fault_of_the_harness_has_a_promise() -> None:
+def test_each_torture_fault_has_a_promise() -> None:
     named = {
         name.strip("` ") for match in _FAULTS.finditer("\n".join(lines())) for name in match["names"].split(",")
     }

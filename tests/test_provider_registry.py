@@ -1,4 +1,4 @@
-"""The registry: what a reload brings, what it leaves alone, and how long an earlier catalog is remembered."""
+"""The provider registry: reloads, unchanged providers, and how long earlier catalogs are retained."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(s
     registry, box = stocked.registry, stocked.registry.providers["box"]
     without_box = CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"')
     assert await stocked.write(without_box)
-    # Nothing new goes there, and what it tells of its jobs is believed.
+    # It gets no new jobs, and updates of its jobs are accepted.
     assert ("box" in registry.places(), registry.traits("box").listed, registry.providers["box"]) == (
         False,
         "lately",

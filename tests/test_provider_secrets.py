@@ -1,4 +1,4 @@
-"""What production asks of the secrets in a catalog; development takes any."""
+"""Production's checks of the secrets in a catalog; development accepts any."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def settings_of(folder: Path, providers: str, env: str) -> Settings:
         ),
     ],
 )
-def test_production_refuses_a_catalog_with_such_a_secret(tmp_path: Path, providers: str, line: str) -> None:
+def test_production_refuses_weak_or_shared_catalog_secrets(tmp_path: Path, providers: str, line: str) -> None:
     with pytest.raises(CatalogFault) as caught:
         ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
     assert len(caught.value.lines) == 1
@@ -75,7 +75,7 @@ def test_production_refuses_a_catalog_with_such_a_secret(tmp_path: Path, provide
         f'[providers.box]\nkind = "replicate"\ntoken = "r8_{OTHER}"\n',
     ],
 )
-async def test_production_takes_strong_secrets_and_a_reload_keeps_to_them(tmp_path: Path, providers: str) -> None:
+async def test_production_accepts_strong_secrets_and_checks_reloads(tmp_path: Path, providers: str) -> None:
     registry = ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
     version = registry.catalog.version
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")

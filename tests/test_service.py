@@ -1,4 +1,4 @@
-"""The end of the process: what a tree that gives up leaves behind."""
+"""How the process ends when the supervision tree gives up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.http_factory import ListeningSockets
 
 
-async def test_a_tree_that_gives_up_after_its_start_is_an_orderly_end_with_one_line() -> None:
+async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     starts = 0
     ends: list[str] = []
 
@@ -62,6 +62,6 @@ async def test_a_tree_that_gives_up_after_its_start_is_an_orderly_end_with_one_l
             code = await _run(cast(Any, assembly), ListeningSockets(public=listening))
     assert code == GAVE_UP
     assert (starts, ends) == (2, ["sound"])
-    told = [line for line in logs if line["event"] == "the tree gave up"]
-    assert [(line["log_level"], "broken" in line["reason"]) for line in told] == [("critical", True)]
+    logged = [line for line in logs if line["event"] == "the tree gave up"]
+    assert [(line["log_level"], "broken" in line["reason"]) for line in logged] == [("critical", True)]
     assert "holdfast serves" in [line["event"] for line in logs]

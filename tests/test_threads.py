@@ -1,4 +1,4 @@
-"""Nothing in the service waits for the threads that everybody shares: each purpose has a limiter of its own."""
+"""No module uses trio's default thread limiter: each purpose has its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def faults_of(source: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in USES_THREADS_OF_ITS_OWN_CHOICE:
             yield f"{node.lineno}: {ast.unparse(node)} {USES_THREADS_OF_ITS_OWN_CHOICE[ast.unparse(node)]}"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trio":
-            # Under names of their own they could not be told from others.
+            # An alias would hide them from this test.
             yield f"{node.lineno}: from trio import"
 
 
@@ -39,7 +39,7 @@ def test_no_module_uses_the_default_limiter() -> None:
     assert found == []
 
 
-def test_every_way_to_the_default_limiter_is_seen() -> None:
+def test_every_use_of_the_default_limiter_is_detected() -> None:
     for line in (
         "await trio.to_thread.run_sync(work)",
         "await trio.to_thread.run_sync(work, abandon_on_cancel=True)",

@@ -1,4 +1,4 @@
-"""The torture harness's comparison finds what it is there to find: rows that are right pass, wrong ones do not."""
+"""The torture harness's comparison: correct rows pass, each kind of wrong row is found."""
 
 from __future__ import annotations
 
@@ -91,20 +91,20 @@ def kinds(found: list[Difference]) -> set[str]:
     return {difference.kind for difference in found}
 
 
-def test_rows_that_fit_the_answers_are_no_difference() -> None:
+def test_matching_rows_are_no_difference() -> None:
     assert compare_rows(record(), rows(), settled=False) == []
 
 
-def test_a_hold_without_an_end_is_a_difference_once_everything_should_have_settled() -> None:
+def test_an_open_hold_is_a_difference_after_settling() -> None:
     assert kinds(compare_rows(record(), rows(), settled=True)) == {"hold"}
 
 
-def test_an_account_without_a_row_is_lost() -> None:
+def test_an_account_without_a_row_is_found() -> None:
     assert kinds(compare_rows(record(), None, settled=False)) == {"lost"}
 
 
 def without(found: AccountRows, number: int) -> None:
-    """Take an operation out as if it had never been written: numbers and totals behind it close up."""
+    """Remove an operation as if it had never been written, adjusting later numbers and totals."""
     gone = found.operations.pop(number - 1)
     for place, each in enumerate(found.operations[number - 1 :], number):
         balance = each.balance_after_micro - (gone.amount_micro if gone.kind == "credit" else 0)
@@ -123,25 +123,25 @@ def again(found: AccountRows, operation_id: str) -> None:
     )
 
 
-def test_a_lost_credit_is_found_though_the_sums_fit() -> None:
+def test_a_lost_credit_is_found_although_sums_match() -> None:
     found = rows()
     without(found, 1)
     assert kinds(compare_rows(record(), found, settled=False)) == {"lost"}
 
 
-def test_a_lost_payment_is_found_though_the_sums_fit() -> None:
+def test_a_lost_payment_is_found_although_sums_match() -> None:
     found = rows()
     without(found, 6)
     assert kinds(compare_rows(record(), found, settled=False)) == {"lost"}
 
 
-def test_a_doubled_recharge_is_found_though_the_sums_fit() -> None:
+def test_a_duplicated_recharge_is_found_although_sums_match() -> None:
     found = rows()
     again(found, "op_8")
     assert kinds(compare_rows(record(), found, settled=False)) == {"doubled"}
 
 
-def test_an_unanswered_recharge_may_have_been_credited_once_and_not_twice() -> None:
+def test_an_unanswered_recharge_is_credited_at_most_once() -> None:
     found, asked = rows(), record()
     asked.recharges[2].amount_micro = 1_000_002
     found.operations[0] = replace(found.operations[0], amount_micro=1_000_001)
@@ -154,13 +154,13 @@ def test_an_unanswered_recharge_may_have_been_credited_once_and_not_twice() -> N
         assert kinds(compare_rows(asked, found, settled=False)) == wanted
 
 
-def test_a_credit_for_an_order_that_nobody_paid_is_found() -> None:
+def test_a_credit_for_an_unpaid_order_is_found() -> None:
     asked = record()
     asked.orders[21].paid, asked.orders[21].credited = "no", False
     assert kinds(compare_rows(asked, rows(), settled=False)) == {"doubled"}
 
 
-def test_a_payment_may_take_its_time_and_must_be_credited_in_the_end() -> None:
+def test_a_payment_must_be_credited_after_settling() -> None:
     asked, found = record(), rows()
     asked.orders[22].paid = "yes"
     assert compare_rows(asked, found, settled=False) == []
@@ -179,7 +179,7 @@ def test_a_lost_task_is_found() -> None:
     [(14, set()), (13, {"doubled"}), (15, {"doubled"}), (99, {"doubled"}), (None, {"doubled"})],
     ids=["unanswered", "answered before", "refused", "never asked for", "without a number"],
 )
-def test_another_task_is_right_only_where_an_answer_is_missing(number: int | None, wanted: set[str]) -> None:
+def test_an_unknown_task_is_accepted_only_for_a_missing_answer(number: int | None, wanted: set[str]) -> None:
     found = rows()
     found.tasks.append(TaskRow("task_d", "queued", "hold_d", number, None))
     found.holds.append(HoldRow("hold_d", 30_000, "task_d", None))
@@ -195,32 +195,32 @@ def test_a_task_charged_twice_is_found() -> None:
     assert {"doubled", "charge"} <= kinds(compare_rows(record(), found, settled=False))
 
 
-def test_a_charge_that_is_not_the_price_is_found_though_the_sums_fit() -> None:
+def test_a_wrong_charge_is_found_although_sums_match() -> None:
     asked = record()
     asked.creates[11].price_micro = 20_000
     assert kinds(compare_rows(asked, rows(), settled=False)) == {"charge"}
 
 
-def test_a_usage_entry_that_tells_another_cost_is_found() -> None:
+def test_a_usage_entry_with_another_cost_is_found() -> None:
     found = rows()
     found.usage[0] = replace(found.usage[0], cost_micro=20_000)
     assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
 
 
-def test_a_canceled_task_that_keeps_its_hold_is_found() -> None:
+def test_a_canceled_task_with_an_open_hold_is_found() -> None:
     found = rows()
     found.tasks[2] = replace(found.tasks[2], status="canceled")
     found.usage[2] = replace(found.usage[2], status="canceled")
     assert kinds(compare_rows(record(), found, settled=False)) == {"hold"}
 
 
-def test_a_task_that_ended_otherwise_than_was_answered_is_found() -> None:
+def test_a_task_with_another_end_than_answered_is_found() -> None:
     asked = record()
     asked.ends["task_a"] = "failed"
     assert kinds(compare_rows(asked, rows(), settled=False)) == {"answer"}
 
 
-def test_a_task_that_fails_without_its_providers_word_is_found_unless_the_fault_excuses_it() -> None:
+def test_an_unexplained_failure_is_found_unless_a_fault_excuses_it() -> None:
     asked, found = record(), rows()
     found.tasks[1] = replace(found.tasks[1], status="failed", error="provider_timeout")
     found.usage[1] = replace(found.usage[1], status="failed")
@@ -230,7 +230,7 @@ def test_a_task_that_fails_without_its_providers_word_is_found_unless_the_fault_
     assert compare_rows(asked, found, settled=False) == []
 
 
-def test_a_task_that_succeeded_in_part_costs_its_part_where_the_fault_excuses_it() -> None:
+def test_a_partial_success_is_charged_in_part_where_excused() -> None:
     asked, found = record(), rows()
     asked.creates[11].price_micro, asked.creates[11].pictures = 60_000, 2
     found.holds[0] = replace(found.holds[0], amount_micro=60_000)
@@ -244,26 +244,26 @@ def test_a_task_that_succeeded_in_part_costs_its_part_where_the_fault_excuses_it
     assert kinds(compare_rows(asked, found, settled=False)) == {"charge"}
 
 
-def test_a_balance_that_does_not_follow_from_the_operations_is_found() -> None:
+def test_a_balance_that_contradicts_its_operations_is_found() -> None:
     found = rows()
     found.balance_micro += 1
     assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
 
 
-def test_postings_that_do_not_cancel_out_are_found() -> None:
+def test_postings_that_do_not_sum_to_zero_are_found() -> None:
     found = rows()
     found.operations[3] = replace(found.operations[3], postings_sum_micro=1)
     assert kinds(compare_rows(record(), found, settled=False)) == {"charge"}
 
 
-def test_two_final_answers_that_contradict_each_other_are_found() -> None:
+def test_contradicting_final_answers_are_found() -> None:
     asked = record()
     asked.note_end("task_a", "canceled", ended=())
     asked.note_end("task_b", "processing", ended=("task_b",))
     assert [difference.kind for difference in compare_rows(asked, rows(), settled=False)] == ["answer", "answer"]
 
 
-def test_an_answer_that_was_on_its_way_when_the_end_was_told_contradicts_nothing() -> None:
+def test_an_answer_sent_before_the_end_contradicts_nothing() -> None:
     asked = record()
     asked.note_end("task_b", "processing", ended=("task_a",))
     assert compare_rows(asked, rows(), settled=False) == []
@@ -283,12 +283,12 @@ def reads() -> dict[str, Any]:
     }
 
 
-def test_reads_that_show_the_rows_are_no_difference() -> None:
+def test_reads_that_match_the_rows_are_no_difference() -> None:
     assert compare_reads(rows(), **reads()) == []
 
 
 @pytest.mark.parametrize("name", ["tasks", "statement", "usage"])
-def test_a_list_that_leaves_something_out_or_shows_it_twice_is_found(name: str) -> None:
+def test_a_list_with_missing_or_repeated_items_is_found(name: str) -> None:
     shown = reads()
     shown[name] = shown[name][1:]
     assert kinds(compare_reads(rows(), **shown)) == {"lost"}
@@ -297,7 +297,7 @@ def test_a_list_that_leaves_something_out_or_shows_it_twice_is_found(name: str) 
     assert kinds(compare_reads(rows(), **shown)) == {"doubled"}
 
 
-def test_totals_that_are_not_the_rows_are_found() -> None:
+def test_totals_that_differ_from_the_rows_are_found() -> None:
     shown = reads()
     shown["account"]["available_balance"] = "5.97"
     assert kinds(compare_reads(rows(), **shown)) == {"answer"}

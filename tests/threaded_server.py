@@ -1,4 +1,4 @@
-"""A server of the standard library beside a test: it answers on threads, so it also answers tests that block."""
+"""An HTTP server on threads, which also responds while a test blocks its own thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An actors' world on a real database: journal, directories, and accounts with credit."""
+"""Actors on a real database: journal, directories, and accounts with credit."""
 
 from __future__ import annotations
 

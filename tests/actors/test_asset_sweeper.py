@@ -1,4 +1,4 @@
-"""Stored results whose time is over, the contents behind them, and whoever stores the same content meanwhile."""
+"""Expired results, their contents, and concurrent storing of the same content."""
 
 from __future__ import annotations
 
@@ -311,11 +311,11 @@ async def hosting_worker(shop: Shop, ear: Ear) -> WorkerAddress:
     return post
 
 
-def test_every_type_has_a_file_of_its_own() -> None:
+def test_every_type_has_its_own_file_extension() -> None:
     assert len(set(EXTENSIONS.values())) == len(EXTENSIONS)
 
 
-async def test_results_past_their_time_go_and_the_charge_stays(shop: Shop) -> None:
+async def test_expired_results_are_removed_and_the_charge_stays(shop: Shop) -> None:
     first, second = picture(1), picture(2)
     request_id = await shop.task(first, second)
     sweeper = shop.sweeper()
@@ -336,7 +336,7 @@ async def test_results_past_their_time_go_and_the_charge_stays(shop: Shop) -> No
     assert await sweeper.sweep() == Swept(0, 0)
 
 
-async def test_content_that_another_task_still_shows_is_kept_for_it(shop: Shop) -> None:
+async def test_content_shared_with_another_task_is_retained(shop: Shop) -> None:
     shared = picture(1)
     await shop.task(shared)
     shop.passes(RETENTION_S / 2)
@@ -351,7 +351,7 @@ async def test_content_that_another_task_still_shows_is_kept_for_it(shop: Shop) 
     assert not await shop.has(shared)
 
 
-async def test_what_was_stored_and_never_told_goes_when_its_claim_is_over(shop: Shop) -> None:
+async def test_content_without_an_asset_is_removed_after_its_claim(shop: Shop) -> None:
     orphan = picture(1)
     await shop.put(orphan)
     sweeper = shop.sweeper()
@@ -362,7 +362,7 @@ async def test_what_was_stored_and_never_told_goes_when_its_claim_is_over(shop: 
     assert not await shop.has(orphan)
 
 
-async def test_an_expiry_told_by_several_processes_is_noted_once(shop: Shop) -> None:
+async def test_an_expiry_reported_by_several_processes_is_written_once(shop: Shop) -> None:
     request_id = await shop.task(picture(1))
     before = await shop.row(request_id)
     shop.passes(RETENTION_S + 1)
@@ -375,7 +375,7 @@ async def test_an_expiry_told_by_several_processes_is_noted_once(shop: Shop) -> 
     assert await shop.count("contents") == 0
 
 
-async def test_a_task_that_delivered_nothing_gives_its_rows_up_and_one_under_way_keeps_them(shop: Shop) -> None:
+async def test_only_ended_tasks_without_results_drop_their_assets(shop: Shop) -> None:
     failed = await shop.task(picture(1), status="failed")
     running = await shop.task(picture(2), status="processing")
     for request_id in (failed, running):
@@ -384,7 +384,7 @@ async def test_a_task_that_delivered_nothing_gives_its_rows_up_and_one_under_way
     assert (await shop.row(running)).state.hosting.status == "ready"
 
 
-async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_rest(shop: Shop) -> None:
+async def test_early_outputs_expire_with_the_rest(shop: Shop) -> None:
     first, second = picture(1), picture(2)
     request_id = await shop.conflict(first)
     shop.passes(RETENTION_S + 1)
@@ -406,9 +406,7 @@ async def test_what_was_stored_long_before_the_end_is_fetched_as_long_as_the_res
     assert await sweeper.sweep() == Swept(1, 2)
 
 
-async def test_an_end_decided_on_a_step_that_turns_out_void_is_void_too(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     request_id = await shop.storing(picture(1))
     # Another process moves the row; ours does not know it.
     await shop.rival.ask(request_id, news(request_id, "evt_2", "failed"))
@@ -434,7 +432,7 @@ async def test_an_end_decided_on_a_step_that_turns_out_void_is_void_too(
     assert (await shop.row(request_id)).status == "review"
 
 
-async def test_an_actor_woken_for_nothing_looks_whether_another_process_has_moved_its_row(shop: Shop) -> None:
+async def test_an_idle_wake_checks_for_changes_by_other_processes(shop: Shop) -> None:
     request_id = await shop.conflict(picture(1))
     await shop.rival.ask(request_id, DecideReview(approve=True))
     shop.order_checks.heard.clear()
@@ -444,7 +442,7 @@ async def test_an_actor_woken_for_nothing_looks_whether_another_process_has_move
     assert [type(command) for _, command in shop.order_checks.heard] == [Host]
 
 
-async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: Shop) -> None:
+async def test_an_outdated_actor_reloads_before_it_replies(shop: Shop) -> None:
     request_id = await shop.task(picture(1), status="processing")
     await shop.tasks.ask(request_id, ExpireAssets())
     await shop.change("update tasks set status = 'succeeded', version = version + 1")
@@ -453,7 +451,7 @@ async def test_an_actor_that_is_behind_its_row_reads_it_before_it_answers(shop: 
     assert await shop.count("assets") == 0
 
 
-async def test_a_store_that_fails_is_tried_again_and_then_forgotten_about(shop: Shop) -> None:
+async def test_a_failed_removal_is_retried_and_then_forgotten(shop: Shop) -> None:
     await shop.put(picture(1))
     shop.passes(CLAIM_S + 1)
     sweeper = shop.sweeper()
@@ -466,7 +464,7 @@ async def test_a_store_that_fails_is_tried_again_and_then_forgotten_about(shop: 
     assert await shop.claim(picture(1))
 
 
-async def test_a_removal_that_comes_too_late_is_left_to_the_next_lease(shop: Shop) -> None:
+async def test_a_late_removal_is_left_to_the_next_lease(shop: Shop) -> None:
     await shop.put(picture(1))
     shop.passes(CLAIM_S + 1)
     slow, other = shop.sweeper(), shop.sweeper()
@@ -480,7 +478,7 @@ async def test_a_removal_that_comes_too_late_is_left_to_the_next_lease(shop: Sho
     assert await other.sweep() == Swept(0, 1)
 
 
-async def test_the_same_content_stored_during_its_removal_waits_and_is_stored_anew(shop: Shop) -> None:
+async def test_storing_content_waits_for_its_removal(shop: Shop) -> None:
     shared = picture(1)
     await shop.task(shared)
     shop.passes(RETENTION_S + 1)
@@ -505,7 +503,7 @@ async def test_the_same_content_stored_during_its_removal_waits_and_is_stored_an
     assert await shop.has(shared)
 
 
-async def test_content_stored_again_before_the_sweep_is_left_alone(shop: Shop) -> None:
+async def test_content_claimed_before_the_sweep_is_retained(shop: Shop) -> None:
     shared = picture(1)
     await shop.task(shared)
     shop.passes(RETENTION_S + 1)
@@ -518,7 +516,7 @@ async def test_content_stored_again_before_the_sweep_is_left_alone(shop: Shop) -
     assert await shop.has(shared)
 
 
-async def test_a_store_that_cannot_be_written_is_told_without_its_particulars(shop: Shop) -> None:
+async def test_storage_faults_are_reported_without_details(shop: Shop) -> None:
     ear = Ear()
     hosting = await hosting_worker(shop, ear)
     (shop.folder / "data").write_text("in the way")
@@ -529,7 +527,7 @@ async def test_a_store_that_cannot_be_written_is_told_without_its_particulars(sh
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
 
 
-async def test_what_was_left_half_fetched_goes_at_the_next_start(shop: Shop) -> None:
+async def test_partial_downloads_are_deleted_at_start(shop: Shop) -> None:
     incoming = shop.folder / "incoming"
     incoming.mkdir()
     for name, age_s in (("incoming-old", 90_000), ("incoming-young", 60)):
@@ -539,7 +537,7 @@ async def test_what_was_left_half_fetched_goes_at_the_next_start(shop: Shop) -> 
     assert [path.name for path in incoming.iterdir()] == ["incoming-young"]
 
 
-async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -> None:
+async def test_a_result_reported_long_after_storing_gets_no_asset(shop: Shop) -> None:
     base = shop.new_task()
     transferring = HostingState(
         status="transferring",
@@ -564,7 +562,7 @@ async def test_a_result_heard_long_after_it_was_stored_gets_no_row(shop: Shop) -
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_however_storing_and_sweeping_meet_every_row_has_its_file(shop: Shop, seed: int) -> None:
+async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, seed: int) -> None:
     rng = random.Random(seed)
     pictures = [picture(number) for number in range(3)]
     under_way: dict[object, datetime] = {}

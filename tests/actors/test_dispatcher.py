@@ -1,4 +1,4 @@
-"""The dispatcher on real rows: places, backlogs, what falls due, and what an earlier life left behind."""
+"""The dispatcher on real rows: slots, backlogs, due tasks, and tasks of ended processes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def desk(database: Database, nursery: trio.Nursery) -> AsyncIterator[Desk]
     nursery.cancel_scope.cancel()
 
 
-async def test_the_oldest_get_the_places_and_the_next_one_when_one_is_freed(desk: Desk) -> None:
+async def test_slots_go_to_the_oldest_tasks_first(desk: Desk) -> None:
     for number in (3, 2, 1):
         await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
     await desk.start()
@@ -135,7 +135,7 @@ async def test_the_oldest_get_the_places_and_the_next_one_when_one_is_freed(desk
     assert (await desk.tasks.count(3))[2] == ("task_1", False)
 
 
-async def test_a_new_task_goes_first_only_where_nobody_waits(desk: Desk) -> None:
+async def test_a_new_task_starts_at_once_only_without_a_backlog(desk: Desk) -> None:
     dispatcher = desk.dispatcher()
 
     await dispatcher.on_receive(TaskQueued("studio", "task_unsure"))
@@ -146,14 +146,14 @@ async def test_a_new_task_goes_first_only_where_nobody_waits(desk: Desk) -> None
     assert desk.tasks.woken == [("task_new", False)]
 
 
-async def test_what_an_earlier_life_followed_up_is_looked_at_at_once(desk: Desk) -> None:
+async def test_follow_ups_of_an_earlier_process_are_due_at_once(desk: Desk) -> None:
     await desk.plant("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
     await desk.start()
 
     assert await desk.tasks.count(1) == [("task_left", True)]
 
 
-async def test_jobs_of_an_earlier_life_keep_their_places_until_they_end(desk: Desk) -> None:
+async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(desk: Desk) -> None:
     await desk.plant("task_running", dispatched=True, due_in_s=3600, touched_ago_s=60)
     await desk.plant("task_storing", dispatched=True, due_in_s=3600, touched_ago_s=60, hosting="transferring")
     for number in (1, 2):
@@ -167,7 +167,7 @@ async def test_jobs_of_an_earlier_life_keep_their_places_until_they_end(desk: De
     assert desk.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
-async def test_what_this_life_has_begun_before_it_first_looked_around_is_not_taken_for_left_behind(
+async def test_tasks_started_before_the_first_tick_are_not_recovered(
     desk: Desk,
 ) -> None:
     dispatcher = desk.dispatcher()
@@ -190,7 +190,7 @@ async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) 
     assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
 
 
-async def test_who_waits_in_vain_is_woken_when_its_time_is_over(desk: Desk) -> None:
+async def test_waiting_tasks_are_woken_at_their_deadline(desk: Desk) -> None:
     dispatcher = desk.dispatcher()
     for name in ("task_1", "task_2"):
         await desk.plant(name, dispatched=False, due_in_s=-100)
@@ -204,7 +204,7 @@ async def test_who_waits_in_vain_is_woken_when_its_time_is_over(desk: Desk) -> N
     assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
 
 
-async def test_places_are_dealt_out_among_accounts_in_turn_and_by_age_inside_one(desk: Desk) -> None:
+async def test_slots_go_to_accounts_in_turn_and_by_age_within_one(desk: Desk) -> None:
     for number in range(6):
         await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
     await desk.plant("task_b0", account_id="acct_b", dispatched=False, due_in_s=-3)
@@ -222,7 +222,7 @@ async def test_places_are_dealt_out_among_accounts_in_turn_and_by_age_inside_one
     assert order[5:] == ["task_a2", "task_a3", "task_a4"]
 
 
-async def test_more_places_than_accounts_are_dealt_out_whole_and_evenly(database: Database, desk: Desk) -> None:
+async def test_more_slots_than_accounts_are_shared_evenly(database: Database, desk: Desk) -> None:
     for number in range(9):
         await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
     for number in range(2):
@@ -236,9 +236,7 @@ async def test_more_places_than_accounts_are_dealt_out_whole_and_evenly(database
     assert {"task_a0", "task_a1", "task_a2", "task_b0", "task_b1"} < set(claimed)
 
 
-async def test_the_next_account_is_found_through_the_index_however_many_tasks_wait(
-    database: Database, database_url: str
-) -> None:
+async def test_the_next_account_is_found_through_the_index(database: Database, database_url: str) -> None:
     def fill(rows: Connection) -> None:
         rows.execute(
             sqlalchemy.text(
@@ -263,7 +261,7 @@ async def test_the_next_account_is_found_through_the_index_however_many_tasks_wa
     assert rows_read_in_sequence == 0
 
 
-async def test_what_another_process_is_at_is_left_to_it_as_long_as_it_runs(desk: Desk) -> None:
+async def test_tasks_of_a_running_process_are_left_to_it(desk: Desk) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
     await desk.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
@@ -281,7 +279,7 @@ async def test_what_another_process_is_at_is_left_to_it_as_long_as_it_runs(desk:
     assert desk.tasks.woken == [("task_ours", False), ("task_theirs", True)]
 
 
-async def test_a_lapsed_lease_says_nothing_until_every_process_has_had_time_to_renew_it(desk: Desk) -> None:
+async def test_a_lapsed_lease_counts_only_after_time_to_renew(desk: Desk) -> None:
     other = replace(this_process(), machine="another machine")
     lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
     await desk.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
@@ -297,7 +295,7 @@ async def test_a_lapsed_lease_says_nothing_until_every_process_has_had_time_to_r
     assert desk.tasks.woken == [("task_theirs", True)]
 
 
-async def test_a_process_that_was_killed_on_this_machine_is_known_at_once(desk: Desk) -> None:
+async def test_a_killed_process_on_this_machine_is_detected_at_once(desk: Desk) -> None:
     before = this_process()
     if before.machine is None:
         pytest.skip("this system does not tell which processes run")
@@ -313,7 +311,7 @@ async def test_a_process_that_was_killed_on_this_machine_is_known_at_once(desk: 
     assert desk.tasks.woken == [("task_left", True)]
 
 
-async def test_a_dispatcher_that_starts_again_wakes_nothing_and_keeps_the_places_of_what_runs(desk: Desk) -> None:
+async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(desk: Desk) -> None:
     await desk.plant("task_runs", dispatched=True, due_in_s=600, owner=desk.process.process_id)
     for number in (1, 2):
         await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
@@ -325,7 +323,7 @@ async def test_a_dispatcher_that_starts_again_wakes_nothing_and_keeps_the_places
     assert desk.tasks.woken == [("task_2", False)]
 
 
-async def test_who_waits_for_a_removed_provider_is_woken_unless_another_process_reaches_it(desk: Desk) -> None:
+async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(desk: Desk) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
     await desk.database.work(lambda rows: renew_lease(rows, other, now, ["elsewhere"]))
@@ -340,7 +338,7 @@ async def test_who_waits_for_a_removed_provider_is_woken_unless_another_process_
     assert desk.tasks.woken == [("task_gone", False)]
 
 
-async def test_a_busy_loop_is_known_by_how_little_it_sleeps(mock_clock: trio.testing.MockClock) -> None:
+async def test_loop_load_is_measured_by_time_asleep(mock_clock: trio.testing.MockClock) -> None:
     load = LoopLoad()
     trio.lowlevel.add_instrument(load)
     try:

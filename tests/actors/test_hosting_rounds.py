@@ -1,4 +1,4 @@
-"""The hosting worker and the rounds of one task: a later one takes the place of an earlier one."""
+"""The hosting worker: a later round of a task cancels an earlier one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     return fetches
 
 
-async def test_a_later_round_takes_the_place_of_an_earlier_one(
+async def test_a_later_hosting_round_cancels_an_earlier_one(
     nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     ear, post = Ear(), WorkerAddress("hosting")

@@ -1,4 +1,4 @@
-"""Events in real rows: claimed fairly and once, ended, sent again, signed, swept, and heard of by their task."""
+"""Events in real rows: claimed fairly and once, ended, resent, signed and swept."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Outbox:
         self.heard += 1
 
 
-async def test_a_claim_takes_the_oldest_counts_the_attempt_and_looks_like_a_failure_until_told_otherwise(
+async def test_a_claim_takes_the_oldest_and_counts_as_a_failed_attempt(
     box: Box,
 ) -> None:
     planted = await box.plant(3)
@@ -141,7 +141,7 @@ async def test_a_claim_takes_the_oldest_counts_the_attempt_and_looks_like_a_fail
     assert (await box.row(last.event_id)).due_at == later + timedelta(seconds=PAUSES_S[1])
 
 
-async def test_an_account_gets_its_share_and_the_others_are_not_kept_waiting(box: Box) -> None:
+async def test_a_claim_limits_each_account_to_its_share(box: Box) -> None:
     await box.plant(20, "acct_loud", age_s=60)
     await box.plant(1, "acct_calm")
     first: list[DueEvent] = await box.claim()
@@ -151,7 +151,7 @@ async def test_an_account_gets_its_share_and_the_others_are_not_kept_waiting(box
     assert len(await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX - 1})) == 1
 
 
-async def test_a_single_event_is_not_kept_waiting_by_accounts_with_hundreds(box: Box) -> None:
+async def test_a_single_event_does_not_wait_for_large_accounts(box: Box) -> None:
     loud = [f"acct_{number}" for number in range(4)]
     for account_id in loud:
         await box.plant(150, account_id, age_s=60)
@@ -180,7 +180,7 @@ async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
     assert len(taken) == len(set(taken)) == PER_ACCOUNT_MAX
 
 
-async def test_an_outcome_counts_only_while_no_other_delivery_or_round_has_begun(box: Box) -> None:
+async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     [row] = await box.plant(1)
     [first] = await box.claim()
     late = utc_now() + timedelta(minutes=1)
@@ -199,7 +199,7 @@ async def test_an_outcome_counts_only_while_no_other_delivery_or_round_has_begun
     assert await box.claim(now=late + timedelta(days=9)) == []
 
 
-async def test_secrets_move_on_by_generations_and_a_claim_brings_the_newest(box: Box) -> None:
+async def test_a_claim_returns_the_newest_secret_generations(box: Box) -> None:
     desk = EventCommands(box.world.journal, Outbox(), utc_now)
     await box.plant(1)
     first = await desk.rotate_secret("acct_1", 1)
@@ -216,7 +216,7 @@ async def test_secrets_move_on_by_generations_and_a_claim_brings_the_newest(box:
 
 
 @pytest.mark.parametrize(("verdict", "fault"), [(NotWritten("x"), Unavailable), (Unknown("x"), OutcomeUnknown)])
-async def test_what_was_not_written_is_not_answered(verdict: Verdict, fault: type[Exception]) -> None:
+async def test_an_event_command_that_was_not_written_fails(verdict: Verdict, fault: type[Exception]) -> None:
     class Journal:
         async def write(self, _: Unit) -> Verdict:
             return verdict
@@ -241,7 +241,7 @@ async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:
     assert await box.database.read(lambda rows: events_of_task(rows, "acct_2", task.request_id)) == []
 
 
-async def test_events_that_are_done_and_secrets_that_no_longer_sign_are_swept_after_their_time(box: Box) -> None:
+async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
     [old, young, waiting] = await box.plant(3)
     claimed = {event.event_id: event for event in await box.claim()}
     past = utc_now() - timedelta(seconds=OUTBOX_KEPT_S + 60)
@@ -266,9 +266,7 @@ async def test_events_that_are_done_and_secrets_that_no_longer_sign_are_swept_af
     assert await box.database.read(left) == (kept, kept, {("acct_1", 2), ("acct_2", 1)})
 
 
-async def test_a_task_hears_of_the_delivery_in_the_commit_that_ends_the_event_also_on_a_memory_overtaken(
-    box: Box, nursery: trio.Nursery
-) -> None:
+async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Box, nursery: trio.Nursery) -> None:
     task = box.task()
     event = box.event(task)
     await box.write(*new_task_rows(task), event)

@@ -1,4 +1,4 @@
-"""The outbox worker on a clock of its own: the whole back-off, slow receivers, and what is told to whom."""
+"""The outbox worker on a test clock: backoff, slow receivers, and the messages it sends."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Office:
     begun_s: float = field(default_factory=trio.current_time)
 
 
-async def test_a_dead_receiver_is_tried_ten_times_in_three_days_under_one_id_and_then_given_up(
+async def test_a_dead_receiver_is_tried_ten_times_and_then_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     office = Office(answer=lambda _: Answer(503))
@@ -153,7 +153,7 @@ async def test_a_dead_receiver_is_tried_ten_times_in_three_days_under_one_id_and
     assert office.due_at == {}
 
 
-async def test_each_attempt_is_signed_anew_for_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_each_attempt_is_signed_with_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
     office = Office(answer=lambda _: Answer(500 if len(office.sent) < 3 else 204))
     office.add("evt_1")
     async with trio.open_nursery() as nursery:
@@ -170,7 +170,7 @@ async def test_each_attempt_is_signed_anew_for_its_own_time(autojump_clock: trio
         assert len(base64.b64decode(headers["webhook-signature"].removeprefix("v1,"))) == 32
 
 
-async def test_a_receiver_that_hangs_holds_up_its_owner_and_nobody_else(
+async def test_a_hanging_receiver_delays_only_its_account(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     office = Office(answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
@@ -187,7 +187,7 @@ async def test_a_receiver_that_hangs_holds_up_its_owner_and_nobody_else(
     assert Counter(row.status for row in office.outcomes) == {"delivered": 51}
 
 
-async def test_deliveries_at_once_are_bounded_and_go_on_as_soon_as_there_is_room(
+async def test_concurrent_deliveries_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     office = Office(answer_after_s=lambda _: 1.0)
@@ -201,7 +201,7 @@ async def test_deliveries_at_once_are_bounded_and_go_on_as_soon_as_there_is_room
     assert len(office.outcomes) == 2 * DELIVERIES_MAX
 
 
-async def test_what_a_commit_made_due_is_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
     office = Office()
     async with trio.open_nursery() as nursery:
         await office.run(nursery)
@@ -213,7 +213,7 @@ async def test_what_a_commit_made_due_is_delivered_at_once(autojump_clock: trio.
     assert [at for at, *_ in office.sent] == [10]
 
 
-async def test_the_end_of_the_word_that_results_are_ready_is_the_tasks_to_write(
+async def test_the_outcome_of_assets_ready_is_written_by_the_task(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     answers = iter([Answer(None, error="unreachable"), Answer(200)])
@@ -230,7 +230,7 @@ async def test_the_end_of_the_word_that_results_are_ready_is_the_tasks_to_write(
     assert office.attempts[0].error == "unreachable"
 
 
-async def test_trouble_with_one_event_is_a_failed_attempt_of_it_and_no_more(
+async def test_a_broken_event_is_a_failed_attempt_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     def render(event: DueEvent) -> bytes:
@@ -253,7 +253,7 @@ async def test_trouble_with_one_event_is_a_failed_attempt_of_it_and_no_more(
     assert [row.error for row in office.attempts if row.event_id == "evt_odd"] == ["internal fault", None]
 
 
-async def test_a_stop_waits_for_quick_receivers_and_leaves_those_that_hang(
+async def test_a_stop_waits_for_quick_receivers_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     office = Office(answer_after_s=lambda url: 3600.0 if "slow" in url else 1.0)

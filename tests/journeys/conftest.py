@@ -1,4 +1,4 @@
-"""The whole house over real HTTP on a real database: one service for all, or one of a test's own."""
+"""The whole service over real HTTP on a real database: shared between tests, or started by one test."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
-from .card_bank import CardBank, Payer, card_bank
-from .house import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service
+from .card_provider import CardProviderProcess, Payer, run_card_provider
 from .quiet_provider import QuietProvider, quiet_provider
 from .scripted_provider import ScriptedProvider, scripted_provider
+from .service_process import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service
 
 NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
 @pytest.fixture(scope="session")
-def house() -> Iterator[Service]:
-    """A running service that tests share; nobody may break it."""
+def shared_service() -> Iterator[Service]:
+    """A running service shared by tests; no test may break it."""
     with running_service(new_folder()) as service:
         yield service
 
 
 @pytest.fixture
 def new_service() -> Iterator[NewService]:
-    """Make services of the test's own, not yet started: ``new_service(PORT="0", …)``."""
+    """Create services for one test, not yet started: ``new_service(PORT="0", …)``."""
     made: list[tuple[Service, Path]] = []
 
     def make(**settings: str) -> Service:
@@ -50,13 +50,13 @@ def new_service() -> Iterator[NewService]:
 
 @pytest.fixture(scope="session")
 def provider() -> Iterator[QuietProvider]:
-    """A provider whose callbacks are the test's to send."""
+    """A provider whose callbacks the test sends."""
     with quiet_provider() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def quiet_house(provider: QuietProvider) -> Iterator[Service]:
+def quiet_service(provider: QuietProvider) -> Iterator[Service]:
     """A running service whose only provider is the quiet one."""
     folder = new_folder()
     with running_service(folder, CATALOG=str(provider.write_catalog(folder))) as service:
@@ -65,14 +65,14 @@ def quiet_house(provider: QuietProvider) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def scripted() -> Iterator[ScriptedProvider]:
-    """A provider that answers as each story has written."""
+    """A provider that responds as each scenario scripts it."""
     with scripted_provider() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def scripted_house(scripted: ScriptedProvider) -> Iterator[Service]:
-    """A running service whose providers are the scripted one and what stands around it; nobody may break it."""
+def scripted_service(scripted: ScriptedProvider) -> Iterator[Service]:
+    """A running service whose providers are the scripted ones; no test may break it."""
     folder = new_folder()
     settings = {"CATALOG": str(scripted.write_catalog(folder)), "OPERATOR_TOKEN": OPERATOR_TOKEN}
     with running_service(folder, **settings) as service:
@@ -81,7 +81,7 @@ def scripted_house(scripted: ScriptedProvider) -> Iterator[Service]:
 
 @pytest.fixture
 async def new_customer() -> AsyncIterator[NewCustomer]:
-    """Sign a new customer in at a service: ``await new_customer(service, credit="10.00")``."""
+    """Sign a new customer in: ``await new_customer(service, credit="10.00")``."""
     async with AsyncExitStack() as stack:
 
         async def make(service: Service, *, credit: str | None = None, connections: int = 100) -> Customer:
@@ -110,29 +110,33 @@ def shared_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def bank() -> Iterator[CardBank]:
-    """A card provider for all tests; whoever has its webhooks or calls go wrong sets them right again."""
-    with card_bank() as found:
+def card_provider() -> Iterator[CardProviderProcess]:
+    """A card provider shared by all tests; a test that makes its webhooks or calls fail restores them."""
+    with run_card_provider() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def paid_house(bank: CardBank) -> Iterator[Service]:
-    """A running service that takes cards at the bank; nobody may break it."""
-    with running_service(new_folder(), **bank.settings()) as service:
+def card_service(card_provider: CardProviderProcess) -> Iterator[Service]:
+    """A running service that uses the card provider; no test may break it."""
+    with running_service(new_folder(), **card_provider.settings()) as service:
         yield service
 
 
 @pytest.fixture
-async def sound_bank(bank: CardBank, paid_house: Service) -> AsyncIterator[CardBank]:
-    """The bank in good order, speaking to the shared service."""
-    bank.serve(paid_house)
-    yield bank
-    await bank.webhooks()
-    await bank.recover()
+async def shared_card_provider(
+    card_provider: CardProviderProcess, card_service: Service
+) -> AsyncIterator[CardProviderProcess]:
+    """The card provider without faults, sending its webhooks to the shared service."""
+    card_provider.serve(card_service)
+    yield card_provider
+    await card_provider.webhooks()
+    await card_provider.recover()
 
 
 @pytest.fixture
-async def payer(sound_bank: CardBank, paid_house: Service, new_customer: NewCustomer) -> Payer:
-    """Somebody with an empty account at the shared service."""
-    return Payer(await new_customer(paid_house), sound_bank)
+async def payer(
+    shared_card_provider: CardProviderProcess, card_service: Service, new_customer: NewCustomer
+) -> Payer:
+    """A customer with an empty account at the shared service."""
+    return Payer(await new_customer(card_service), shared_card_provider)

@@ -1,4 +1,4 @@
-"""A customer under load who remembers what was answered, and can hold the service to it afterwards."""
+"""A client under load that records every response and compares them with the service afterwards."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import trio
 
-from .house import ENDED, Customer, Totals, ok, until
+from .service_process import ENDED, Customer, Totals, ok, until
 
 PATIENCE_S = 0.25
-"""What a client waits after it got no answer, or was turned away."""
+"""How long a client waits after a lost response or a 503."""
 
 
 @dataclass
 class Witness:
-    """Creates and cancels tasks, and notes every answer.
+    """Creates and cancels tasks, and records every response.
 
     ``keys`` are all Idempotency-Keys ever sent, ``created`` the tasks that were answered, by key; ``ends`` the
     final states that were answered, by task; ``turned_away`` the answers of 500 and above.
@@ -36,7 +36,7 @@ class Witness:
     _numbers: Any = field(default_factory=itertools.count)
 
     async def work(self) -> None:
-        """Create tasks, look at them and cancel some, until told to stop. A lost answer is no answer."""
+        """Create tasks, read them and cancel some, until stopped. A lost response is not recorded."""
         rng = random.Random(self.seed + next(self._numbers))
         while not self.is_stopping:
             key = f"key-{next(self._numbers)}"
@@ -51,7 +51,7 @@ class Witness:
                 await trio.sleep(PATIENCE_S)
 
     async def hold_to_it(self) -> None:
-        """What was answered is there; what was not can be repeated under its key, and then is there once."""
+        """Check that answered requests had their effect and unanswered ones can be repeated."""
         for key in self.keys:
             answer = await self._repeat(key)
             body = ok(answer)
@@ -67,7 +67,7 @@ class Witness:
             assert tasks[request_id]["status"] == status
 
     async def _repeat(self, key: str) -> httpx.Response:
-        """The same call again, by a client that waits when told to."""
+        """Repeat a request, waiting as Retry-After says."""
 
         async def answered() -> httpx.Response | None:
             answer = await self.customer.create(key=key)
@@ -76,7 +76,7 @@ class Witness:
         return await until(answered)
 
     async def settle(self, credit: Decimal, *, within_s: float = 180.0) -> dict[str, dict[str, Any]]:
-        """All tasks end by themselves, and the credit is what it was less what they cost."""
+        """Wait for all tasks to end, and check that the credit went down by what they cost."""
         tasks = await self.customer.all_ended(within_s=within_s)
         for request_id, status in self.ends.items():
             assert tasks[request_id]["status"] == status

@@ -1,4 +1,4 @@
-"""A media provider that takes every job and then says nothing: its callbacks are the test's to send.
+"""A media provider that accepts every job and sends nothing: the test sends its callbacks.
 
 Its answers can be held back: a request that comes to a shut gate has had its effect and is not answered.
 """
@@ -49,7 +49,7 @@ hosting = {{ content_types = ["image/png"] }}
 
 
 class Gate:
-    """A place where requests wait for their answer while it is shut. ``reached`` counts all that came."""
+    """Holds back responses while it is closed. ``reached`` counts all requests."""
 
     def __init__(self) -> None:
         self.reached = 0
@@ -57,22 +57,22 @@ class Gate:
         self._open.set()
 
     def shut(self) -> None:
-        """Hold back answers from now on."""
+        """Hold back responses from now on."""
         self._open.clear()
 
     def open(self) -> None:
-        """Let every answer go."""
+        """Release every response."""
         self._open.set()
 
     def wait(self) -> None:
-        """Come to the gate."""
+        """Wait while the gate is closed."""
         self.reached += 1
         self._open.wait(HELD_MAX_S)
 
 
 @dataclass
 class QuietProvider:
-    """Where it listens, which jobs it was given, and how to speak in its name.
+    """The provider's address, its jobs, and the bodies of its callbacks.
 
     ``jobs`` are counted once however often they were put; ``puts`` and ``pictures`` hold back the answers to
     jobs and the pictures.
@@ -84,13 +84,15 @@ class QuietProvider:
     pictures: Gate = field(default_factory=Gate)
 
     def write_catalog(self, folder: Path, *, concurrency: int = 1000) -> Path:
-        """A catalog that sells its one model at 1.00 a picture."""
+        """Write a catalog with its one model, at 1.00 per picture."""
         path = folder / "catalog.toml"
         path.write_text(CATALOG.format(url=self.url, secret=SECRET, model=MODEL, concurrency=concurrency))
         return path
 
-    def news(self, request_id: str, status: str, *, event_id: str, sequence: int, **fields: object) -> bytes:
-        """The body of a callback."""
+    def callback_body(
+        self, request_id: str, status: str, *, event_id: str, sequence: int, **fields: object
+    ) -> bytes:
+        """Return the body of a callback."""
         body = {
             "event_id": event_id,
             "provider": "quiet",
@@ -103,20 +105,20 @@ class QuietProvider:
         return json.dumps(body).encode()
 
     def success(self, request_id: str, *, event_id: str, sequence: int) -> bytes:
-        """The body of the callback that delivers one picture."""
+        """Return the body of a callback that delivers one picture."""
         outputs = [{"url": f"{self.url}/picture.png", "content_type": "image/png"}]
-        return self.news(request_id, "succeeded", event_id=event_id, sequence=sequence, outputs=outputs)
+        return self.callback_body(request_id, "succeeded", event_id=event_id, sequence=sequence, outputs=outputs)
 
 
 def signed(body: bytes, *, secret: str = SECRET, shift_s: int = 0) -> dict[str, str]:
-    """The headers that make a body the provider's word, ``shift_s`` seconds from now."""
+    """Return the headers of a signed callback, dated ``shift_s`` seconds from now."""
     header = sign(secret, body, at=int(time.time()) + shift_s, key_name="quiet")
     return {"X-Callback-Signature": header, "Content-Type": "application/json"}
 
 
 @contextmanager
 def quiet_provider() -> Iterator[QuietProvider]:
-    """Run one on loopback."""
+    """Run the provider on loopback."""
     picture = io.BytesIO()
     Image.new("RGB", (8, 8), "teal").save(picture, "PNG")
 
@@ -147,13 +149,13 @@ def quiet_provider() -> Iterator[QuietProvider]:
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
-            # Who asked may have been killed while the answer was held back.
+            # The client may have been killed while the response was held back.
             with suppress(ConnectionError):
                 self.end_headers()
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
         provider = QuietProvider(url)

@@ -1,4 +1,4 @@
-"""A customer's own server: it takes the events that are posted to it, or answers as a test has told it to."""
+"""A customer's webhook receiver, whose responses a test configures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from tests.threaded_server import serving
 
-from .house import until
+from .service_process import until
 
 
 @dataclass(frozen=True)
 class Post:
-    """One delivery as it arrived; header names are in lower case."""
+    """One delivery; header names are in lower case."""
 
     path: str
     headers: dict[str, str]
@@ -38,7 +38,7 @@ class Post:
 
 @dataclass
 class Receiver:
-    """Where it listens, what it was posted, and how it will answer: by path, one answer a delivery, then 200."""
+    """Its address, the deliveries it received, and its responses: by path, one per delivery, then 200."""
 
     url: str
     posts: list[Post] = field(default_factory=list)
@@ -47,17 +47,17 @@ class Receiver:
     released: threading.Event = field(default_factory=threading.Event)
 
     def will_answer(self, path: str, *statuses: int, **headers: str) -> str:
-        """Answer the next deliveries to ``path`` so; the address to give as ``webhook_url``."""
+        """Set the responses to the next deliveries to ``path``, and return its ``webhook_url``."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answers[path] += [(status, named) for status in statuses]
         return self.url + path
 
     def at(self, path: str, kind: str | None = None) -> list[Post]:
-        """What came to a path, of one kind of event or of all."""
+        """Return the deliveries to a path, of one kind of event or of all."""
         return [post for post in self.posts if post.path == path and kind in {None, post.event["type"]}]
 
     async def wait(self, path: str, number: int, kind: str | None = None, *, within_s: float = 30) -> list[Post]:
-        """What came to a path, once it is ``number`` deliveries."""
+        """Wait for ``number`` deliveries to a path, and return them."""
 
         async def enough() -> list[Post] | None:
             found = self.at(path, kind)
@@ -68,7 +68,7 @@ class Receiver:
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """Run one on loopback."""
+    """Run the receiver on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -87,7 +87,7 @@ def receiver() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
         found = Receiver(url)

@@ -1,7 +1,7 @@
-"""A media provider that answers as the test has written: what it makes of each job, and what its files are.
+"""A media provider whose responses and files a test scripts.
 
-A job is known by its prompt, so a story writes its script before it creates its task. Answers are functions of the
-exchange at hand; those of one path may come in turn.
+A job is recognised by its prompt, so a scenario sets its script before it creates its task. A response is a
+function of the exchange; several may be given for one path, to be used in turn.
 """
 
 from __future__ import annotations
@@ -182,39 +182,39 @@ PICTURE = _picture()
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request and its answer."""
+    """One request and its response."""
 
     server: _Server
 
     def do_GET(self) -> None:
-        """Have the server find the answer."""
+        """Let the server find the response."""
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.answer(self)(self)
 
     def do_PUT(self) -> None:
-        """The same."""
+        """Handle it like the others."""
         self.do_GET()
 
     def do_POST(self) -> None:
-        """The same."""
+        """Handle it like the others."""
         self.do_GET()
 
     def begin(self, status: int, **headers: object) -> None:
-        """Send a status and headers; underscores in their names stand for hyphens."""
+        """Send a status and headers; underscores in header names stand for hyphens."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 Answer: TypeAlias = Callable[[Exchange], None]
 
 
 class _Server(ThreadingHTTPServer):
-    """Hands each exchange to ``answer``; lost connections are nobody's fault."""
+    """A server that hands each exchange to ``answer`` and ignores lost connections."""
 
     request_queue_size = 256
     daemon_threads = True
@@ -248,14 +248,14 @@ def _served(answer: Callable[[Exchange], Answer]) -> Iterator[_Server]:
 
 
 def noise(side: int) -> bytes:
-    """A picture that no compression makes smaller."""
+    """Return a picture that does not compress."""
     file = io.BytesIO()
     Image.effect_noise((side, side), 90).save(file, "PNG")
     return file.getvalue()
 
 
 def data_url(content: bytes) -> str:
-    """A picture as an address that holds it."""
+    """Return a picture as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
@@ -263,7 +263,7 @@ def data_url(content: bytes) -> str:
 
 
 def says(status: int, body: bytes | object, content_type: str = "application/json", **headers: object) -> Answer:
-    """An answer in full; what is no bytes is written as JSON."""
+    """Respond with a whole body; anything but bytes is rendered as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     def answer(exchange: Exchange) -> None:
@@ -273,33 +273,33 @@ def says(status: int, body: bytes | object, content_type: str = "application/jso
     return answer
 
 
-def tells(status: str, **fields: object) -> Answer:
-    """A prediction that stands so."""
+def prediction(status: str, **fields: object) -> Answer:
+    """Respond with a prediction of this status."""
     return says(200, {"status": status, **fields})
 
 
 def finished(*names: object, **fields: object) -> Answer:
-    """A prediction that has succeeded with these outputs."""
-    return tells("succeeded", output=list(names), **fields)
+    """Respond with a succeeded prediction with these outputs."""
+    return prediction("succeeded", output=list(names), **fields)
 
 
 def is_file(content: bytes, content_type: str = "image/png", **headers: object) -> Answer:
-    """A file."""
+    """Respond with a file."""
     return says(200, content, content_type, **headers)
 
 
 def hangs(exchange: Exchange) -> None:
-    """No answer, for as long as the provider lives."""
+    """Never respond."""
     exchange.server.is_over.wait()
 
 
 def cuts(exchange: Exchange) -> None:
-    """The connection ends without an answer."""
+    """Close the connection without a response."""
     exchange.connection.shutdown(socket.SHUT_RDWR)
 
 
 def waits(gate: threading.Event, answer: Answer) -> Answer:
-    """An answer that comes once the test opens the gate."""
+    """Respond once the test opens the gate."""
 
     def held(exchange: Exchange) -> None:
         while not gate.wait(0.05) and not exchange.server.is_over.is_set():
@@ -310,7 +310,7 @@ def waits(gate: threading.Event, answer: Answer) -> Answer:
 
 
 def in_turn(*answers: Answer) -> Answer:
-    """The first answer to the first call, and so on; the last one to all that follow."""
+    """Respond to each request with the next answer; the last one repeats."""
     left = list(answers)
 
     def answer(exchange: Exchange) -> None:
@@ -320,7 +320,7 @@ def in_turn(*answers: Answer) -> Answer:
 
 
 def drips(every_s: float) -> Answer:
-    """A file that begins well and then comes byte by byte."""
+    """Respond with a file whose end comes byte by byte."""
 
     def answer(exchange: Exchange) -> None:
         exchange.begin(200, Content_Type="image/png", Content_Length=len(PICTURE) + 10_000)
@@ -332,7 +332,7 @@ def drips(every_s: float) -> Answer:
 
 
 def pours(size_bytes: int, poured: list[int], *, declared: bool) -> Answer:
-    """A file of that size, its length told beforehand or not; ``poured`` gets how much of it went out."""
+    """Respond with a file of that size, with or without Content-Length; ``poured`` receives the bytes sent."""
 
     def answer(exchange: Exchange) -> None:
         sent, block = 0, bytes(POUR_BLOCK_BYTES)
@@ -350,13 +350,13 @@ def pours(size_bytes: int, poured: list[int], *, declared: bool) -> Answer:
 
 
 def redirects(location: str) -> Answer:
-    """It is elsewhere."""
+    """Respond with a redirect."""
     return says(302, b"", "text/plain", Location=location)
 
 
 TAKEN = says(201, {"status": "starting"})
-WORKING = tells("processing")
-STOPPED = tells("canceled")
+WORKING = prediction("processing")
+STOPPED = prediction("canceled")
 
 
 # ------------------------------------------------------------------------------------------------------ provider
@@ -364,7 +364,7 @@ STOPPED = tells("canceled")
 
 @dataclass
 class Script:
-    """What the provider makes of one story's jobs: of the submission, of being asked, of a cancel."""
+    """The responses for one scenario's jobs: to the submission, to polls, to a cancel."""
 
     put: Answer = TAKEN
     get: Answer = WORKING
@@ -373,10 +373,10 @@ class Script:
 
 @dataclass
 class ScriptedProvider:
-    """Where it listens, what stories it knows, and what it was asked.
+    """The provider's address, its scripts, and the requests it received.
 
     ``calls`` has a line for each call about a job; ``visits`` one for each request at the other listeners, of
-    which one is another configured provider (``other_url``) and one is nobody's (``trap_url``).
+    which one is another configured provider (``other_url``) and one is not configured (``trap_url``).
     """
 
     url: str
@@ -385,12 +385,12 @@ class ScriptedProvider:
     gone_url: str
     scripts: dict[str, Script] = field(default_factory=dict)
     files: dict[str, Answer] = field(default_factory=dict)
-    stories: dict[str, str] = field(default_factory=dict)
+    scenarios: dict[str, str] = field(default_factory=dict)
     calls: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     visits: list[str] = field(default_factory=list)
 
     def write_catalog(self, folder: Path) -> Path:
-        """A catalog of models for all kinds of trouble, most at 1.00 a picture."""
+        """Write a catalog of models for all kinds of trouble, most at 1.00 per picture."""
         path = folder / "catalog.toml"
         text = CATALOG.format(
             url=self.url,
@@ -405,18 +405,18 @@ class ScriptedProvider:
         return path
 
     def file(self, name: str, answer: Answer | None = None) -> str:
-        """The URL of a file that answers so: a small picture, unless told otherwise."""
+        """Return the URL of a file with this response; by default a small picture."""
         self.files[f"/files/{name}"] = answer or is_file(PICTURE)
         return f"{self.url}/files/{name}"
 
     def answer(self, exchange: Exchange) -> Answer:
-        """Find what the story at hand says."""
+        """Find the scenario's response."""
         if exchange.path.startswith("/files/"):
             return self.files.get(exchange.path, says(404, {}))
         job, _, action = exchange.path.removeprefix("/predictions/").partition("/")
         if exchange.command == "PUT":
-            self.stories[job] = json.loads(exchange.body)["input"]["prompt"]
-        script = self.scripts.get(self.stories.get(job, ""))
+            self.scenarios[job] = json.loads(exchange.body)["input"]["prompt"]
+        script = self.scripts.get(self.scenarios.get(job, ""))
         self.calls[job].append(action or exchange.command)
         if script is None:
             return says(404, {})
@@ -426,27 +426,27 @@ class ScriptedProvider:
 
 
 def signed(body: bytes, *, name: str | None = NAME, secret: str = SECRET) -> dict[str, str]:
-    """The headers that make a body the word of a provider."""
+    """Return the headers of a signed callback."""
     header = sign(secret, body, at=int(time.time()), key_name=name)
     return {"X-Callback-Signature": header, "Content-Type": "application/json"}
 
 
 @contextmanager
 def scripted_provider() -> Iterator[ScriptedProvider]:
-    """Run one on loopback, with two listeners that nobody should visit and an address where nobody listens."""
+    """Run the provider on loopback, with two listeners that must not be called and an unused address."""
 
     def visited(exchange: Exchange) -> Answer:
         provider.visits.append(f"{exchange.command} {exchange.headers.get('Host')}{exchange.path}")
         return is_file(PICTURE)
 
     def other_visited(exchange: Exchange) -> Answer:
-        # A configured provider is asked for its health; nothing else has business there.
+        # Only the health probe of a configured provider may come here.
         return says(200, {}) if exchange.path == "/health-check" else visited(exchange)
 
     with ExitStack() as stack:
         main = stack.enter_context(_served(lambda exchange: provider.answer(exchange)))  # noqa: PLW0108 - bound late
         other, trap = (stack.enter_context(_served(answer)) for answer in (other_visited, visited))
-        # Bound and not listening: whoever connects is refused, and nobody else can take the port.
+        # Bound and not listening: connections are refused, and no other process can take the port.
         deaf = stack.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
         gone_url = f"http://127.0.0.1:{deaf.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Signed news over real HTTP: what is forged has no effect, what comes twice or late has none either."""
+"""Signed callbacks over real HTTP: forged, repeated and late ones have no effect."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, code_of, ok, until
 from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Customer, Service, Totals, code_of, ok, until
 
 
 async def running_task(customer: Customer) -> str:
@@ -26,15 +26,15 @@ async def running_task(customer: Customer) -> str:
 
 
 def unaffected(task: dict[str, Any]) -> dict[str, Any]:
-    """What news of any kind would change."""
+    """What a callback could change."""
     return {name: task[name] for name in ("status", "updated_at", "provider_progress", "output", "usage")}
 
 
-async def test_forged_news_is_refused_without_effect(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+async def test_forged_callbacks_are_refused_without_effect(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await running_task(ada)
         before = unaffected(await ada.task(request_id))
         body = provider.success(request_id, event_id="evt_1", sequence=9)
@@ -55,74 +55,78 @@ async def test_forged_news_is_refused_without_effect(
         assert await ada.totals() == Totals(Decimal(1), Decimal(1), Decimal(0))
 
 
-async def test_news_delivered_twice_or_again_after_the_end_is_answered_and_changes_nothing(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+async def test_repeated_callbacks_are_acknowledged_and_change_nothing(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="2.00")
+        ada = await new_customer(quiet_service, credit="2.00")
         request_id = await running_task(ada)
-        started = provider.news(request_id, "processing", event_id="evt_1", sequence=1, percent=10)
+        started = provider.callback_body(request_id, "processing", event_id="evt_1", sequence=1, percent=10)
         done = provider.success(request_id, event_id="evt_2", sequence=2)
         for body in (started, started, done, done):
             ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
         task = (await ada.all_ended())[request_id]
         assert (task["status"], len(task["output"])) == ("succeeded", 1)
-        told = [
+        reported = [
             line["source_ref"] for line in task["provider_progress"] if line["source_ref"].startswith("callback:")
         ]
-        assert len(told) == len(set(told))
+        assert len(reported) == len(set(reported))
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        failed = provider.news(request_id, "failed", event_id="evt_3", sequence=3, error={"message": "no"})
+        failed = provider.callback_body(request_id, "failed", event_id="evt_3", sequence=3, error={"message": "no"})
         for body in (done, failed, failed, started):
             answer = ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
             assert answer["status"] == "succeeded"
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
         [entry] = ok(await ada.call("GET", "/v2/usage/logs", as_session=True))["data"]
         assert (entry["status"], entry["cost_credits"]) == ("succeeded", "1.00")
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_news_in_the_wrong_order_never_turns_a_task_back(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+async def test_callbacks_out_of_order_never_move_a_task_back(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await running_task(ada)
         for event, percent in ((3, 70), (1, 10), (2, 40)):
-            body = provider.news(request_id, "processing", event_id=f"evt_{event}", sequence=event, percent=percent)
+            body = provider.callback_body(
+                request_id, "processing", event_id=f"evt_{event}", sequence=event, percent=percent
+            )
             ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
-        queued = provider.news(request_id, "queued", event_id="evt_0", sequence=0)
+        queued = provider.callback_body(request_id, "queued", event_id="evt_0", sequence=0)
         answer = ok(await ada.http.post("/v2/callback", content=queued, headers=signed(queued)))
         assert answer["status"] == "processing"
         percents = [line["percent"] for line in answer["provider_progress"] if line["percent"] is not None]
         assert percents == sorted(percents)
 
 
-async def test_success_after_a_cancel_is_neither_hosted_nor_charged(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+async def test_a_success_after_a_cancel_is_not_charged(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await running_task(ada)
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         done = provider.success(request_id, event_id="evt_1", sequence=1)
         answer = ok(await ada.http.post("/v2/callback", content=done, headers=signed(done)))
         assert (answer["status"], answer["output"]) == ("canceled", [])
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
 @pytest.mark.parametrize("winner", ["succeeded", "failed"])
-async def test_the_same_news_many_times_at_once_settles_once(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, winner: str
+async def test_concurrent_copies_of_a_callback_settle_once(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, winner: str
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await running_task(ada)
         if winner == "succeeded":
             body = provider.success(request_id, event_id="evt_1", sequence=1)
         else:
-            body = provider.news(request_id, "failed", event_id="evt_1", sequence=1, error={"message": "no"})
+            body = provider.callback_body(
+                request_id, "failed", event_id="evt_1", sequence=1, error={"message": "no"}
+            )
 
         async def deliver() -> None:
             ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
@@ -134,4 +138,4 @@ async def test_the_same_news_many_times_at_once_settles_once(
         assert task["status"] == winner
         left = Decimal(0) if winner == "succeeded" else Decimal(1)
         assert await ada.totals() == Totals(left, Decimal(0), left)
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []

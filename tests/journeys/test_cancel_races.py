@@ -1,4 +1,4 @@
-"""A cancel and the provider's success at the same instant: one of two whole outcomes, and the credit agrees."""
+"""A cancel and the provider's success at the same instant: one of the two outcomes, and consistent credit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import httpx
 import trio
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, code_of, ok, until
 from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Customer, Service, Totals, code_of, ok, until
 
 PAIRS = 200
 PAIRS_AT_ONCE = 20
@@ -31,7 +31,7 @@ async def make_running(customer: Customer, count: int) -> list[str]:
     async def taken() -> bool:
         tasks = await customer.tasks()
         known = [{line["status"] for line in task["provider_progress"]} for task in tasks.values()]
-        return len(known) == count and all("submitted" in told for told in known)
+        return len(known) == count and all("submitted" in statuses for statuses in known)
 
     await until(taken, within_s=60)
     return made
@@ -48,14 +48,14 @@ async def statement(customer: Customer) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_cancel_and_a_success_at_the_same_instant_end_in_one_whole_outcome(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer
+async def test_a_cancel_racing_a_success_has_one_outcome(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(180):
-        ada = await new_customer(quiet_house, credit=str(PAIRS))
+        ada = await new_customer(quiet_service, credit=str(PAIRS))
         made = await make_running(ada, PAIRS)
         canceled: dict[str, httpx.Response] = {}
-        told: dict[str, httpx.Response] = {}
+        reported: dict[str, httpx.Response] = {}
 
         async def race(request_id: str) -> None:
             body = provider.success(request_id, event_id="evt_1", sequence=1)
@@ -64,12 +64,12 @@ async def test_a_cancel_and_a_success_at_the_same_instant_end_in_one_whole_outco
             async def cancel() -> None:
                 canceled[request_id] = await ada.call("POST", f"/v2/task/{request_id}/cancel")
 
-            async def tell() -> None:
-                told[request_id] = await ada.http.post("/v2/callback", content=body, headers=headers)
+            async def send() -> None:
+                reported[request_id] = await ada.http.post("/v2/callback", content=body, headers=headers)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(cancel)
-                nursery.start_soon(tell)
+                nursery.start_soon(send)
 
         async def lane(request_ids: list[str]) -> None:
             for request_id in request_ids:
@@ -86,7 +86,7 @@ async def test_a_cancel_and_a_success_at_the_same_instant_end_in_one_whole_outco
             if operation["kind"] in {"capture", "release"}:
                 settled[operation["reference"]].append((operation["kind"], operation["balance_change"]))
         for request_id, task in tasks.items():
-            assert ok(told[request_id])["request_id"] == request_id
+            assert ok(reported[request_id])["request_id"] == request_id
             if task["status"] == "succeeded":
                 assert code_of(canceled[request_id]) == "task_already_terminal"
                 assert settled[request_id] == [("capture", "-1.00")]
@@ -106,5 +106,5 @@ async def test_a_cancel_and_a_success_at_the_same_instant_end_in_one_whole_outco
         charged = sum((Decimal(task["usage"]["cost_credits"]) for task in tasks.values()), start=Decimal(0))
         assert captured == charged == ends["succeeded"]
         assert await ada.totals() == Totals(PAIRS - charged, Decimal(0), PAIRS - charged)
-    assert quiet_house.audit() == []
-    assert quiet_house.faults() == []
+    assert quiet_service.audit() == []
+    assert quiet_service.faults() == []

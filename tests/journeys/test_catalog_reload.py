@@ -1,4 +1,4 @@
-"""The catalog read again by a signal: what was agreed keeps its terms, what is new works without a restart."""
+"""Reloading the catalog by a signal: existing tasks keep their terms, new models work without a restart."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import trio
 from holdfast.providers.signatures import sign
 
 from .conftest import NewCustomer, NewService
-from .house import IMAGE, Customer, Service, code_of, ok, until
 from .quiet_provider import MODEL, SECRET, QuietProvider, quiet_provider, signed
+from .service_process import IMAGE, Customer, Service, code_of, ok, until
 
 LATE = """
 [providers.late]
@@ -52,20 +52,20 @@ async def cost(customer: Customer, request_id: str) -> str:
     return str((await customer.task(request_id))["usage"]["cost_credits"])
 
 
-async def reload(service: Service, catalog: Path, text: str, *, told: str) -> None:
-    """Write the catalog, send the signal, and wait for what the log then tells."""
+async def reload(service: Service, catalog: Path, text: str, *, reported: str) -> None:
+    """Write the catalog, send the signal, and wait for this log line."""
     assert service.process is not None
     before = len(service.log_lines())
     await trio.Path(catalog).write_text(text)
     service.process.send_signal(signal.SIGHUP)
 
-    async def heard() -> bool:
-        return any(line.get("event") == told for line in service.log_lines()[before:])
+    async def was_logged() -> bool:
+        return any(line.get("event") == reported for line in service.log_lines()[before:])
 
-    await until(heard)
+    await until(was_logged)
 
 
-async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs_no_restart(
+async def test_a_reload_keeps_old_terms_and_serves_new_models(
     new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
 ) -> None:
     catalog = provider.write_catalog(tmp_path)
@@ -79,7 +79,7 @@ async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs
         await taken(ada, running)
 
         dearer = catalog.read_text().replace('"1.00"', '"3.00"') + LATE.format(url=late.url, secret=SECRET)
-        await reload(service, catalog, dearer, told="catalog in force")
+        await reload(service, catalog, dearer, reported="catalog in force")
         today = ok(await ada.create(MODEL))
         assert (today["estimated_cost"]["credits"], today["quote_id"][:4]) == ("3.00", "quo_")
         by_quote = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": promised["quote_id"]}))
@@ -88,7 +88,7 @@ async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs
         other = {**wanted, "input": {"prompt": "another"}, "quote_id": promised["quote_id"]}
         assert code_of(await ada.call("POST", "/v2/task/create", other)) == "quote_mismatch"
 
-        await reload(service, catalog, dearer.replace("per_image", "per_wish"), told="catalog fault")
+        await reload(service, catalog, dearer.replace("per_image", "per_wish"), reported="catalog fault")
         assert ok(await ada.call("POST", "/v2/quote", wanted))["estimate"]["credits"] == "3.00"
 
         for request_id, price in (
@@ -105,7 +105,9 @@ async def test_terms_outlive_the_catalog_they_were_made_by_and_what_is_new_needs
         newcomer = ok(await ada.create("late/image-1"))["request_id"]
         await taken(ada, newcomer)
         outputs = [{"url": f"{late.url}/picture.png", "content_type": "image/png"}]
-        body = late.news(newcomer, "succeeded", event_id="evt_late", sequence=9, provider="late", outputs=outputs)
+        body = late.callback_body(
+            newcomer, "succeeded", event_id="evt_late", sequence=9, provider="late", outputs=outputs
+        )
         header = sign(SECRET, body, at=int(time.time()), key_name="late")
         sent = {"X-Callback-Signature": header, "Content-Type": "application/json"}
         ok(await ada.http.post("/v2/callback", content=body, headers=sent))

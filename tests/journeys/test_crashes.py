@@ -1,4 +1,4 @@
-"""``kill -9`` in the middle of it all: what was answered stands, nothing is doubled, unfinished work goes on."""
+"""``kill -9`` under load: answered requests stay, nothing is duplicated, unfinished work continues."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import httpx
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Totals, until
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Customer, Totals, until
 
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "3"))
 CREDIT = Decimal("1000.00")
 
 
-async def test_killed_again_and_again_the_service_keeps_its_word(
+async def test_repeated_kills_lose_and_duplicate_nothing(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     service = new_service()
@@ -57,7 +57,7 @@ async def until_cut(deliver: Callable[[Customer, list[str]], Awaitable[None]], *
         await deliver(*given)
 
 
-async def test_killed_among_callbacks_every_answered_one_has_had_its_effect(
+async def test_acknowledged_callbacks_survive_kills(
     new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
 ) -> None:
     service = new_service(CATALOG=str(provider.write_catalog(tmp_path)))
@@ -68,7 +68,9 @@ async def test_killed_among_callbacks_every_answered_one_has_had_its_effect(
 
     async def deliver(customer: Customer, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            body = provider.news(request_id, "failed", event_id="evt_1", sequence=1, error={"message": "no"})
+            body = provider.callback_body(
+                request_id, "failed", event_id="evt_1", sequence=1, error={"message": "no"}
+            )
             answer = await customer.http.post("/v2/callback", content=body, headers=signed(body))
             assert answer.status_code == 200
             answered[request_id] = answer.json()["status"]

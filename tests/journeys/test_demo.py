@@ -1,4 +1,4 @@
-"""The demonstration ends well, in a folder of its own, whatever the caller's shell configures."""
+"""The demo succeeds in a temporary folder, whatever the environment configures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image
 import holdfast.demo
 
 
-def test_the_demonstration_completes_and_saves_the_pictures(tmp_path: Path) -> None:
-    # Settings of somebody else's service must not reach the demonstration's own.
+def test_the_demo_succeeds_and_saves_the_pictures(tmp_path: Path) -> None:
+    # Settings of the surrounding environment must not reach the demo's service.
     environment = {**os.environ, "HOLDFAST_ENV": "production", "HOLDFAST_PORT": "1", "COLUMNS": "160"}
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", "demo"],
@@ -36,7 +36,7 @@ def test_the_demonstration_completes_and_saves_the_pictures(tmp_path: Path) -> N
             assert image.size == (holdfast.demo.PICTURE["width"], holdfast.demo.PICTURE["height"])
 
 
-def test_a_step_that_does_not_hold_is_named_and_ends_the_demonstration(tmp_path: Path) -> None:
+def test_a_failing_step_is_named_and_ends_the_demo(tmp_path: Path) -> None:
     script = "import holdfast.demo as demo; demo.MODEL = 'studio/nothing'; raise SystemExit(demo.main())"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False

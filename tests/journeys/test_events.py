@@ -1,4 +1,4 @@
-"""Events as a customer's own server meets them: signed, tried again, never two of one kind, and kept true."""
+"""Events as a customer's server receives them: signed, retried, and at most one of a kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import standardwebhooks
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, code_of, ok, until
 from .quiet_provider import MODEL, QuietProvider, signed
 from .receiver import Receiver, receiver
+from .service_process import Customer, Service, code_of, ok, until
 
 RESULT = {"task.succeeded", "task.assets_ready"}
 
@@ -28,13 +28,13 @@ def ears() -> Iterator[Receiver]:
 
 
 async def create(customer: Customer, url: str, **more: Any) -> str:
-    """A task that tells its events to ``url``."""
+    """Create a task with ``url`` as its webhook."""
     order = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": url, **more}
     return str(ok(await customer.call("POST", "/v2/task/create", order))["request_id"])
 
 
 async def deliver(service: Service, provider: QuietProvider, request_id: str) -> None:
-    """The provider tells of its success, as soon as it has the job."""
+    """Report success once the provider has the job."""
 
     async def has_job() -> bool:
         return any(request_id in job_id for job_id in provider.jobs)
@@ -71,13 +71,13 @@ async def resend(customer: Customer, request_id: str, event_id: str) -> dict[str
     return ok(await customer.call("POST", f"/v2/task/{request_id}/events/{event_id}/resend"))
 
 
-async def test_a_result_is_announced_once_signed_so_that_a_standard_library_verifies_it(
-    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="10.00")
+        ada = await new_customer(quiet_service, credit="10.00")
         request_id = await create(ada, f"{ears.url}/ada?token=1", metadata={"order": "7"})
-        await deliver(quiet_house, provider, request_id)
+        await deliver(quiet_service, provider, request_id)
         posts = await ears.wait("/ada?token=1", 2)
         hook = standardwebhooks.Webhook((await secret_of(ada))["secret"])
         for post in posts:
@@ -90,9 +90,9 @@ async def test_a_result_is_announced_once_signed_so_that_a_standard_library_veri
             assert post.event["id"] == post.event_id
             assert len(post.body) < 20_000
         assert {post.event["type"] for post in posts} == RESULT
-        told = {kind: await settled(ada, request_id, kind, "delivered") for kind in RESULT}
-        assert {told[post.event["type"]]["event_id"] for post in posts} == {post.event_id for post in posts}
-        assert [[a["status_code"] for a in event["attempts"]] for event in told.values()] == [[200], [200]]
+        reported = {kind: await settled(ada, request_id, kind, "delivered") for kind in RESULT}
+        assert {reported[post.event["type"]]["event_id"] for post in posts} == {post.event_id for post in posts}
+        assert [[a["status_code"] for a in event["attempts"]] for event in reported.values()] == [[200], [200]]
 
         task = await ada.task(request_id)
         assert task["hosting"]["assets_ready_event"] == "sent"
@@ -103,19 +103,19 @@ async def test_a_result_is_announced_once_signed_so_that_a_standard_library_veri
         for changing in ("output", "hosting", "provider_progress", "updated_at"):
             del task[changing]
         assert {name: public_snapshot[name] for name in task} == task
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_only_what_was_chosen_is_told_and_a_retry_chooses_the_same(
-    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+async def test_only_the_chosen_events_are_delivered(
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="10.00")
+        ada = await new_customer(quiet_service, credit="10.00")
         url = f"{ears.url}/chosen"
         request_id = await create(ada, url, webhook_events=["task.canceled", "task.processing"])
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         again = ok(await ada.call("POST", f"/v2/task/{request_id}/retry"))["request_id"]
-        await deliver(quiet_house, provider, again)
+        await deliver(quiet_service, provider, again)
         posts = await ears.wait("/chosen", 2)
         assert {(post.event["data"]["request_id"], post.event["type"]) for post in posts} == {
             (request_id, "task.canceled"),
@@ -130,11 +130,11 @@ async def test_only_what_was_chosen_is_told_and_a_retry_chooses_the_same(
             assert code_of(await ada.call("POST", "/v2/task/create", order)) == "invalid_parameter"
 
 
-async def test_a_receiver_that_fails_twice_gets_the_same_event_a_third_time(
-    quiet_house: Service, new_customer: NewCustomer, ears: Receiver
+async def test_a_failed_delivery_is_repeated_with_the_same_event(
+    quiet_service: Service, new_customer: NewCustomer, ears: Receiver
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="10.00")
+        ada = await new_customer(quiet_service, credit="10.00")
         request_id = await create(ada, ears.will_answer("/twice", 500, 503))
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         # The second one comes by itself, after some seconds; the third would after some minutes.
@@ -149,15 +149,15 @@ async def test_a_receiver_that_fails_twice_gets_the_same_event_a_third_time(
         assert [(a["number"], a["status_code"]) for a in done["attempts"]] == [(3, 200), (2, 503), (1, 500)]
 
 
-async def test_a_redirect_is_a_failure_and_gone_is_the_end_until_it_is_sent_again(
-    quiet_house: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
 ) -> None:
     with trio.fail_after(60):
-        ada, eve = [await new_customer(quiet_house, credit="10.00") for _ in range(2)]
+        ada, eve = [await new_customer(quiet_service, credit="10.00") for _ in range(2)]
         moved = await create(ada, ears.will_answer("/moved", 307, Location=f"{ears.url}/elsewhere"))
         ok(await ada.call("POST", f"/v2/task/{moved}/cancel"))
         gone = await create(ada, ears.will_answer("/gone", 410), webhook_events=["task.assets_ready"])
-        await deliver(quiet_house, provider, gone)
+        await deliver(quiet_service, provider, gone)
 
         event = await settled(ada, gone, "task.assets_ready", "given_up")
         assert "410" in event["reason"]
@@ -181,11 +181,11 @@ async def test_a_redirect_is_a_failure_and_gone_is_the_end_until_it_is_sent_agai
         assert ears.at("/elsewhere") == []
 
 
-async def test_the_old_secret_still_verifies_after_a_new_one_was_drawn(
-    quiet_house: Service, new_customer: NewCustomer, ears: Receiver
+async def test_the_old_secret_still_verifies_after_rotation(
+    quiet_service: Service, new_customer: NewCustomer, ears: Receiver
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="10.00")
+        ada = await new_customer(quiet_service, credit="10.00")
         old = await secret_of(ada)
         assert (old["rotated_at"], old["previous_valid_until"]) == (None, None)
         new = ok(await ada.call("POST", "/v2/control/webhook-secret/rotate", as_session=True))
@@ -213,7 +213,7 @@ async def twins(
     return services[0], services[1]
 
 
-async def test_two_processes_double_no_delivery_and_over_a_kill_each_end_is_told_under_one_id(
+async def test_two_processes_deliver_each_event_once_even_across_a_kill(
     twins: tuple[Service, Service], new_customer: NewCustomer, ears: Receiver
 ) -> None:
     with trio.fail_after(120):
@@ -229,16 +229,16 @@ async def test_two_processes_double_no_delivery_and_over_a_kill_each_end_is_told
             async with trio.open_nursery() as nursery:
                 for number in range(40):
                     nursery.start_soon(run, number)
-        told = {}
+        reported = {}
         for request_id in await ada.tasks():
             event = await settled(ada, request_id, "task.canceled", "delivered")
-            told[event["event_id"]] = [attempt["status_code"] for attempt in event["attempts"]]
+            reported[event["event_id"]] = [attempt["status_code"] for attempt in event["attempts"]]
         posts = Counter(post.event_id for post in ears.at("/shared"))
-        assert len(told) == 40
-        assert set(posts) == set(told)
+        assert len(reported) == 40
+        assert set(posts) == set(reported)
         # On a busy machine an answer may come too late and the event again, but never by two at once.
-        assert all(posts[event_id] <= len(statuses) for event_id, statuses in told.items())
-        assert all(statuses[0] == 200 and set(statuses[1:]) <= {None} for statuses in told.values())
+        assert all(posts[event_id] <= len(statuses) for event_id, statuses in reported.items())
+        assert all(statuses[0] == 200 and set(statuses[1:]) <= {None} for statuses in reported.values())
         assert all(twin.metric("holdfast_event_deliveries_total") > 0 for twin in twins)
 
         ears.mute.add("/unheard")

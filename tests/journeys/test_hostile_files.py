@@ -1,6 +1,6 @@
-"""A provider whose files are no files, never end or lie elsewhere: each has one written outcome.
+"""Output files that are invalid, endless or elsewhere: each has one documented outcome.
 
-What cannot be kept is not charged, and nobody is called who was not configured.
+What cannot be stored is not charged, and only configured hosts are contacted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import trio
 from PIL import Image
 
 from .conftest import NewCustomer
-from .house import Service, Totals, ok
 from .scripted_provider import (
     FILE_BYTES_MAX,
     PICTURE,
@@ -34,7 +33,8 @@ from .scripted_provider import (
     redirects,
     says,
 )
-from .task_tales import PAID, Story, Tale, nothing_is_left_open, tell_all
+from .service_process import Service, Totals, ok
+from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 FLOOD_BYTES = 300 * 1024 * 1024
 
@@ -49,22 +49,22 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
-async def in_vain(tale: Tale, spoiled: dict[str, tuple[Answer | str, dict[str, object], str]]) -> None:
+async def in_vain(run: TaskRun, spoiled: dict[str, tuple[Answer | str, dict[str, object], str]]) -> None:
     """Each of these outputs cannot be stored: its task goes to review with its hold open, and is then canceled.
 
     By name: how the file answers (or where the output is said to be), what is claimed of it, and the error.
     """
-    await tale.customer.recharge("90.00")
-    tales = {name: Tale(f"{tale.name}.{name}", tale.service, tale.provider, tale.customer) for name in spoiled}
+    await run.customer.recharge("90.00")
+    tales = {name: TaskRun(f"{run.name}.{name}", run.service, run.provider, run.customer) for name in spoiled}
 
     async def meet(name: str) -> None:
         place, claims, error = spoiled[name]
         each = tales[name]
-        await each.begins()
-        await each.is_taken()
+        await each.create()
+        await each.wait_submitted()
         url = place if isinstance(place, str) else each.file("a.png", place)
-        await each.hears("succeeded", outputs=[{"url": url, **claims}])
-        task = await each.becomes("review")
+        await each.send_update("succeeded", outputs=[{"url": url, **claims}])
+        task = await each.wait_for("review")
         assert (task["error"] or "").startswith(f"hosting_failed: {error}"), (name, task["error"])
         assert task["hosting"]["error"] == task["error"]
         assert (task["review_reason"], task["output"]) == ("hosting_failed", []), name
@@ -73,13 +73,13 @@ async def in_vain(tale: Tale, spoiled: dict[str, tuple[Answer | str, dict[str, o
         for name in spoiled:
             nursery.start_soon(meet, name)
     count = len(spoiled)
-    assert await tale.customer.totals() == Totals(Decimal(100), Decimal(count), Decimal(100 - count))
+    assert await run.customer.totals() == Totals(Decimal(100), Decimal(count), Decimal(100 - count))
     for each in tales.values():
-        assert ok(await each.cancels())["status"] == "canceled"
-    assert await tale.customer.totals() == Totals(Decimal(100), Decimal(0), Decimal(100))
+        assert ok(await each.cancel())["status"] == "canceled"
+    assert await run.customer.totals() == Totals(Decimal(100), Decimal(0), Decimal(100))
 
 
-async def files_that_are_not_pictures(tale: Tale) -> None:
+async def files_that_are_not_pictures(run: TaskRun) -> None:
     """What is no picture, or not the one that was declared, is not kept."""
     page = b"<!DOCTYPE html><script>alert(1)</script>"
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
@@ -87,7 +87,7 @@ async def files_that_are_not_pictures(tale: Tale) -> None:
     Image.new("RGB", (8, 8)).save(jpeg, "JPEG")
     other_hash: dict[str, object] = {"sha256": "0" * 64}
     await in_vain(
-        tale,
+        run,
         {
             "page": (is_file(page), {}, "bad_type"),
             "page_told": (is_file(page, "text/html"), {}, "bad_type"),
@@ -110,11 +110,11 @@ async def files_that_are_not_pictures(tale: Tale) -> None:
     )
 
 
-async def files_that_do_not_end(tale: Tale) -> None:
-    """A flood is let go at the limit, whether its length was told or not."""
+async def files_that_do_not_end(run: TaskRun) -> None:
+    """An endless file is dropped at the limit, with or without Content-Length."""
     poured: list[int] = []
     await in_vain(
-        tale,
+        run,
         {
             "told": (pours(FLOOD_BYTES, poured, declared=True), {}, "too_large"),
             "untold": (pours(FLOOD_BYTES, poured, declared=False), {}, "too_large"),
@@ -125,9 +125,9 @@ async def files_that_do_not_end(tale: Tale) -> None:
     assert max(poured) < FILE_BYTES_MAX + 64 * 1024 * 1024
 
 
-async def files_elsewhere(tale: Tale) -> None:
-    """Neither outputs nor redirects lead anywhere but to the provider itself; nobody else is called."""
-    provider = tale.provider
+async def files_elsewhere(run: TaskRun) -> None:
+    """Outputs and redirects lead to the provider only; no other host is contacted."""
+    provider = run.provider
     trap, own = urlsplit(provider.trap_url).port, urlsplit(provider.url).port
     elsewhere = {
         "trap": f"http://127.0.0.1:{trap}/a.png",
@@ -155,9 +155,9 @@ async def files_elsewhere(tale: Tale) -> None:
         "slashes": f"//127.0.0.1:{trap}/a.png",
         "nonsense": "http://[",
     }
-    loop = tale.file("loop.png", redirects("loop.png"))
-    there = tale.file("there.png", redirects("back.png"))
-    tale.file("back.png", redirects("there.png"))
+    loop = run.file("loop.png", redirects("loop.png"))
+    there = run.file("there.png", redirects("back.png"))
+    run.file("back.png", redirects("there.png"))
     spoiled: dict[str, tuple[Answer | str, dict[str, object], str]] = {
         "loop": (loop, {}, "blocked_address: more than"),
         "pendulum": (there, {}, "blocked_address: more than"),
@@ -166,68 +166,68 @@ async def files_elsewhere(tale: Tale) -> None:
         spoiled[f"to_{name}"] = (redirects(url), {}, "blocked_address")
     for name, url in elsewhere.items():
         spoiled[f"at_{name}"] = (url, {}, "blocked_address")
-    await in_vain(tale, spoiled)
+    await in_vain(run, spoiled)
 
 
-async def redirected_at_home(tale: Tale) -> None:
+async def redirected_at_home(run: TaskRun) -> None:
     """A redirect that stays at the provider is followed."""
-    await tale.begins()
-    await tale.is_taken()
-    tale.file("b.png")
-    await tale.succeeds(tale.file("a.png", redirects("b.png")))
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
+    await run.create()
+    await run.wait_submitted()
+    run.file("b.png")
+    await run.report_success(run.file("a.png", redirects("b.png")))
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="1.00", units=1, hosting="ready")
 
 
-async def dripping(tale: Tale) -> None:
+async def dripping(run: TaskRun) -> None:
     """A file that comes byte by byte is let go in time; when the time for storing is over, it is reviewed."""
-    await tale.begins(STORING)
-    await tale.is_taken()
-    await tale.succeeds(tale.file("slow.png", drips(0.05)))
-    await tale.becomes("review")
-    await tale.stands("queued", "processing", "review", error="hosting_failed", hosting="failed")
-    ok(await tale.cancels())
+    await run.create(STORING)
+    await run.wait_submitted()
+    await run.report_success(run.file("slow.png", drips(0.05)))
+    await run.wait_for("review")
+    await run.check("queued", "processing", "review", error="hosting_failed", hosting="failed")
+    ok(await run.cancel())
 
 
-async def shaky(tale: Tale) -> None:
+async def shaky(run: TaskRun) -> None:
     """A file that fails and then comes is stored; what was stored meanwhile is not fetched again."""
-    await tale.begins(n=2)
-    await tale.is_taken()
-    await tale.succeeds(tale.file("b.png"), tale.file("a.png", in_turn(says(500, {}), is_file(PICTURE))))
-    await tale.becomes("succeeded")
-    task = await tale.stands(*PAID, cost="2.00", units=2, hosting="ready")
+    await run.create(n=2)
+    await run.wait_submitted()
+    await run.report_success(run.file("b.png"), run.file("a.png", in_turn(says(500, {}), is_file(PICTURE))))
+    await run.wait_for("succeeded")
+    task = await run.check(*PAID, cost="2.00", units=2, hosting="ready")
     assert task["hosting"]["error"] is None
 
 
-async def inline_and_too_large(tale: Tale) -> None:
+async def inline_and_too_large(run: TaskRun) -> None:
     """A result inside the answer is held to the same limits: too large, not base64, or text that names a file."""
     big, text = noise(1100), "file:///etc/passwd"
     assert len(big) > FILE_BYTES_MAX
 
     async def meet(output: str, error: str) -> None:
-        each = Tale(f"{tale.name}.{len(output)}", tale.service, tale.provider, tale.customer)
-        await each.begins(POLLED, Script(get=finished(output)))
-        task = await each.becomes("review")
+        each = TaskRun(f"{run.name}.{len(output)}", run.service, run.provider, run.customer)
+        await each.create(POLLED, Script(get=finished(output)))
+        task = await each.wait_for("review")
         assert task["error"].startswith(f"hosting_failed: {error}"), task["error"]
-        ok(await each.cancels())
+        ok(await each.cancel())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(meet, data_url(big), "too_large")
         for output in ("data:image/png;base64,***", text, "ftp://127.0.0.1/a.png"):
             nursery.start_soon(meet, output, "bad_type")
-    assert (await tale.customer.totals()) == Totals(Decimal(10), Decimal(0), Decimal(10))
+    assert (await run.customer.totals()) == Totals(Decimal(10), Decimal(0), Decimal(10))
 
 
-STORIES: tuple[Story, ...] = (
+SCENARIOS: tuple[Scenario, ...] = (
     files_that_are_not_pictures, files_that_do_not_end, files_elsewhere, redirected_at_home, dripping, shaky,
     inline_and_too_large,
 )  # fmt: skip
 
 
-async def test_whatever_a_file_is_only_what_can_be_kept_is_charged(
-    scripted_house: Service, scripted: ScriptedProvider, new_customer: NewCustomer
+async def test_only_outputs_that_can_be_stored_are_charged(
+    scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
-        await tell_all(STORIES, scripted_house, scripted, new_customer)
+        await run_scenarios(SCENARIOS, scripted_service, scripted, new_customer)
     assert scripted.visits == []
-    nothing_is_left_open(scripted_house)
+    check_nothing_is_open(scripted_service)

@@ -1,4 +1,4 @@
-"""A provider that says what is not so, says it twice, or says nothing: each has one written outcome.
+"""A provider that sends false, repeated or no messages: each case has one documented outcome.
 
 Nothing is held for ever, and nothing is charged that cannot be fetched.
 """
@@ -13,7 +13,6 @@ import psycopg
 import trio
 
 from .conftest import NewCustomer
-from .house import Service, code_of, ok
 from .scripted_provider import (
     CLIP,
     HASTY,
@@ -32,33 +31,34 @@ from .scripted_provider import (
     in_turn,
     is_file,
     noise,
+    prediction,
     says,
     signed,
-    tells,
 )
-from .task_tales import PAID, Story, Tale, nothing_is_left_open, tell_all
+from .service_process import Service, code_of, ok
+from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 
-async def goes_well_after_all(tale: Tale) -> None:
+async def goes_well_after_all(run: TaskRun) -> None:
     """The task was not moved by what came before: a true success is stored and charged."""
-    await tale.succeeds(tale.file())
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
-    await tale.shows_pictures(1)
+    await run.report_success(run.file())
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="1.00", units=1, hosting="ready")
+    await run.check_images(1)
 
 
 # ------------------------------------------------------------------------------------------------- callbacks
 
 
-async def rubbish_is_no_event(tale: Tale) -> None:
+async def rubbish_is_no_event(run: TaskRun) -> None:
     """Signed rubbish is answered 400 (413 where it is too long) and moves nothing."""
-    await tale.begins()
-    await tale.is_taken()
-    before = await tale.task()
+    await run.create()
+    await run.wait_submitted()
+    before = await run.task()
 
     def odd(**fields: object) -> bytes:
         """A success with these fields; bytes stand as they are."""
-        body = tale.news("succeeded", outputs=[{"url": tale.file()}])
+        body = run.update_body("succeeded", outputs=[{"url": run.file()}])
         for name, value in fields.items():
             written = value if isinstance(value, bytes) else json.dumps(value).encode()
             body = b'%b, "%b": %b}' % (body[:-1], name.encode(), written)
@@ -71,9 +71,9 @@ async def rubbish_is_no_event(tale: Tale) -> None:
         b"[]",
         b"null",
         b'{"event_id": "evt"',
-        tale.news("succeeded")[:-1],
+        run.update_body("succeeded")[:-1],
         odd(message=b'"\xff\xfe"'),
-        tale.news("succeeded").decode().encode("utf-16"),
+        run.update_body("succeeded").decode().encode("utf-16"),
         b"[" * 100_000,
         odd(extra=b"[" * 50_000 + b"]" * 50_000),
         odd(percent=900),
@@ -88,245 +88,245 @@ async def rubbish_is_no_event(tale: Tale) -> None:
         odd(sequence=huge),
         odd(attempt=0),
         odd(attempt=huge),
-        tale.news("exploded"),
-        tale.news("succeeded", outputs=[{}]),
-        tale.news("succeeded", outputs=[{"url": "file:///etc/passwd"}]),
-        tale.news("succeeded", outputs=[{"url": "gopher://127.0.0.1/"}]),
-        tale.news("succeeded", outputs=[{"url": tale.file(), "data": "aGk="}]),
-        tale.news("succeeded", outputs=[{"url": tale.file(), "bytes": -1}]),
-        tale.news("succeeded", outputs=[{"url": tale.file(), "sha256": "no"}]),
-        tale.news("succeeded", outputs=[{"url": tale.file(), "index": 0}] * 2),
-        tale.news("succeeded", outputs=[{"url": tale.file()}] * 65),
-        tale.news("succeeded", outputs=[{"data": "*"}]),
-        tale.news("succeeded", outputs=[{"data": base64.b64encode(noise(300)).decode()}]),
-        tale.news("succeeded", outputs=[{"url": data_url(noise(300))}]),
-        tale.news("succeeded", provider="another"),
-        tale.news("succeeded", event_id=""),
-        tale.news("succeeded", event_id="evt\0"),
+        run.update_body("exploded"),
+        run.update_body("succeeded", outputs=[{}]),
+        run.update_body("succeeded", outputs=[{"url": "file:///etc/passwd"}]),
+        run.update_body("succeeded", outputs=[{"url": "gopher://127.0.0.1/"}]),
+        run.update_body("succeeded", outputs=[{"url": run.file(), "data": "aGk="}]),
+        run.update_body("succeeded", outputs=[{"url": run.file(), "bytes": -1}]),
+        run.update_body("succeeded", outputs=[{"url": run.file(), "sha256": "no"}]),
+        run.update_body("succeeded", outputs=[{"url": run.file(), "index": 0}] * 2),
+        run.update_body("succeeded", outputs=[{"url": run.file()}] * 65),
+        run.update_body("succeeded", outputs=[{"data": "*"}]),
+        run.update_body("succeeded", outputs=[{"data": base64.b64encode(noise(300)).decode()}]),
+        run.update_body("succeeded", outputs=[{"url": data_url(noise(300))}]),
+        run.update_body("succeeded", provider="another"),
+        run.update_body("succeeded", event_id=""),
+        run.update_body("succeeded", event_id="evt\0"),
     ]
     for body in bodies:
-        answer = await tale.post(body)
+        answer = await run.post(body)
         assert (answer.status_code, code_of(answer)) == (400, "invalid_event"), (body[:300], answer.text)
-    long = await tale.post(tale.news("succeeded", message="x" * 300_000))
+    long = await run.post(run.update_body("succeeded", message="x" * 300_000))
     assert (long.status_code, code_of(long)) == (413, "request_too_large")
-    unknown = ["task_" + "0" * 32, "task_1", "../task", "x" * 200, tale.request_id.upper()]
+    unknown = ["task_" + "0" * 32, "task_1", "../task", "x" * 200, run.request_id.upper()]
     for request_id in unknown:
-        answer = await tale.post(tale.news("succeeded", request_id=request_id))
+        answer = await run.post(run.update_body("succeeded", request_id=request_id))
         assert (answer.status_code, code_of(answer)) == (404, "task_not_found"), request_id
-    assert await tale.task() == before
-    await goes_well_after_all(tale)
+    assert await run.task() == before
+    await goes_well_after_all(run)
 
 
-async def other_attempts_are_stale(tale: Tale) -> None:
-    """News of an attempt that is not the present one is kept as stale and moves nothing."""
-    await tale.begins()
-    await tale.is_taken()
+async def other_attempts_are_stale(run: TaskRun) -> None:
+    """An update of an earlier attempt is recorded as stale and changes nothing."""
+    await run.create()
+    await run.wait_submitted()
     for attempt in (2, 7, 2**31 - 1):
-        task = await tale.succeeds(tale.file(), attempt=attempt)
+        task = await run.report_success(run.file(), attempt=attempt)
         assert task["status"] == "queued"
-        assert tale.last_line(task, "stale")["source_ref"] == f"callback:evt_{tale.told}"
-    await tale.stands("queued")
-    await goes_well_after_all(tale)
+        assert run.last_progress(task, "stale")["source_ref"] == f"callback:evt_{run.updates_sent}"
+    await run.check("queued")
+    await goes_well_after_all(run)
 
 
-async def another_provider_has_no_say(tale: Tale) -> None:
+async def another_provider_has_no_say(run: TaskRun) -> None:
     """A right signature of another provider opens nothing, by whatever name."""
-    await tale.begins()
-    await tale.is_taken()
-    before = await tale.task()
-    body = tale.news("succeeded", outputs=[{"url": tale.file()}])
+    await run.create()
+    await run.wait_submitted()
+    before = await run.task()
+    body = run.update_body("succeeded", outputs=[{"url": run.file()}])
     for headers, code in (
         (signed(body, name=OTHER_NAME, secret=OTHER_SECRET), "task_not_found"),
         (signed(body, name=None, secret=OTHER_SECRET), "invalid_signature"),
         (signed(body, secret=OTHER_SECRET), "invalid_signature"),
         (signed(body, name="nobody"), "invalid_signature"),
     ):
-        assert code_of(await tale.post(body, headers)) == code
-    assert await tale.task() == before
-    await goes_well_after_all(tale)
+        assert code_of(await run.post(body, headers)) == code
+    assert await run.task() == before
+    await goes_well_after_all(run)
 
 
-async def secrets_are_rolled(tale: Tale) -> None:
-    """Last year's secret is still believed, alone or beside a wrong one; the same news written anew is not."""
-    await tale.begins()
-    await tale.is_taken()
-    body = tale.news("processing", percent=10)
+async def secrets_are_rolled(run: TaskRun) -> None:
+    """The previous secret is still accepted, alone or beside a wrong one; a changed body is not."""
+    await run.create()
+    await run.wait_submitted()
+    body = run.update_body("processing", percent=10)
     written_anew = json.dumps(json.loads(body), indent=1).encode()
-    assert code_of(await tale.post(written_anew, signed(body, secret=OLD_SECRET))) == "invalid_signature"
+    assert code_of(await run.post(written_anew, signed(body, secret=OLD_SECRET))) == "invalid_signature"
     headers = signed(body, secret=OLD_SECRET)
     right = headers["X-Callback-Signature"].rpartition("v1=")[2]
     headers["X-Callback-Signature"] = signed(body, secret=OTHER_SECRET)["X-Callback-Signature"] + f",v1={right}"
-    assert ok(await tale.post(body, headers))["status"] == "processing"
-    body = tale.news("processing", percent=20)
-    assert ok(await tale.post(body, signed(body, secret=OLD_SECRET)))["status"] == "processing"
-    await goes_well_after_all(tale)
+    assert ok(await run.post(body, headers))["status"] == "processing"
+    body = run.update_body("processing", percent=20)
+    assert ok(await run.post(body, signed(body, secret=OLD_SECRET)))["status"] == "processing"
+    await goes_well_after_all(run)
 
 
-async def said_a_hundred_times_at_once(tale: Tale) -> None:
+async def said_a_hundred_times_at_once(run: TaskRun) -> None:
     """A hundred copies of one event at once: one row of it, one capture."""
-    await tale.begins(n=2)
-    await tale.is_taken()
-    body = tale.news("succeeded", outputs=[{"url": tale.file("a.png")}, {"url": tale.file("b.png")}])
+    await run.create(n=2)
+    await run.wait_submitted()
+    body = run.update_body("succeeded", outputs=[{"url": run.file("a.png")}, {"url": run.file("b.png")}])
 
     async def deliver() -> None:
-        ok(await tale.post(body))
+        ok(await run.post(body))
 
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(deliver)
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="2.00", units=2, hosting="ready")
-    with psycopg.connect(tale.service.database_url, autocommit=True) as connection:
-        events = connection.execute("select event_id from task_events where request_id = %s", (tale.request_id,))
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="2.00", units=2, hosting="ready")
+    with psycopg.connect(run.service.database_url, autocommit=True) as connection:
+        events = connection.execute("select event_id from task_events where request_id = %s", (run.request_id,))
         assert events.fetchall() == [("evt_1",)]
 
 
-async def answered_twice(tale: Tale) -> None:
+async def answered_twice(run: TaskRun) -> None:
     """Two successes with different outputs: the first one counts, the second is late."""
-    await tale.begins()
-    await tale.is_taken()
-    await tale.succeeds(tale.file("first.png"))
-    await tale.succeeds(tale.file("second.png", is_file(noise(20))), tale.file("third.png"))
-    await tale.becomes("succeeded")
-    task = await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
+    await run.create()
+    await run.wait_submitted()
+    await run.report_success(run.file("first.png"))
+    await run.report_success(run.file("second.png", is_file(noise(20))), run.file("third.png"))
+    await run.wait_for("succeeded")
+    task = await run.check(*PAID, cost="1.00", units=1, hosting="ready")
     assert [item["sha256"] for item in task["output"]] == [hashlib.sha256(PICTURE).hexdigest()]
-    assert tale.last_line(task, "late")["source_ref"] == "callback:evt_2"
+    assert run.last_progress(task, "late")["source_ref"] == "callback:evt_2"
 
 
-async def told_backwards(tale: Tale) -> None:
+async def told_backwards(run: TaskRun) -> None:
     """Success first, then its progress: the status stays, the percentage is not lowered."""
-    await tale.begins()
-    await tale.is_taken()
-    await tale.hears("processing", sequence=5, percent=80)
-    await tale.succeeds(tale.file(), sequence=9, percent=100)
+    await run.create()
+    await run.wait_submitted()
+    await run.send_update("processing", sequence=5, percent=80)
+    await run.report_success(run.file(), sequence=9, percent=100)
     for sequence, percent in ((8, 90), (7, 40), (6, 10)):
-        task = await tale.hears("processing", sequence=sequence, percent=percent)
+        task = await run.send_update("processing", sequence=sequence, percent=percent)
         assert task["status"] in {"processing", "succeeded"}
-    await tale.hears("queued", sequence=1)
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
+    await run.send_update("queued", sequence=1)
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="1.00", units=1, hosting="ready")
 
 
-async def more_than_was_quoted(tale: Tale) -> None:
-    """Units beyond all reason say nothing: what was ordered is charged, and the report is told."""
-    await tale.begins(CLIP, seconds=3)
-    await tale.runs()
-    await tale.succeeds(tale.file(), usage={"units": 2**62, "unit": "second"})
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="0.30", units=3, hosting="ready")
+async def more_than_was_quoted(run: TaskRun) -> None:
+    """Absurd units are ignored: the ordered units are charged, and the report is recorded."""
+    await run.create(CLIP, seconds=3)
+    await run.start_processing()
+    await run.report_success(run.file(), usage={"units": 2**62, "unit": "second"})
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="0.30", units=3, hosting="ready")
 
 
-async def nothing_was_used(tale: Tale) -> None:
+async def nothing_was_used(run: TaskRun) -> None:
     """A success that counts no units is still a result: what was ordered is charged."""
-    await tale.begins(CLIP, seconds=3)
-    await tale.runs()
-    await tale.succeeds(tale.file(), usage={"units": 0, "unit": "second"})
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="0.30", units=3, hosting="ready")
+    await run.create(CLIP, seconds=3)
+    await run.start_processing()
+    await run.report_success(run.file(), usage={"units": 0, "unit": "second"})
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="0.30", units=3, hosting="ready")
 
 
-async def fewer_than_were_ordered(tale: Tale) -> None:
+async def fewer_than_were_ordered(run: TaskRun) -> None:
     """Three pictures of four: three are charged, the fourth goes back."""
-    await tale.begins(n=4)
-    await tale.runs()
-    await tale.succeeds(*(tale.file(f"{name}.png") for name in "abc"), usage={"units": 4, "unit": "image"})
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="3.00", units=3, error="partial: 3 of 4", hosting="ready")
-    await tale.shows_pictures(3)
+    await run.create(n=4)
+    await run.start_processing()
+    await run.report_success(*(run.file(f"{name}.png") for name in "abc"), usage={"units": 4, "unit": "image"})
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="3.00", units=3, error="partial: 3 of 4", hosting="ready")
+    await run.check_images(3)
 
 
-async def more_than_were_ordered(tale: Tale) -> None:
+async def more_than_were_ordered(run: TaskRun) -> None:
     """Three pictures where one was ordered: all are delivered, the hold bounds the charge."""
-    await tale.begins()
-    await tale.is_taken()
-    await tale.succeeds(*(tale.file(f"{name}.png") for name in "abc"))
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="1.00", units=3, hosting="ready")
-    await tale.shows_pictures(3)
+    await run.create()
+    await run.wait_submitted()
+    await run.report_success(*(run.file(f"{name}.png") for name in "abc"))
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="1.00", units=3, hosting="ready")
+    await run.check_images(3)
 
 
-async def done_without_anything(tale: Tale) -> None:
+async def done_without_anything(run: TaskRun) -> None:
     """A success without outputs is asked about; where asking brings none either it is a failure."""
-    await tale.begins(script=Script(get=finished()))
-    await tale.is_taken()
-    await tale.succeeds()
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_error: the provider finished without", hosting="skipped")
-    assert tale.calls == ["PUT", "GET"]
+    await run.create(script=Script(get=finished()))
+    await run.wait_submitted()
+    await run.report_success()
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_error: the provider finished without", hosting="skipped")
+    assert run.calls == ["PUT", "GET"]
 
 
-async def done_and_asked_for_the_outputs(tale: Tale) -> None:
+async def done_and_asked_for_the_outputs(run: TaskRun) -> None:
     """A success without outputs is asked about, and brings them."""
-    await tale.begins(script=Script(get=finished(data_url(PICTURE))))
-    await tale.is_taken()
-    await tale.succeeds()
-    await tale.becomes("succeeded")
-    await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
-    await tale.shows_pictures(1)
+    await run.create(script=Script(get=finished(data_url(PICTURE))))
+    await run.wait_submitted()
+    await run.report_success()
+    await run.wait_for("succeeded")
+    await run.check(*PAID, cost="1.00", units=1, hosting="ready")
+    await run.check_images(1)
 
 
 # ----------------------------------------------------------------------------------------------- answers to calls
 
 
-async def nonsense_at_the_door(tale: Tale) -> None:
+async def nonsense_at_the_door(run: TaskRun) -> None:
     """A submission answered by nonsense is in doubt, so it is handed in again under the same name."""
     put = in_turn(says(200, b"<html>", "text/html"), says(202, b"[" * 10_000), TAKEN)
-    await tale.begins(script=Script(put=put))
-    await tale.is_taken()
-    assert tale.calls == ["PUT", "PUT", "PUT"]
-    await goes_well_after_all(tale)
+    await run.create(script=Script(put=put))
+    await run.wait_submitted()
+    assert run.calls == ["PUT", "PUT", "PUT"]
+    await goes_well_after_all(run)
 
 
-async def finds_out_in_the_end(tale: Tale, *nonsense: Answer) -> None:
-    """Polls answered by nonsense tell nothing; the next true answer does, whatever its numbers."""
+async def finds_out_in_the_end(run: TaskRun, *nonsense: Answer) -> None:
+    """Invalid poll responses are ignored; the next valid one counts."""
     numbers = b'{"status": "succeeded", "output": [%b], "metrics": {"units": 1%b}}'
-    truth = says(200, numbers % (json.dumps(tale.file()).encode(), b"0" * 30))
-    await tale.begins(POLLED, Script(get=in_turn(*nonsense, truth)))
-    await tale.becomes("succeeded")
-    task = await tale.stands(*PAID, cost="1.00", units=1, hosting="ready")
+    truth = says(200, numbers % (json.dumps(run.file()).encode(), b"0" * 30))
+    await run.create(POLLED, Script(get=in_turn(*nonsense, truth)))
+    await run.wait_for("succeeded")
+    task = await run.check(*PAID, cost="1.00", units=1, hosting="ready")
     polls = 1 + len(nonsense)
-    assert tale.calls[: 1 + polls] == ["PUT"] + ["GET"] * polls
-    told = [line["source_ref"].partition(":")[0] for line in task["provider_progress"]]
-    assert told == ["system", "poll", "system"]
+    assert run.calls[: 1 + polls] == ["PUT"] + ["GET"] * polls
+    reported = [line["source_ref"].partition(":")[0] for line in task["provider_progress"]]
+    assert reported == ["system", "poll", "system"]
 
 
-async def nonsense_when_asked(tale: Tale) -> None:
+async def nonsense_when_asked(run: TaskRun) -> None:
     """A page and broken text are no answers."""
     broken = b'{"status": "succeeded", "output": ["\xff"]}'
-    await finds_out_in_the_end(tale, says(200, b"<html>", "text/html"), says(200, broken))
+    await finds_out_in_the_end(run, says(200, b"<html>", "text/html"), says(200, broken))
 
 
-async def out_of_bounds_when_asked(tale: Tale) -> None:
-    """What is out of bounds, and what is told of another job, is no answer."""
-    other_job = finished(tale.file("b.png", is_file(noise(20))), id="task_of_somebody_else.1")
-    await finds_out_in_the_end(tale, tells("processing", progress={"percent": 900}), other_job)
+async def out_of_bounds_when_asked(run: TaskRun) -> None:
+    """Values out of bounds, or for another job, are ignored."""
+    other_job = finished(run.file("b.png", is_file(noise(20))), id="task_of_somebody_else.1")
+    await finds_out_in_the_end(run, prediction("processing", progress={"percent": 900}), other_job)
 
 
-async def nonsense_to_the_end(tale: Tale) -> None:
+async def nonsense_to_the_end(run: TaskRun) -> None:
     """Polls that bring nothing but nonsense: the deadline ends the task."""
     get = in_turn(says(200, b"[" * 10_000), says(200, b'{"status": "succeeded", "output": [NaN]}'))
-    await tale.begins(HASTY, Script(get=get))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_timeout", hosting="skipped")
+    await run.create(HASTY, Script(get=get))
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_timeout", hosting="skipped")
 
 
-async def silent_to_the_end(tale: Tale) -> None:
-    """Taken and never heard of again, deaf to polls and to the cancel: the deadline ends the task."""
-    await tale.begins(HASTY, Script(get=hangs, cancel=hangs))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_timeout", hosting="skipped")
+async def silent_to_the_end(run: TaskRun) -> None:
+    """Accepted, then no response to polls or the cancel: the deadline ends the task."""
+    await run.create(HASTY, Script(get=hangs, cancel=hangs))
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_timeout", hosting="skipped")
 
 
-async def speaks_after_the_end(tale: Tale) -> None:
-    """A job that was given up and is told of after all is late: not stored, not charged."""
-    await tale.begins(HASTY, Script(get=tells("processing", progress={"percent": 99}), cancel=says(500, {})))
-    await tale.becomes("failed")
-    task = await tale.succeeds(tale.file())
-    assert (task["status"], tale.last_line(task, "late")["source_ref"]) == ("failed", "callback:evt_1")
-    await tale.stands("queued", "failed", error="provider_timeout", hosting="skipped")
+async def speaks_after_the_end(run: TaskRun) -> None:
+    """A result after the task has failed is late: not stored, not charged."""
+    await run.create(HASTY, Script(get=prediction("processing", progress={"percent": 99}), cancel=says(500, {})))
+    await run.wait_for("failed")
+    task = await run.report_success(run.file())
+    assert (task["status"], run.last_progress(task, "late")["source_ref"]) == ("failed", "callback:evt_1")
+    await run.check("queued", "failed", error="provider_timeout", hosting="skipped")
 
 
-STORIES: tuple[Story, ...] = (
+SCENARIOS: tuple[Scenario, ...] = (
     rubbish_is_no_event, other_attempts_are_stale, another_provider_has_no_say, said_a_hundred_times_at_once,
     secrets_are_rolled, answered_twice, told_backwards, more_than_was_quoted, nothing_was_used,
     fewer_than_were_ordered, more_than_were_ordered, done_without_anything, done_and_asked_for_the_outputs,
@@ -335,9 +335,9 @@ STORIES: tuple[Story, ...] = (
 )  # fmt: skip
 
 
-async def test_whatever_a_provider_says_the_outcome_is_the_written_one(
-    scripted_house: Service, scripted: ScriptedProvider, new_customer: NewCustomer
+async def test_each_false_provider_message_has_its_documented_outcome(
+    scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
-        await tell_all(STORIES, scripted_house, scripted, new_customer)
-    nothing_is_left_open(scripted_house)
+        await run_scenarios(SCENARIOS, scripted_service, scripted, new_customer)
+    check_nothing_is_open(scripted_service)

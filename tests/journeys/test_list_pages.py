@@ -1,19 +1,17 @@
-"""Lists over real HTTP while the account goes on working."""
+"""Paging through lists over real HTTP while the account changes."""
 
 from __future__ import annotations
 
 import trio
 
 from .conftest import NewCustomer
-from .house import Service, ok
 from .quiet_provider import MODEL
+from .service_process import Service, ok
 
 
-async def test_pages_hold_every_task_once_while_others_are_created_and_canceled(
-    quiet_house: Service, new_customer: NewCustomer
-) -> None:
+async def test_pages_list_every_task_once_during_writes(quiet_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="100.00")
+        ada = await new_customer(quiet_service, credit="100.00")
         before = [ok(await ada.create(MODEL))["request_id"] for _ in range(30)]
         later: list[str] = []
         seen: list[str] = []

@@ -1,4 +1,4 @@
-"""The main job from sign-in to usage log, as a customer meets it."""
+"""The main journey of a customer, from sign-in to the usage log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import trio
 from PIL import Image
 
 from .conftest import NewCustomer
-from .house import Service, Totals, code_of, ok
+from .service_process import Service, Totals, code_of, ok
 
 INPUT = {"prompt": "a lighthouse at dusk", "width": 512, "height": 384, "n": 2, "seed": 7}
 
 
-async def test_credit_is_held_charged_as_quoted_and_shown_in_the_usage_log(
-    house: Service, new_customer: NewCustomer
-) -> None:
+async def test_credit_is_held_then_charged_as_quoted(shared_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="10.00")
+        ada = await new_customer(shared_service, credit="10.00")
         quote = ok(await ada.call("POST", "/v2/quote", {"model": "studio/image-1", "input": INPUT}))
         assert quote["account_id"] == ada.account_id
         price = Decimal(quote["estimate"]["credits"])
@@ -37,11 +35,11 @@ async def test_credit_is_held_charged_as_quoted_and_shown_in_the_usage_log(
         assert [change["status"] for change in entry["status_history"]] == ["queued", "processing", "succeeded"]
 
 
-async def test_results_are_pictures_of_the_size_asked_for_behind_links_nobody_can_alter(
-    house: Service, new_customer: NewCustomer
+async def test_results_have_the_requested_size_and_tamper_proof_links(
+    shared_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
         body = {"model": "studio/image-1", "input": INPUT}
         created = ok(await ada.call("POST", "/v2/task/create", body))
         await ada.all_ended()
@@ -61,11 +59,11 @@ async def test_results_are_pictures_of_the_size_asked_for_behind_links_nobody_ca
             assert code_of(await ada.http.get(forged.geturl())) == "invalid_link"
 
 
-async def test_a_canceled_task_gives_its_whole_hold_back_and_can_be_retried(
-    house: Service, new_customer: NewCustomer
+async def test_a_canceled_task_releases_its_hold_and_can_be_retried(
+    shared_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
         long_work = {"prompt": "a city", "n": 4, "width": 1536, "height": 1536}
         created = ok(await ada.call("POST", "/v2/task/create", {"model": "studio/image-1", "input": long_work}))
         request_id = created["request_id"]
@@ -81,10 +79,10 @@ async def test_a_canceled_task_gives_its_whole_hold_back_and_can_be_retried(
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
-async def test_other_peoples_tasks_are_as_good_as_none(house: Service, new_customer: NewCustomer) -> None:
+async def test_tasks_of_other_accounts_are_not_found(shared_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
-        eve = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
+        eve = await new_customer(shared_service, credit="1.00")
         created = ok(await ada.create())
         for method, path in (("GET", ""), ("POST", "/cancel"), ("POST", "/retry")):
             found = await eve.call(method, f"/v2/task/{created['request_id']}{path}")
@@ -92,9 +90,11 @@ async def test_other_peoples_tasks_are_as_good_as_none(house: Service, new_custo
         assert await eve.tasks() == {}
 
 
-async def test_a_revoked_key_opens_nothing_from_the_next_call_on(house: Service, new_customer: NewCustomer) -> None:
+async def test_a_revoked_key_is_refused_from_the_next_request_on(
+    shared_service: Service, new_customer: NewCustomer
+) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
         ok(await ada.create())
         [key] = ok(await ada.call("GET", "/v2/control/api-keys", as_session=True))["data"]
         ok(await ada.call("DELETE", f"/v2/control/api-keys/{key['api_key_id']}", as_session=True))
@@ -102,11 +102,11 @@ async def test_a_revoked_key_opens_nothing_from_the_next_call_on(house: Service,
         assert code_of(await ada.call("GET", "/v2/task/list")) == "invalid_api_key"
 
 
-async def test_a_finished_task_tells_its_progress_and_cannot_be_canceled(
-    house: Service, new_customer: NewCustomer
+async def test_a_finished_task_shows_progress_and_cannot_be_canceled(
+    shared_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
         request_id = ok(await ada.create(n=4, width=1536, height=1536, style="plasma"))["request_id"]
         task = (await ada.all_ended())[request_id]
         percents = [line["percent"] for line in task["provider_progress"] if line["percent"] is not None]
@@ -117,12 +117,10 @@ async def test_a_finished_task_tells_its_progress_and_cannot_be_canceled(
         assert refused.headers["X-Should-Retry"] == "false"
 
 
-async def test_the_books_are_clean_and_nothing_unexpected_was_logged(
-    house: Service, new_customer: NewCustomer
-) -> None:
+async def test_the_audit_passes_and_no_fault_was_logged(shared_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(house, credit="1.00")
+        ada = await new_customer(shared_service, credit="1.00")
         ok(await ada.create())
         await ada.all_ended()
-    assert house.audit() == []
-    assert house.faults() == []
+    assert shared_service.audit() == []
+    assert shared_service.faults() == []

@@ -6,12 +6,12 @@ import openai
 import pytest
 import trio
 
-from .house import Service
+from .service_process import Service
 
 
-async def test_the_openai_client_lists_and_retrieves_models(house: Service) -> None:
+async def test_the_openai_client_lists_and_retrieves_models(shared_service: Service) -> None:
     with trio.fail_after(60):
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{shared_service.url}/v1", api_key="any", max_retries=0) as client:
             listed = {model.id: model async for model in client.models.list()}
             assert {"gateway/chat-1", "studio/image-1"} <= set(listed)
             found = await client.models.retrieve("studio/image-1")
@@ -19,9 +19,9 @@ async def test_the_openai_client_lists_and_retrieves_models(house: Service) -> N
             assert found.created > 0
 
 
-async def test_the_openai_client_reads_code_and_message_of_our_errors(house: Service) -> None:
+async def test_the_openai_client_reads_error_codes_and_messages(shared_service: Service) -> None:
     with trio.fail_after(60):
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{shared_service.url}/v1", api_key="any", max_retries=0) as client:
             with pytest.raises(openai.NotFoundError) as caught:
                 await client.models.retrieve("studio/nothing")
             assert caught.value.code == "model_not_found"

@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document at a running service, with data that fits and data that does not.
+"""Every operation of the OpenAPI document at a running service, with valid and invalid data.
 
 Whatever is sent, the answer's status, headers, media type and body are as the document says, and never a 5xx.
 """
@@ -32,8 +32,8 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.routes import Route
 from holdfast.providers.signatures import sign
 
-from .card_bank import WEBHOOK_SECRET, CardBank
-from .house import (
+from .card_provider import WEBHOOK_SECRET, CardProviderProcess
+from .service_process import (
     CALLBACK_SECRET,
     IMAGE,
     OPERATOR_TOKEN,
@@ -83,7 +83,7 @@ class Visitor:
     good: dict[str, Good] = field(default_factory=dict)
 
     def prove(self, route: Route, sent: Any) -> Any:
-        """Make a prepared request one of somebody who may send it."""
+        """Add a valid credential to a prepared request."""
         auth, session = route.auth, self.leaving if route.handler.__name__ == "sign_out" else self.session
         body = sent.body or b""
         body = body.encode() if isinstance(body, str) else body
@@ -97,7 +97,7 @@ class Visitor:
         return sent
 
 
-async def arrive(service: Service, bank: CardBank) -> Visitor:
+async def arrive(service: Service, card_provider: CardProviderProcess) -> Visitor:
     """Sign in, and have one of everything."""
     async with loopback_client(base_url=service.url, timeout=30) as http:
         ada, leaving = Customer(http), Customer(http)
@@ -108,16 +108,16 @@ async def arrive(service: Service, bank: CardBank) -> Visitor:
         request_id = task["request_id"]
         ended = (await ada.all_ended())[request_id]
         card = ok(await ada.call("POST", "/v2/control/payments/cardprovider", ORDER, as_session=True))
-        await bank.press("payment_intents", card["provider_payment_id"], "pay")
-        [*_, event] = await bank.events_of(card["provider_payment_id"])
+        await card_provider.act("payment_intents", card["provider_payment_id"], "pay")
+        [*_, event] = await card_provider.events_of(card["provider_payment_id"])
         callback = ok(await ada.call("POST", "/v2/control/payments/sandbox", ORDER, as_session=True))["callback"]
         spare = ok(await ada.call("POST", "/v2/control/api-keys", {}, as_session=True))
         events = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
-        email = {"email": "somebody@example.com"}
+        email = {"email": "ada@example.com"}
         code = ok(await http.post("/v2/control/auth/otp", json=email))
     link = httpx.URL(ended["output"][0]["url"])
-    news = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
-    news |= {"status": "processing", "sequence": 1}
+    callback = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
+    callback |= {"status": "processing", "sequence": 1}
     things = {
         "request_id": request_id,
         "order_id": card["order_id"],
@@ -128,7 +128,7 @@ async def arrive(service: Service, bank: CardBank) -> Visitor:
         "provider": "studio",
     }
     good = {
-        "request_code": Good({"email": "somebody.else@example.com"}),
+        "request_code": Good({"email": "grace@example.com"}),
         "verify_code": Good({**email, "otp_id": code["otp_id"], "otp": code["debug_otp"]}),
         "create_api_key": Good({}),
         "recharge": Good(ORDER),
@@ -141,22 +141,22 @@ async def arrive(service: Service, bank: CardBank) -> Visitor:
         "quote": Good(TASK),
         "create_task": Good(TASK),
         "resolve_payment_order": Good({"credit": True}),
-        "receive_callback": Good(news),
-        "receive_provider_webhook": Good(news),
+        "receive_callback": Good(callback),
+        "receive_provider_webhook": Good(callback),
         "fetch_asset": Good(query=dict(link.params)),
     }
     return Visitor(service, ada.session, leaving.session, ada.key, things, good)
 
 
 @pytest.fixture(scope="module")
-def visitor(bank: CardBank) -> Iterator[Visitor]:
-    """A service of these tests' own, and somebody at it."""
-    with running_service(new_folder(), OPERATOR_TOKEN=OPERATOR_TOKEN, **bank.settings()) as service:
-        bank.serve(service)
+def visitor(card_provider: CardProviderProcess) -> Iterator[Visitor]:
+    """A service for these tests, and a customer of it."""
+    with running_service(new_folder(), OPERATOR_TOKEN=OPERATOR_TOKEN, **card_provider.settings()) as service:
+        card_provider.serve(service)
         try:
-            yield trio.run(arrive, service, bank)
+            yield trio.run(arrive, service, card_provider)
         finally:
-            bank.webhook_url = ""
+            card_provider.webhook_url = ""
         assert service.audit() == []
         assert service.faults() == []
 
@@ -176,20 +176,20 @@ def operation_of(document: Any, route: Route) -> Any:
 
 
 def call(visitor: Visitor, route: Route, case: Any, *, proved: bool = True) -> Any:
-    """Send a case; its answer must be one that the document tells of."""
+    """Send a case and check its response against the document."""
     auth = functools.partial(visitor.prove, route) if proved else None
     answer = case.call(base_url=visitor.service.url, auth=auth, timeout=30)
     case.validate_response(answer, checks=CHECKS)
     return answer
 
 
-def test_the_document_is_the_one_these_tests_go_by(document: Any) -> None:
-    told = {(found.ok().method.upper(), found.ok().path) for found in document.get_all_operations()}
-    assert told == {(route.method, route.path) for route in ROUTES}
+def test_the_openapi_document_is_served(document: Any) -> None:
+    documented = {(found.ok().method.upper(), found.ok().path) for found in document.get_all_operations()}
+    assert documented == {(route.method, route.path) for route in ROUTES}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.handler.__name__)
-def test_every_operation_answers_as_the_document_says(visitor: Visitor, document: Any, route: Route) -> None:
+def test_every_operation_conforms_to_the_openapi_document(visitor: Visitor, document: Any, route: Route) -> None:
     operation = operation_of(document, route)
     name = route.handler.__name__
     good = visitor.good.get(name, Good())

@@ -1,4 +1,4 @@
-"""The database goes away under load: callers hear 503, nothing answered is lost, and all goes on by itself."""
+"""The database goes away under load: callers get 503, no answered write is lost, and the service recovers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import postmaster_pid
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, ok, until
 from .load import Witness
+from .service_process import Customer, Service, ok, until
 
 CREDIT = Decimal("1000.00")
 STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
@@ -27,7 +27,7 @@ STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
 
 @pytest.fixture
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own, which services are told of by URL."""
+    """A PostgreSQL server of this test, given to services by URL."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-outage-"))
     server = EmbeddedPostgres(folder)
     try:
@@ -71,7 +71,7 @@ async def under_load(service: Service, customer: Customer, trouble: Callable[[],
     assert await trio.to_thread.run_sync(service.stop) == 0
 
 
-async def test_cut_connections_under_load_lose_nothing(
+async def test_cut_database_connections_under_load_lose_nothing(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
     service = new_service(DATABASE_URL=postgres.url)
@@ -103,7 +103,7 @@ async def test_cut_connections_under_load_lose_nothing(
     await under_load(service, ada, trouble)
 
 
-async def test_a_stopped_database_is_answered_with_503_until_it_is_back(
+async def test_requests_get_503_until_a_stopped_database_is_back(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
     service = new_service(DATABASE_URL=postgres.url)
@@ -133,7 +133,7 @@ async def test_a_stopped_database_is_answered_with_503_until_it_is_back(
     await under_load(service, ada, trouble)
 
 
-async def test_a_killed_embedded_server_is_brought_back(new_service: NewService, new_customer: NewCustomer) -> None:
+async def test_a_killed_embedded_server_is_restarted(new_service: NewService, new_customer: NewCustomer) -> None:
     service = new_service()
     await trio.to_thread.run_sync(service.start)
     ada = await new_customer(service, credit=str(CREDIT))

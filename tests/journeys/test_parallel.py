@@ -1,4 +1,4 @@
-"""Many calls for one account at once: exactly what the credit allows, exactly once."""
+"""Many concurrent requests for one account: exactly what the credit allows, exactly once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import httpx
 import trio
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, code_of, ok
 from .quiet_provider import MODEL
+from .service_process import Customer, Service, Totals, code_of, ok
 
 
 async def gather(customer: Customer, keys: list[str | None]) -> list[httpx.Response]:
@@ -26,11 +26,11 @@ async def gather(customer: Customer, keys: list[str | None]) -> list[httpx.Respo
     return answers
 
 
-async def test_credit_for_seven_tasks_makes_seven_of_two_hundred(
-    quiet_house: Service, new_customer: NewCustomer
+async def test_credit_for_seven_of_200_parallel_tasks_creates_seven(
+    quiet_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(90):
-        ada = await new_customer(quiet_house, credit="7.00")
+        ada = await new_customer(quiet_service, credit="7.00")
         answers = await gather(ada, [None] * 200)
         assert Counter(answer.status_code for answer in answers) == {200: 7, 402: 193}
         refused = [answer for answer in answers if answer.status_code == 402]
@@ -39,14 +39,14 @@ async def test_credit_for_seven_tasks_makes_seven_of_two_hundred(
         assert await ada.totals() == Totals(Decimal(7), Decimal(7), Decimal(0))
         accepted = {ok(answer)["request_id"] for answer in answers if answer.status_code == 200}
         assert set(await ada.tasks()) == accepted
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_fifty_calls_with_one_key_make_one_task_and_fifty_equal_answers(
-    quiet_house: Service, new_customer: NewCustomer
+async def test_50_requests_with_one_key_get_one_task_and_equal_responses(
+    quiet_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(90):
-        ada = await new_customer(quiet_house, credit="7.00")
+        ada = await new_customer(quiet_service, credit="7.00")
         answers = await gather(ada, ["only once"] * 50)
         while any(answer.status_code == 409 for answer in answers):
             # Still under way is an honest answer too; what counts is what the repeat gets.
@@ -59,14 +59,12 @@ async def test_fifty_calls_with_one_key_make_one_task_and_fifty_equal_answers(
         assert replayed == {None: 1, "true": 49}
         assert await ada.totals() == Totals(Decimal(7), Decimal(1), Decimal(6))
         assert len(await ada.tasks()) == 1
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_cancels_racing_each_other_release_a_hold_once(
-    quiet_house: Service, new_customer: NewCustomer
-) -> None:
+async def test_concurrent_cancels_release_a_hold_once(quiet_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(90):
-        ada = await new_customer(quiet_house, credit="5.00")
+        ada = await new_customer(quiet_service, credit="5.00")
         made = [ok(answer)["request_id"] for answer in await gather(ada, [None] * 5)]
         answers: list[httpx.Response] = []
 
@@ -78,4 +76,4 @@ async def test_cancels_racing_each_other_release_a_hold_once(
                 nursery.start_soon(cancel, request_id)
         assert {ok(answer)["status"] for answer in answers} == {"canceled"}
         assert await ada.totals() == Totals(Decimal(5), Decimal(0), Decimal(5))
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []

@@ -1,4 +1,4 @@
-"""Credit bought and given back over real HTTP: sandbox orders, and card orders at a provider outside."""
+"""Buying and refunding credit over real HTTP: sandbox orders, and card orders at the emulator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx
 import psycopg
 import trio
 
-from .card_bank import WEBHOOK, CardBank, Payer, signed, unique, written
+from .card_provider import WEBHOOK, CardProviderProcess, Payer, signed, unique, written
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, Totals, code_of, loopback_client, ok, until
-from .payment_stories import agrees, look_now
+from .payment_scenarios import check_consistency, make_order_due
+from .service_process import Customer, Service, Totals, code_of, loopback_client, ok, until
 
 CALLBACK = "/v2/control/payments/sandbox/callback"
 
@@ -45,11 +45,9 @@ async def begin_post(service: Service, header: bytes) -> int:
 # ------------------------------------------------------------------------------------------------------- sandbox
 
 
-async def test_a_sandbox_order_is_paid_once_however_often_its_callback_comes(
-    paid_house: Service, new_customer: NewCustomer
-) -> None:
+async def test_a_sandbox_order_is_credited_once(card_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(paid_house)
+        ada = await new_customer(card_service)
         created = await sandbox_order(ada)
         assert created["status"] == "pending"
         assert await ada.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
@@ -73,52 +71,52 @@ async def test_a_sandbox_order_is_paid_once_however_often_its_callback_comes(
         assert [(each["operation_id"], each["balance"]) for each in statement] == [
             (created["operation_id"], "10.00")
         ]
-        agrees(read, statement)
+        check_consistency(read, statement)
 
 
-async def test_expired_orders_end_and_late_money_counts_all_the_same(
-    new_service: NewService, new_customer: NewCustomer, bank: CardBank
+async def test_expired_orders_end_and_late_payments_are_credited(
+    new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess
 ) -> None:
-    service = new_service(**bank.settings(SANDBOX_ORDER_TTL_S="1", CARD_ORDER_TTL_S="3"))
+    service = new_service(**card_provider.settings(SANDBOX_ORDER_TTL_S="1", CARD_ORDER_TTL_S="3"))
     await trio.to_thread.run_sync(service.start)
-    bank.serve(service)
+    card_provider.serve(service)
     try:
         with trio.fail_after(120):
-            payer = Payer(await new_customer(service), bank)
+            payer = Payer(await new_customer(service), card_provider)
             sandbox = await sandbox_order(payer.customer)
             unpaid, late, held_back = [await payer.order() for _ in range(3)]
-            # Paid in time, but nobody tells of it until its time is over.
-            await bank.webhooks(hold=True)
-            await bank.press("payment_intents", held_back["provider_payment_id"], "pay")
+            # Paid in time, but the callback comes after it expired.
+            await card_provider.webhooks(hold=True)
+            await card_provider.act("payment_intents", held_back["provider_payment_id"], "pay")
             # Not to be canceled: it will be paid later.
-            await bank.fail("payment_intents.cancel", "error")
-            await payer.becomes(sandbox["order_id"], status="expired")
+            await card_provider.fail("payment_intents.cancel", "error")
+            await payer.wait_for(sandbox["order_id"], status="expired")
             refused = await call_back(payer.customer.http, sandbox)
             assert (refused.status_code, code_of(refused)) == (409, "payment_order_expired")
             assert refused.headers["X-Should-Retry"] == "false"
-            found = await payer.becomes(held_back["order_id"], status="credited")
+            found = await payer.wait_for(held_back["order_id"], status="credited")
             assert found["ledger_operation_refs"] == [held_back["operation_id"]]
             # Past its time, the intent could not be canceled, so the order is not called expired.
-            looked_at = await payer.becomes(late["order_id"], reconcile_status="error")
+            looked_at = await payer.wait_for(late["order_id"], reconcile_status="error")
             assert looked_at["status"] == "pending"
-            await bank.webhooks()
-            await bank.press("payment_intents", late["provider_payment_id"], "pay")
-            found = await payer.becomes(late["order_id"], status="credited")
+            await card_provider.webhooks()
+            await card_provider.act("payment_intents", late["provider_payment_id"], "pay")
+            found = await payer.wait_for(late["order_id"], status="credited")
             reasons = [each["reason"] for each in found["state_history"] if each["operation_id"] is not None]
             assert reasons == ["late_payment"]
-            await bank.recover()
-            look_now(service, unpaid["order_id"])
-            found = await payer.becomes(unpaid["order_id"], status="expired")
-            intent = await bank.intent_of(unpaid["order_id"])
+            await card_provider.recover()
+            make_order_due(service, unpaid["order_id"])
+            found = await payer.wait_for(unpaid["order_id"], status="expired")
+            intent = await card_provider.intent_of(unpaid["order_id"])
             assert intent is not None
             assert intent["status"] == "canceled"
             assert await payer.customer.totals() == Totals(Decimal(20), Decimal(0), Decimal(20))
             statement = await payer.statement()
             for order in (unpaid, late, held_back):
-                agrees(await payer.read(order["order_id"]), statement)
+                check_consistency(await payer.read(order["order_id"]), statement)
     finally:
-        await bank.webhooks()
-        await bank.recover()
+        await card_provider.webhooks()
+        await card_provider.recover()
     assert service.audit() == []
     assert service.stop() == 0
 
@@ -131,21 +129,21 @@ async def test_a_card_order_is_credited_by_the_providers_webhook(payer: Payer) -
         order = await payer.order("12.34")
         assert order["client_secret"].startswith(order["provider_payment_id"])
         assert order["publishable_key"] == "pk_test_journeys"
-        await payer.bank.press("payment_intents", order["provider_payment_id"], "pay")
-        paid = await payer.becomes(order["order_id"], status="credited")
+        await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay")
+        paid = await payer.wait_for(order["order_id"], status="credited")
         assert paid["processing_status"] == "succeeded"
-        assert paid["provider_charge_id"] == await payer.bank.charge_of(order["provider_payment_id"])
+        assert paid["provider_charge_id"] == await payer.card_provider.charge_of(order["provider_payment_id"])
         total = Decimal("12.34")
         assert await payer.customer.totals() == Totals(total, Decimal(0), total)
-        agrees(paid, await payer.statement())
+        check_consistency(paid, await payer.statement())
         listed = ok(await payer.customer.call("GET", "/v2/control/payments?status=credited", as_session=True))
         assert [each["order_id"] for each in listed["data"]] == [order["order_id"]]
 
 
-async def test_a_payment_told_before_the_create_call_has_returned_is_credited(payer: Payer) -> None:
+async def test_a_webhook_before_the_create_call_returns_is_credited(payer: Payer) -> None:
     with trio.fail_after(60):
         answers: list[dict[str, Any]] = []
-        await payer.bank.fail("payment_intents.create", "slow", times=1, delay_s=3)
+        await payer.card_provider.fail("payment_intents.create", "slow", times=1, delay_s=3)
 
         async def create() -> None:
             answers.append(await payer.order())
@@ -158,9 +156,9 @@ async def test_a_payment_told_before_the_create_call_has_returned_is_credited(pa
                 return found[0]["order_id"] if found else None
 
             order_id = await until(pending)
-            intent = await until(lambda: payer.bank.intent_of(order_id))
-            await payer.bank.press("payment_intents", intent["id"], "pay")
-            await payer.becomes(order_id, status="credited")
+            intent = await until(lambda: payer.card_provider.intent_of(order_id))
+            await payer.card_provider.act("payment_intents", intent["id"], "pay")
+            await payer.wait_for(order_id, status="credited")
             assert answers == []
         assert answers[0]["order_id"] == order_id
         assert answers[0]["provider_payment_id"] == intent["id"]
@@ -168,18 +166,16 @@ async def test_a_payment_told_before_the_create_call_has_returned_is_credited(pa
         assert (found["status"], found["ledger_operation_refs"]) == ("credited", [answers[0]["operation_id"]])
 
 
-async def test_an_event_whose_id_was_used_for_another_order_is_kept_and_credits_nothing(
-    payer: Payer, paid_house: Service
-) -> None:
+async def test_a_reused_event_id_is_stored_and_credits_nothing(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(60):
         paid = await payer.paid_order("10.00")
-        [told] = [
+        [event_sent] = [
             event
-            for event in await payer.bank.events_of(paid["provider_payment_id"])
+            for event in await payer.card_provider.events_of(paid["provider_payment_id"])
             if event["type"] == "payment_intent.succeeded"
         ]
         other = await payer.order("10.00")
-        forged = json.loads(json.dumps(told))
+        forged = json.loads(json.dumps(event_sent))
         forged["data"]["object"] |= {
             "id": other["provider_payment_id"],
             "metadata": {"order_id": other["order_id"]},
@@ -191,22 +187,22 @@ async def test_an_event_whose_id_was_used_for_another_order_is_kept_and_credits_
             assert (answer.status_code, answer.json()["order_id"]) == (200, other["order_id"])
             assert answer.json()["status"] == "pending"
         assert (await payer.customer.totals()).balance == 10
-        with psycopg.connect(paid_house.database_url) as connection:
+        with psycopg.connect(card_service.database_url) as connection:
             kept = connection.execute(
                 "select verdict, body from payment_events where order_id = %s", (other["order_id"],)
             ).fetchall()
         assert [(verdict, json.loads(bytes(kept_body))["id"]) for verdict, kept_body in kept] == [
-            ("refused", told["id"])
+            ("refused", event_sent["id"])
         ]
         # Money that really comes for the other order is credited by its own event.
-        await payer.bank.press("payment_intents", other["provider_payment_id"], "pay")
-        await payer.becomes(other["order_id"], status="credited")
+        await payer.card_provider.act("payment_intents", other["provider_payment_id"], "pay")
+        await payer.wait_for(other["order_id"], status="credited")
         assert (await payer.customer.totals()).balance == 20
-    assert paid_house.audit() == []
-    assert paid_house.faults() == []
+    assert card_service.audit() == []
+    assert card_service.faults() == []
 
 
-async def test_a_reversal_beyond_what_is_left_goes_below_zero_and_stops_new_work(payer: Payer) -> None:
+async def test_a_reversal_may_make_the_balance_negative_and_blocks_holds(payer: Payer) -> None:
     with trio.fail_after(60):
         order = await payer.paid_order("0.50")
         ok(await payer.customer.create())
@@ -214,15 +210,15 @@ async def test_a_reversal_beyond_what_is_left_goes_below_zero_and_stops_new_work
         assert {task["status"] for task in tasks.values()} == {"succeeded"}
         spent = Decimal("0.50") - (await payer.customer.totals()).balance
         assert spent > 0
-        await payer.bank.press("charges", order["provider_charge_id"], "dispute", reason="fraudulent")
-        await payer.becomes(order["order_id"], reversal_status="disputed")
+        await payer.card_provider.act("charges", order["provider_charge_id"], "dispute", reason="fraudulent")
+        await payer.wait_for(order["order_id"], reversal_status="disputed")
         assert (await payer.customer.totals()).available == -spent
         refused = await payer.customer.create()
         assert (refused.status_code, code_of(refused)) == (402, "insufficient_credit")
         assert Decimal(refused.json()["error"]["available"]) == -spent
 
 
-async def test_rubbish_at_the_webhook_is_a_4xx(payer: Payer, paid_house: Service) -> None:
+async def test_invalid_webhooks_get_4xx(payer: Payer, card_service: Service) -> None:
     http = payer.customer.http
     with trio.fail_after(60):
         for body, status in (
@@ -231,7 +227,7 @@ async def test_rubbish_at_the_webhook_is_a_4xx(payer: Payer, paid_house: Service
             answer = await http.post(WEBHOOK, content=body, headers=signed(body))
             assert answer.status_code == status, body[:20]
             assert answer.headers["Content-Type"] == "application/json"
-        assert await begin_post(paid_house, b"Content-Length: 10000000") == 413
+        assert await begin_post(card_service, b"Content-Length: 10000000") == 413
 
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(13):
@@ -248,11 +244,11 @@ async def test_rubbish_at_the_webhook_is_a_4xx(payer: Payer, paid_house: Service
             == "signature_expired"
         )
         assert code_of(await http.post(WEBHOOK, content=body)) == "missing_signature"
-    assert paid_house.faults() == []
+    assert card_service.faults() == []
 
 
-async def test_a_provider_away_slow_or_refusing_leaves_no_order_unknown_and_the_key_good(
-    payer: Payer, paid_house: Service
+async def test_provider_trouble_leaves_no_order_undecided_and_keys_usable(
+    payer: Payer, card_service: Service
 ) -> None:
     with trio.fail_after(240):
         for mode, times, status, code in (
@@ -262,63 +258,63 @@ async def test_a_provider_away_slow_or_refusing_leaves_no_order_unknown_and_the_
             ("rate_limit", 3, 503, "provider_rate_limited"),
         ):
             key = unique(mode)
-            await payer.bank.fail("payment_intents.create", mode, times=times)
+            await payer.card_provider.fail("payment_intents.create", mode, times=times)
             refused = await payer.try_order(key=key)
             assert (refused.status_code, code_of(refused)) == (status, code), mode
-            await payer.bank.recover()
+            await payer.card_provider.recover()
             order = await payer.order(key=key)
             assert (await payer.order(key=key)) == order
-            await payer.bank.press("payment_intents", order["provider_payment_id"], "pay")
-            await payer.becomes(order["order_id"], status="credited")
+            await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay")
+            await payer.wait_for(order["order_id"], status="credited")
         orders = ok(await payer.customer.call("GET", "/v2/control/payments", as_session=True))["data"]
         assert [each["status"] for each in orders] == ["credited"] * 4
         assert (await payer.customer.totals()).balance == 40
-    assert paid_house.faults() == []
+    assert card_service.faults() == []
 
 
-async def test_a_create_call_that_was_cut_off_is_taken_up_again_by_the_workers(
-    payer: Payer, paid_house: Service
-) -> None:
+async def test_the_workers_resume_an_interrupted_create_call(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(120):
-        await payer.bank.fail("payment_intents.create", "lose_answer", times=3)
+        await payer.card_provider.fail("payment_intents.create", "lose_answer", times=3)
         refused = await payer.try_order()
         assert refused.status_code == 502
-        await payer.bank.recover()
+        await payer.card_provider.recover()
         [order] = ok(await payer.customer.call("GET", "/v2/control/payments", as_session=True))["data"]
         assert (order["status"], order["provider_payment_id"]) == ("pending", None)
-        intent = await payer.bank.intent_of(order["order_id"])
+        intent = await payer.card_provider.intent_of(order["order_id"])
         assert intent is not None
-        look_now(paid_house, order["order_id"])
-        await payer.becomes(order["order_id"], provider_payment_id=intent["id"])
-        await payer.bank.press("payment_intents", intent["id"], "pay")
-        await payer.becomes(order["order_id"], status="credited")
+        make_order_due(card_service, order["order_id"])
+        await payer.wait_for(order["order_id"], provider_payment_id=intent["id"])
+        await payer.card_provider.act("payment_intents", intent["id"], "pay")
+        await payer.wait_for(order["order_id"], status="credited")
 
 
 # ------------------------------------------------------------------------------------ many at once, and broken off
 
 
-async def test_a_hundred_copies_of_one_notification_over_two_processes_are_one_credit(
-    new_service: NewService, new_customer: NewCustomer, shared_url: str, bank: CardBank
+async def test_100_copies_of_a_webhook_over_two_processes_credit_once(
+    new_service: NewService, new_customer: NewCustomer, shared_url: str, card_provider: CardProviderProcess
 ) -> None:
     secret = unique("sandbox_secret_of_both_processes")
-    services = [new_service(DATABASE_URL=shared_url, SANDBOX_SECRET=secret, **bank.settings()) for _ in range(2)]
+    services = [
+        new_service(DATABASE_URL=shared_url, SANDBOX_SECRET=secret, **card_provider.settings()) for _ in range(2)
+    ]
     for service in services:
         await trio.to_thread.run_sync(service.start)
-    bank.webhook_url = ""
+    card_provider.webhook_url = ""
     ada = await new_customer(services[0])
-    payer = Payer(ada, bank)
+    payer = Payer(ada, card_provider)
     async with loopback_client(base_url=services[1].url, timeout=30) as other:
         order = await payer.order("10.00")
-        await bank.press("payment_intents", order["provider_payment_id"], "pay")
-        events = await bank.events_of(order["provider_payment_id"])
-        [told] = [event for event in events if event["type"] == "payment_intent.succeeded"]
+        await card_provider.act("payment_intents", order["provider_payment_id"], "pay")
+        events = await card_provider.events_of(order["provider_payment_id"])
+        [event_sent] = [event for event in events if event["type"] == "payment_intent.succeeded"]
         sandbox = await sandbox_order(ada, "5.00")
         answers: list[tuple[str, httpx.Response]] = []
         doors = (ada.http, other)
 
         async def send(number: int) -> None:
             http = doors[number % 2]
-            body = written(told)
+            body = written(event_sent)
             if number % 4 < 2:
                 answers.append(("card", await http.post(WEBHOOK, content=body, headers=signed(body))))
             else:
@@ -342,12 +338,10 @@ async def test_a_hundred_copies_of_one_notification_over_two_processes_are_one_c
         assert await trio.to_thread.run_sync(service.stop) == 0
 
 
-async def test_a_secret_that_the_customer_was_given_is_in_no_row_and_no_log(
-    payer: Payer, paid_house: Service
-) -> None:
+async def test_client_secrets_are_neither_stored_nor_logged(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(60):
         order = await payer.order(key=unique("key"))
-        with psycopg.connect(paid_house.database_url) as connection:
+        with psycopg.connect(card_service.database_url) as connection:
             tables = [row[0] for row in connection.execute(
                 "select tablename from pg_tables where schemaname = 'public'"
             )]  # fmt: skip
@@ -355,5 +349,5 @@ async def test_a_secret_that_the_customer_was_given_is_in_no_row_and_no_log(
                 for (row,) in connection.execute(f"select row_to_json(t)::text from {table} t"):
                     assert order["client_secret"] not in row, table
                     assert order["client_secret"].encode().hex() not in row, table
-    assert order["client_secret"] not in paid_house.log_path.read_text("utf-8", "replace")
+    assert order["client_secret"] not in card_service.log_path.read_text("utf-8", "replace")
     assert json.dumps(order).count(order["client_secret"]) == 1

@@ -1,4 +1,4 @@
-"""Hosted predictions and plain containers behind the real service: their own webhooks end the tasks."""
+"""Hosted predictions and plain Cog containers as providers: their own webhooks complete the tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.providers.plain_cog_server import Container, plain_container
 from tests.providers.replicate_server import Hosted, hosted_service
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, code_of, new_folder, ok, until
+from .service_process import Customer, Service, Totals, code_of, new_folder, ok, until
 
 HOSTED, SILENT, VERSIONED, HASTY, BOXED = (
     f"up/{name}" for name in ("hosted", "silent", "versioned", "hasty", "boxed")
@@ -107,7 +107,7 @@ def box() -> Iterator[Container]:
 
 
 @pytest.fixture(scope="module")
-def upstream_house(hosted: Hosted, box: Container) -> Iterator[Service]:
+def upstream_service(hosted: Hosted, box: Container) -> Iterator[Service]:
     """A running service whose catalog names both."""
     folder: Path = new_folder()
     (folder / "catalog.toml").write_text(
@@ -137,12 +137,12 @@ def upstream_house(hosted: Hosted, box: Container) -> Iterator[Service]:
 
 
 @pytest.fixture
-async def ada(upstream_house: Service, hosted: Hosted, new_customer: NewCustomer) -> AsyncIterator[Customer]:
+async def ada(upstream_service: Service, hosted: Hosted, new_customer: NewCustomer) -> AsyncIterator[Customer]:
     """A customer with credit for two; the hosted service in good order."""
     hosted.sends_webhooks, hosted.repeats_webhook = True, False
     hosted.accidents.clear()
-    yield await new_customer(upstream_house, credit="2.00")
-    assert upstream_house.audit() == []
+    yield await new_customer(upstream_service, credit="2.00")
+    assert upstream_service.audit() == []
 
 
 async def create(ada: Customer, model: str, prompt: str) -> str:
@@ -191,7 +191,7 @@ async def post(ada: Customer, address: str, body: bytes, headers: dict[str, str]
 
 
 @pytest.mark.parametrize("model", [HOSTED, VERSIONED])
-async def test_a_hosted_prediction_is_heard_hosted_and_captured(hosted: Hosted, ada: Customer, model: str) -> None:
+async def test_a_hosted_prediction_is_completed_by_its_webhook(hosted: Hosted, ada: Customer, model: str) -> None:
     with trio.fail_after(60):
         request_id = await create(ada, model, f"a pier {model}")
         job = await taken(hosted, f"a pier {model}")
@@ -205,7 +205,7 @@ async def test_a_hosted_prediction_is_heard_hosted_and_captured(hosted: Hosted, 
         assert all(status == 200 for _, status in hosted.deliveries)
 
 
-async def test_a_lost_webhook_is_made_up_for_by_asking(hosted: Hosted, ada: Customer) -> None:
+async def test_a_lost_webhook_is_replaced_by_polling(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         hosted.sends_webhooks = False
         request_id = await create(ada, SILENT, "in silence")
@@ -216,7 +216,7 @@ async def test_a_lost_webhook_is_made_up_for_by_asking(hosted: Hosted, ada: Cust
         assert any(line["source_ref"].startswith("poll:") for line in task["provider_progress"])
 
 
-async def test_a_cancel_stops_the_prediction_under_its_own_name(hosted: Hosted, ada: Customer) -> None:
+async def test_a_cancel_stops_the_prediction_by_its_id(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         request_id = await create(ada, HOSTED, "never mind")
         job = await taken(hosted, "never mind")
@@ -231,9 +231,7 @@ async def test_a_cancel_stops_the_prediction_under_its_own_name(hosted: Hosted, 
         assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
 
 
-async def test_a_submission_whose_answer_was_cut_runs_once_and_is_known_by_its_webhook(
-    hosted: Hosted, ada: Customer
-) -> None:
+async def test_a_submission_without_an_answer_runs_once(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         hosted.accidents.append("cut")
         request_id = await create(ada, SILENT, "cut off")
@@ -252,9 +250,7 @@ async def test_a_submission_whose_answer_was_cut_runs_once_and_is_known_by_its_w
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
-async def test_a_prediction_that_shows_itself_after_its_task_was_given_up_is_stopped(
-    hosted: Hosted, ada: Customer
-) -> None:
+async def test_a_prediction_found_after_its_task_failed_is_canceled(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         hosted.accidents.append("cut")
         request_id = await create(ada, HASTY, "too late")
@@ -271,20 +267,20 @@ async def test_a_prediction_that_shows_itself_after_its_task_was_given_up_is_sto
         assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
 
 
-async def test_a_refused_token_and_a_busy_service_only_cost_time(
-    hosted: Hosted, ada: Customer, upstream_house: Service
+async def test_401_and_429_from_a_provider_are_retried(
+    hosted: Hosted, ada: Customer, upstream_service: Service
 ) -> None:
     with trio.fail_after(60):
         hosted.accidents += [401, 429]
         request_id = await create(ada, HOSTED, "refused at first")
         job = await taken(hosted, "refused at first")
-        assert any(line["event"] == "provider refuses us" for line in upstream_house.log_lines())
+        assert any(line["event"] == "provider refuses us" for line in upstream_service.log_lines())
         hosted.finish(job, output=f"{hosted.url}/delivery/out.png")
         await becomes(ada, request_id, "succeeded")
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
-async def test_forged_old_and_misled_webhooks_change_nothing(hosted: Hosted, ada: Customer) -> None:
+async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         hosted.sends_webhooks = False
         first = await create(ada, HOSTED, "first of two")
@@ -317,15 +313,15 @@ async def test_forged_old_and_misled_webhooks_change_nothing(hosted: Hosted, ada
         # A true message about one job at the true address of another task ends nothing.
         assert ok(await post(ada, other, body, headers))["status"] == "queued"
         hosted.repeats_webhook = True
-        telling, shown = hosted.signed(jobs[0], "msg_telling")
-        answer = await post(ada, other, telling, shown)
+        misdirected, shown = hosted.signed(jobs[0], "msg_misdirected")
+        answer = await post(ada, other, misdirected, shown)
         assert (answer.status_code, code_of(answer)) == (400, "invalid_event")
         assert [(await ada.task(each))["status"] for each in (first, second)] == ["queued", "queued"]
         for _ in range(2):
             ok(await post(ada, address, body, headers))
         task = await becomes(ada, first, "succeeded")
-        heard = [line for line in task["provider_progress"] if line["source_ref"] == "callback:msg_first"]
-        assert len(heard) == 1
+        recorded = [line for line in task["provider_progress"] if line["source_ref"] == "callback:msg_first"]
+        assert len(recorded) == 1
         assert (await ada.task(second))["status"] == "queued"
         ok(await ada.call("POST", f"/v2/task/{second}/cancel"))
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
@@ -342,9 +338,7 @@ async def boxed(ada: Customer, box: Container, prompt: str) -> str:
     return request_id
 
 
-async def test_a_container_that_cannot_be_asked_keeps_its_job_and_sends_its_file_in_the_webhook(
-    box: Container, ada: Customer
-) -> None:
+async def test_a_container_without_polling_sends_its_output_in_the_webhook(box: Container, ada: Customer) -> None:
     big = picture(640)
     assert len(big) > 1_000_000
     with trio.fail_after(60):
@@ -371,7 +365,7 @@ async def test_a_container_that_cannot_be_asked_keeps_its_job_and_sends_its_file
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
-async def test_only_the_containers_own_token_opens_its_door(box: Container, ada: Customer) -> None:
+async def test_a_containers_webhook_needs_its_own_token(box: Container, ada: Customer) -> None:
     with trio.fail_after(60):
         request_id = await boxed(ada, box, "guarded")
         body = json.dumps({"id": f"{request_id}.1", "status": "failed", "error": "no"}).encode()
@@ -395,7 +389,7 @@ async def test_only_the_containers_own_token_opens_its_door(box: Container, ada:
         assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
 
 
-async def test_a_containers_job_is_canceled_under_our_name(box: Container, ada: Customer) -> None:
+async def test_a_containers_job_is_canceled_by_our_id(box: Container, ada: Customer) -> None:
     with trio.fail_after(60):
         request_id = await boxed(ada, box, "stopped")
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))

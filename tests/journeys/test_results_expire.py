@@ -1,4 +1,4 @@
-"""Stored results at the end of their time, in a folder and in a bucket: links, bytes, rows, money."""
+"""Expiry of stored results, in a folder and in a bucket: links, bytes, rows and credit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, code_of, ok, until
+from .service_process import Customer, Service, code_of, ok, until
 
 if TYPE_CHECKING:
     from tests.bucket_server import BucketServer
@@ -47,16 +47,16 @@ async def expired(ada: Customer, request_id: str) -> dict[str, Any]:
     return await until(look)
 
 
-async def test_results_in_a_folder_are_served_until_their_time_is_over(
-    house: Service, new_customer: NewCustomer
+async def test_results_in_a_folder_are_served_until_they_expire(
+    shared_service: Service, new_customer: NewCustomer
 ) -> None:
     def is_kept(sha256: str) -> bool:
-        return (house.data_dir / "assets" / sha256[:2] / f"{sha256}.png").is_file()
+        return (shared_service.data_dir / "assets" / sha256[:2] / f"{sha256}.png").is_file()
 
-    await the_time_of_a_result(house, is_kept, await new_customer(house, credit="1.00"))
+    await the_time_of_a_result(shared_service, is_kept, await new_customer(shared_service, credit="1.00"))
 
 
-async def test_results_in_a_bucket_are_served_until_their_time_is_over(
+async def test_results_in_a_bucket_are_served_until_they_expire(
     bucket: BucketServer, new_service: NewService, new_customer: NewCustomer
 ) -> None:
     bucket.empty()
@@ -115,14 +115,14 @@ async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -
         assert (gone.status_code, code_of(gone)) == (410, "asset_expired")
         assert await ada.totals() == totals
         assert ok(await ada.call("GET", "/v2/usage/logs", as_session=True)) == usage
-        # What has been swept may be made and stored anew.
+        # Swept content may be generated and stored again.
         again = ok(await ada.call("POST", "/v2/task/create", body))["request_id"]
-        [anew] = (await ada.all_ended())[again]["output"]
-        assert (await ada.http.get(anew["url"])).content == whole.content
+        [again_stored] = (await ada.all_ended())[again]["output"]
+        assert (await ada.http.get(again_stored["url"])).content == whole.content
     assert service.audit() == []
 
 
-def test_a_bucket_that_refuses_us_is_told_at_the_start(bucket: BucketServer, new_service: NewService) -> None:
+def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, new_service: NewService) -> None:
     wrong = replace(bucket, place=replace(bucket.place, secret_access_key="not-the-secret"))
     service = new_service(**wrong.settings())
     done = subprocess.run(

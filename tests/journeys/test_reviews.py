@@ -1,4 +1,4 @@
-"""An operator's word over real HTTP, on reviews and held payments; and usage that adds up whatever became of it."""
+"""Operators' decisions over real HTTP on reviews and held payments, and the usage totals after them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import httpx
 import pytest
 import trio
 
-from .card_bank import Payer
+from .card_provider import Payer
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, code_of, loopback_client, ok, until
-from .payment_stories import agrees
+from .payment_scenarios import check_consistency
 from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Customer, Service, Totals, code_of, loopback_client, ok, until
 
 FLAGGED = {"flagged": True, "categories": ["gore"]}
 
 
 class Operator:
-    """Somebody with the operators' token of a service."""
+    """A client with the operators' token of a service."""
 
     def __init__(self, service: Service) -> None:
         token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
@@ -49,22 +49,24 @@ class Operator:
 
 
 @pytest.fixture
-async def operator(quiet_house: Service) -> AsyncIterator[Operator]:
+async def operator(quiet_service: Service) -> AsyncIterator[Operator]:
     """An operator of the shared service."""
-    operator = Operator(quiet_house)
+    operator = Operator(quiet_service)
     async with operator.http:
         yield operator
 
 
 async def delivered(customer: Customer, provider: QuietProvider, file: str, **fields: object) -> str:
-    """A task whose provider has told of one output."""
+    """Create a task and report one output."""
     request_id: str = ok(await customer.create(MODEL))["request_id"]
-    await tell(customer, provider, request_id, file, **fields)
+    await report_output(customer, provider, request_id, file, **fields)
     return request_id
 
 
-async def tell(customer: Customer, provider: QuietProvider, request_id: str, file: str, **fields: object) -> None:
-    """Tell of one output, once the provider has the job."""
+async def report_output(
+    customer: Customer, provider: QuietProvider, request_id: str, file: str, **fields: object
+) -> None:
+    """Report one output once the provider has the job."""
 
     async def taken() -> bool:
         task = await customer.task(request_id)
@@ -72,15 +74,15 @@ async def tell(customer: Customer, provider: QuietProvider, request_id: str, fil
 
     await until(taken)
     outputs = [{"url": f"{provider.url}/{file}", "content_type": "image/png"}]
-    body = provider.news(request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, **fields)
+    body = provider.callback_body(request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, **fields)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
 
 
-async def test_a_flagged_result_is_frozen_until_it_is_approved_then_stored_and_charged(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+async def test_a_flagged_result_is_stored_and_charged_once_approved(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="2.00")
+        ada = await new_customer(quiet_service, credit="2.00")
         request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
         frozen = await ada.task(request_id)
         assert (frozen["status"], frozen["output"], frozen["review_hold_decision"]) == (
@@ -93,7 +95,7 @@ async def test_a_flagged_result_is_frozen_until_it_is_approved_then_stored_and_c
         case = await operator.case_of(ada)
         assert (case["reason"], case["hold_credits"], case["task"]) == ("content_flagged", "1.00", frozen)
         assert case["provider_outputs"][0]["url"] == f"{provider.url}/picture.png"
-        answer = ok(await operator.say(case, "approve", "seen: https://desk.test/1 is fine"))
+        answer = ok(await operator.say(case, "approve", "seen: https://tickets.test/1 is fine"))
         assert answer["decision"] == "capture_approved"
         done = (await ada.all_ended())[request_id]
         assert (done["status"], done["review_hold_decision"], done["error"]) == (
@@ -113,14 +115,14 @@ async def test_a_flagged_result_is_frozen_until_it_is_approved_then_stored_and_c
             "false",
         )
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_a_rejected_result_fails_its_task_and_costs_nothing(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+async def test_a_rejected_result_fails_its_task_without_charge(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
         case = await operator.case_of(ada)
         for _ in range(2):
@@ -133,14 +135,14 @@ async def test_a_rejected_result_fails_its_task_and_costs_nothing(
         assert [line["message"] for line in task["provider_progress"]][-1] == "rejected: no"
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
         assert ok(await operator.http.get(f"/ops/reviews/{case['review_case_id']}"))["task"] == task
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_an_approval_of_what_cannot_be_stored_comes_back_to_review(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+async def test_an_approved_result_that_cannot_be_stored_returns_to_review(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await delivered(ada, provider, "gone.png")
         case = await operator.case_of(ada)
         assert (case["reason"], case["task"]["hosting"]["status"]) == ("hosting_failed", "failed")
@@ -161,14 +163,14 @@ async def test_an_approval_of_what_cannot_be_stored_comes_back_to_review(
         ok(await operator.say(case, "reject"))
         assert (await ada.task(request_id))["status"] == "failed"
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_contradicting_decisions_at_once_come_to_one_outcome(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+async def test_contradicting_concurrent_decisions_have_one_outcome(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="1.00")
+        ada = await new_customer(quiet_service, credit="1.00")
         request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
         case = await operator.case_of(ada)
         statuses: list[int] = []
@@ -183,15 +185,15 @@ async def test_contradicting_decisions_at_once_come_to_one_outcome(
         task = (await ada.all_ended())[request_id]
         left = {"succeeded": Decimal(0), "failed": Decimal(1)}[task["status"]]
         assert await ada.totals() == Totals(left, Decimal(0), left)
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []
 
 
-async def test_held_payments_are_resolved_by_an_operators_word(payer: Payer, paid_house: Service) -> None:
-    operator = Operator(paid_house)
+async def test_operators_resolve_held_payments(payer: Payer, card_service: Service) -> None:
+    operator = Operator(card_service)
     with trio.fail_after(60):
         async with operator.http:
             await resolve_three(payer, operator)
-    assert paid_house.audit() == []
+    assert card_service.audit() == []
 
 
 async def resolve_three(payer: Payer, operator: Operator) -> None:
@@ -202,8 +204,8 @@ async def resolve_three(payer: Payer, operator: Operator) -> None:
         (foreign, {"currency": "eur"}),
         (canceled, {"amount_received": 1}),
     ):
-        await payer.bank.press("payment_intents", order["provider_payment_id"], "pay", **how)
-        await payer.becomes(order["order_id"], status="held")
+        await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay", **how)
+        await payer.wait_for(order["order_id"], status="held")
 
     async def resolve(order: dict[str, Any], **said: object) -> httpx.Response:
         return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=said)
@@ -221,21 +223,21 @@ async def resolve_three(payer: Payer, operator: Operator) -> None:
     assert await payer.customer.totals() == Totals(Decimal(17), Decimal(0), Decimal(17))
     statement = await payer.statement()
     found = await payer.read(short["order_id"])
-    told = [(line["source"], line["reason"]) for line in found["state_history"]]
-    assert ("operator", "agreed by phone") in told
+    reported = [(line["source"], line["reason"]) for line in found["state_history"]]
+    assert ("operator", "agreed by phone") in reported
     for order in (short, foreign, canceled):
-        await payer.bank.quiet(order["provider_payment_id"])
-        agrees(await payer.read(order["order_id"]), statement)
+        await payer.card_provider.quiet(order["provider_payment_id"])
+        check_consistency(await payer.read(order["order_id"]), statement)
 
 
 # ------------------------------------------------------------------------------------------------- the usage log
 
 
-async def test_what_was_used_adds_up_and_is_what_was_captured(
-    quiet_house: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
+async def test_usage_totals_equal_the_captured_credit(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
 ) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="10.00")
+        ada = await new_customer(quiet_service, credit="10.00")
         made = [await delivered(ada, provider, "picture.png") for _ in range(4)]
         await delivered(ada, provider, "gone.png")
         await delivered(ada, provider, "picture.png", moderation=FLAGGED)
@@ -262,9 +264,9 @@ async def test_what_was_used_adds_up_and_is_what_was_captured(
         first, last = moments[0], "2999-01-01"
         for between in moments[1:]:
             before = await lines(f"&from={first}&to={between}")
-            behind = await lines(f"&from={between}&to={last}")
-            assert cost(before) + cost(behind) == cost(whole)
-            assert len(before) + len(behind) == len(whole)
+            after = await lines(f"&from={between}&to={last}")
+            assert cost(before) + cost(after) == cost(whole)
+            assert len(before) + len(after) == len(whole)
 
 
 async def ended(customer: Customer, request_ids: list[str]) -> bool:

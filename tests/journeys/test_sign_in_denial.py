@@ -1,4 +1,4 @@
-"""A stranger who wants to keep somebody from signing in, over real HTTP from another address of loopback."""
+"""An attacker who tries to lock a user out of signing in, from another loopback address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 from .conftest import NewService
 
 OTP, VERIFY = "/v2/control/auth/otp", "/v2/control/auth/verify"
-VICTIM, STRANGER, PROXY = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+VICTIM, ATTACKER, PROXY = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 EMAIL = "ada@example.com"
 
 
@@ -26,10 +26,10 @@ def wrong(code: str) -> str:
     return f"{(int(code) + 1) % 1_000_000:06d}"
 
 
-def test_a_stranger_cannot_keep_anybody_from_signing_in(new_service: NewService) -> None:
+def test_an_attacker_cannot_lock_a_user_out_of_signing_in(new_service: NewService) -> None:
     service = new_service(TRUSTED_PROXIES=PROXY)
     service.start()
-    with caller(service.url, VICTIM) as victim, caller(service.url, STRANGER) as stranger:
+    with caller(service.url, VICTIM) as victim, caller(service.url, ATTACKER) as attacker:
 
         def request(http: httpx.Client, **headers: str) -> httpx.Response:
             return http.post(OTP, json={"email": EMAIL}, headers=headers)
@@ -38,12 +38,12 @@ def test_a_stranger_cannot_keep_anybody_from_signing_in(new_service: NewService)
             return http.post(VERIFY, json={"email": EMAIL, "otp_id": otp_id, "otp": code})
 
         mine = request(victim).json()
-        # The stranger's codes, as many as there are, each with all its wrong tries.
+        # Request as many codes as allowed, and use all wrong attempts of each.
         codes_count = 0
-        while (found := request(stranger)).status_code == 200:
+        while (found := request(attacker)).status_code == 200:
             codes_count += 1
             for _ in range(6):
-                last = verify(stranger, found.json()["otp_id"], wrong(found.json()["debug_otp"]))
+                last = verify(attacker, found.json()["otp_id"], wrong(found.json()["debug_otp"]))
             assert (last.status_code, last.json()["error"]["code"]) == (429, "otp_attempts_exceeded")
         assert 1 <= codes_count <= 5
         assert found.status_code == 429
@@ -52,12 +52,12 @@ def test_a_stranger_cannot_keep_anybody_from_signing_in(new_service: NewService)
         assert verify(victim, mine["otp_id"], mine["debug_otp"]).status_code == 200
         again = request(victim).json()
         assert verify(victim, again["otp_id"], again["debug_otp"]).status_code == 200
-        assert request(stranger, **{"X-Forwarded-For": "198.51.100.1"}).status_code == 429
+        assert request(attacker, **{"X-Forwarded-For": "198.51.100.1"}).status_code == 429
 
-        # Behind a trusted proxy everybody has an origin, and a claimed one changes nothing.
+        # Through a trusted proxy each client has its own origin, and a claimed one changes nothing.
         with caller(service.url, PROXY) as proxy:
-            assert request(proxy, **{"X-Forwarded-For": STRANGER}).status_code == 429
-            assert request(proxy, **{"X-Forwarded-For": f"198.51.100.1, {STRANGER}"}).status_code == 429
+            assert request(proxy, **{"X-Forwarded-For": ATTACKER}).status_code == 429
+            assert request(proxy, **{"X-Forwarded-For": f"198.51.100.1, {ATTACKER}"}).status_code == 429
             assert request(proxy, **{"X-Forwarded-For": "198.51.100.1"}).status_code == 200
     assert service.stop() == 0
     assert service.faults() == []

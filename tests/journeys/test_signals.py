@@ -1,4 +1,4 @@
-"""Signals at the terminal: Ctrl-C reaches every process of the group, and only the service acts on it."""
+"""Ctrl-C reaches every process of the group, and only the service acts on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from .conftest import NewService
 
 
-def test_ctrl_c_stops_everything_in_order(new_service: NewService) -> None:
+def test_ctrl_c_stops_the_service_in_order(new_service: NewService) -> None:
     service = new_service()
     service.start()
     assert service.process is not None

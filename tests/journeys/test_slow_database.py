@@ -1,4 +1,4 @@
-"""The database is slow or silent under load of several accounts: callers get 503 in time, and it heals by itself.
+"""The database is slow or silent under load: callers get 503 in time, and the service recovers.
 
 Each test runs in a short form here. ``LOCK_HELD_S=300`` and ``FROZEN_S=120`` give the long ones; what was seen is
 printed (``pytest -s``).
@@ -26,7 +26,7 @@ import trio
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, ok, until
+from .service_process import Customer, Service, ok, until
 
 LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "6"))
 FROZEN_S = float(os.environ.get("FROZEN_S", "7"))
@@ -50,7 +50,7 @@ class Caller:
     is_stopping: bool = False
 
     async def work(self) -> None:
-        """Create and read until told to stop; a call that was turned away is repeated under its key."""
+        """Create and read until stopped; a request that got 503 is repeated under its key."""
         while not self.is_stopping:
             if not self.keys or self.keys[-1] in self.created:
                 self.keys.append(f"key-{next(self.numbers)}")
@@ -104,7 +104,7 @@ class Trouble:
 
 @pytest.fixture
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own, which the service is told of by URL."""
+    """A PostgreSQL server of this test, given to the service by URL."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-slow-"))
     server = EmbeddedPostgres(folder)
     try:
@@ -148,7 +148,7 @@ async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) ->
     assert [line for line in lines if line.get("event") == "supervision.quarantine"] == []
     assert [line for line in lines if line.get("level") == "critical"] == []
     assert service.metric("holdfast_actor_events_total") > 0
-    tell(callers, trouble, service)
+    describe(callers, trouble, service)
     assert await trio.to_thread.run_sync(service.stop) == 0
 
 
@@ -165,7 +165,7 @@ async def goes_on(callers: list[Caller]) -> None:
     await until(all_served, within_s=60)
 
 
-def tell(callers: list[Caller], trouble: Trouble, service: Service) -> None:
+def describe(callers: list[Caller], trouble: Trouble, service: Service) -> None:
     """Print the figures, for whoever runs the long form."""
     answers = [answer for caller in callers for answer in caller.answers]
     during = [a for a in answers if a[0] >= trouble.began_at and a[0] < trouble.ended_at]
@@ -181,7 +181,7 @@ def tell(callers: list[Caller], trouble: Trouble, service: Service) -> None:
     )
 
 
-async def test_a_held_table_is_answered_with_503_and_costs_no_account_anything(
+async def test_a_locked_table_gets_503_and_costs_no_account_credit(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
     service = new_service(DATABASE_URL=postgres.url)
@@ -197,7 +197,7 @@ async def test_a_held_table_is_answered_with_503_and_costs_no_account_anything(
         await ready_again(trouble)
 
 
-async def test_a_frozen_server_is_answered_with_503_and_is_used_again_when_it_thaws(
+async def test_a_frozen_database_gets_503_and_is_used_again_later(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
     service = new_service(DATABASE_URL=postgres.url)

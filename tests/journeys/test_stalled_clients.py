@@ -1,4 +1,4 @@
-"""Clients that do not read, do not send, or only sit there: others are served, and a stop ends in its time."""
+"""Clients that do not read, send or close: others are served, and a stop takes no longer than allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from .conftest import NewService
-from .house import Service
+from .service_process import Service
 
 STOP_WITHIN_S = 20.0
 """HOLDFAST_SHUTDOWN_S, the documented bound of an orderly stop."""
@@ -54,7 +54,7 @@ def served(service: Service) -> None:
             assert client.get(path).status_code == 200, path
 
 
-def test_idle_sockets_beyond_the_limit_of_files_stop_nobody(new_service: NewService) -> None:
+def test_idle_sockets_beyond_the_file_limit_block_no_client(new_service: NewService) -> None:
     service = new_service()
     service.open_files = 320
     service.start()
@@ -63,15 +63,15 @@ def test_idle_sockets_beyond_the_limit_of_files_stop_nobody(new_service: NewServ
             stack.enter_context(connect(service))
         served(service)
         assert service.is_alive()
-        told = [line["event"] for line in service.log_lines()]
-        assert "fewer connections than wanted" in told
+        logged = [line["event"] for line in service.log_lines()]
+        assert "fewer connections than wanted" in logged
         assert service.faults() == []
         started_s = time.monotonic()
         assert service.stop() == 0
         assert time.monotonic() - started_s < STOP_WITHIN_S
 
 
-def test_unread_answers_and_bodies_bind_neither_memory_nor_the_stop(new_service: NewService) -> None:
+def test_unread_responses_and_bodies_hold_neither_memory_nor_the_stop(new_service: NewService) -> None:
     service = new_service()
     service.start()
     assert service.process is not None
@@ -96,7 +96,7 @@ def test_unread_answers_and_bodies_bind_neither_memory_nor_the_stop(new_service:
     assert "Traceback" not in service.log_path.read_text()
 
 
-def test_a_second_signal_waits_for_nobody(new_service: NewService) -> None:
+def test_a_second_signal_stops_at_once(new_service: NewService) -> None:
     service = new_service()
     service.start()
     assert service.process is not None
@@ -110,22 +110,22 @@ def test_a_second_signal_waits_for_nobody(new_service: NewService) -> None:
             time.sleep(0.02)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(timeout=20) == 0
-    told = service.log_lines()
-    assert "stopping at once" in [line["event"] for line in told]
+    logged = service.log_lines()
+    assert "stopping at once" in [line["event"] for line in logged]
     assert "Traceback" not in service.log_path.read_text()
 
 
-def test_operators_have_a_listener_of_their_own(new_service: NewService) -> None:
+def test_operators_routes_have_their_own_listener(new_service: NewService) -> None:
     service = new_service(OPS_PORT="0", OPERATOR_TOKEN="operator-token-of-the-listener-0123456789")
     service.start()
-    told = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
+    logged = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
     asks = {"Authorization": "Bearer operator-token-of-the-listener-0123456789"}
     with httpx.Client(base_url=service.url, verify=False) as public:
         for path in ("/metrics", "/ops/reviews", "/ops/payments"):
             assert public.get(path, headers=asks).status_code == 404
         for path in ("/healthz", "/readyz", "/v2/models"):
             assert public.get(path).status_code == 200
-    with httpx.Client(base_url=str(told["operators"]), verify=False, headers=asks) as operators:
+    with httpx.Client(base_url=str(logged["operators"]), verify=False, headers=asks) as operators:
         for path in ("/healthz", "/readyz", "/metrics", "/ops/reviews", "/ops/payments"):
             assert operators.get(path).status_code == 200
         assert operators.get("/v2/models").status_code == 404

@@ -1,6 +1,6 @@
-"""The rows of the table that time drives: silence, deadlines, a provider that is away, busy or forgetful.
+"""Transitions driven by time: silence, deadlines, a provider that is away, busy or has lost the job.
 
-Hold and usage are checked at each step. All stories are told side by side at one service.
+Hold and usage are checked at each step. All scenarios run concurrently at one service.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import trio
 
 from .conftest import NewCustomer
-from .house import Service
 from .scripted_provider import (
     DOUBTFUL,
     GONE,
@@ -21,101 +20,102 @@ from .scripted_provider import (
     finished,
     hangs,
     in_turn,
+    prediction,
     says,
-    tells,
 )
-from .task_tales import Story, Tale, nothing_is_left_open, tell_all
+from .service_process import Service
+from .task_scenarios import Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 
-async def never_finished(tale: Tale) -> None:
-    """queued → the deadline passes, the last poll tells no end → failed provider_timeout: released, job stopped."""
-    await tale.begins(HASTY, Script(get=tells("starting")))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_timeout", hosting="skipped")
-    await tale.until(lambda _: tale.calls[-1] == "cancel")
-    assert "GET" in tale.calls
+async def never_finished(run: TaskRun) -> None:
+    """queued → the deadline passes without an end → failed provider_timeout: released, job stopped."""
+    await run.create(HASTY, Script(get=prediction("starting")))
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_timeout", hosting="skipped")
+    await run.until(lambda _: run.calls[-1] == "cancel")
+    assert "GET" in run.calls
 
 
-async def finished_unheard(tale: Tale) -> None:
+async def finished_unheard(run: TaskRun) -> None:
     """queued → the deadline passes, the last poll finds a success → stored → succeeded."""
-    await tale.begins(HASTY, Script(get=finished(tale.file())))
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
+    await run.create(HASTY, Script(get=finished(run.file())))
+    await run.wait_for("succeeded")
+    await run.check("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
 
 
-async def callback_lost(tale: Tale) -> None:
+async def callback_lost(run: TaskRun) -> None:
     """queued → silence → polls find the work and then its end → succeeded."""
-    script = Script(get=in_turn(tells("processing", progress={"percent": 50}), finished(tale.file())))
-    await tale.begins(POLLED, script)
-    await tale.becomes("succeeded")
-    task = await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
-    told = [line["source_ref"].partition(":")[0] for line in task["provider_progress"]]
-    assert told == ["system", "poll", "poll", "system"]
-    assert tale.calls[:3] == ["PUT", "GET", "GET"]
+    script = Script(get=in_turn(prediction("processing", progress={"percent": 50}), finished(run.file())))
+    await run.create(POLLED, script)
+    await run.wait_for("succeeded")
+    task = await run.check("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
+    reported = [line["source_ref"].partition(":")[0] for line in task["provider_progress"]]
+    assert reported == ["system", "poll", "poll", "system"]
+    assert run.calls[:3] == ["PUT", "GET", "GET"]
 
 
-async def unreachable(tale: Tale) -> None:
+async def unreachable(run: TaskRun) -> None:
     """queued → surely never sent, tries used up → failed provider_unavailable: released."""
-    await tale.begins(GONE)
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_unavailable", hosting="skipped")
+    await run.create(GONE)
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_unavailable", hosting="skipped")
 
 
-async def too_busy(tale: Tale) -> None:
+async def too_busy(run: TaskRun) -> None:
     """queued → the provider has no place for it until the deadline → failed provider_unavailable: released."""
-    await tale.begins(DOUBTFUL, Script(put=says(429, {}, Retry_After=1)))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="provider_unavailable", hosting="skipped")
+    await run.create(DOUBTFUL, Script(put=says(429, {}, Retry_After=1)))
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="provider_unavailable", hosting="skipped")
 
 
-async def busy_at_first(tale: Tale) -> None:
+async def busy_at_first(run: TaskRun) -> None:
     """queued → busy once, then taken → processing → succeeded, by one job."""
-    await tale.begins(script=Script(put=in_turn(says(503, {}), TAKEN)))
-    await tale.is_taken()
-    assert tale.calls == ["PUT", "PUT"]
-    await tale.succeeds(tale.file())
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
+    await run.create(script=Script(put=in_turn(says(503, {}), TAKEN)))
+    await run.wait_submitted()
+    assert run.calls == ["PUT", "PUT"]
+    await run.report_success(run.file())
+    await run.wait_for("succeeded")
+    await run.check("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
 
 
-async def unresolved(tale: Tale) -> None:
-    """queued → perhaps sent, never answered → failed submit_ambiguous: released, at the house's expense."""
-    await tale.begins(DOUBTFUL, Script(put=hangs))
-    await tale.becomes("failed")
-    await tale.stands("queued", "failed", error="submit_ambiguous", hosting="skipped")
+async def unresolved(run: TaskRun) -> None:
+    """queued → perhaps sent, never answered → failed submit_ambiguous: released, at the operator's expense."""
+    await run.create(DOUBTFUL, Script(put=hangs))
+    await run.wait_for("failed")
+    await run.check("queued", "failed", error="submit_ambiguous", hosting="skipped")
 
 
-async def cut_off_at_first(tale: Tale) -> None:
+async def cut_off_at_first(run: TaskRun) -> None:
     """queued → the answer is cut off → submitted again under the same name → succeeded, by one job."""
-    await tale.begins(script=Script(put=in_turn(cuts, says(500, {}), TAKEN)))
-    await tale.is_taken()
-    assert tale.calls == ["PUT", "PUT", "PUT"]
-    await tale.succeeds(tale.file())
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
+    await run.create(script=Script(put=in_turn(cuts, says(500, {}), TAKEN)))
+    await run.wait_submitted()
+    assert run.calls == ["PUT", "PUT", "PUT"]
+    await run.report_success(run.file())
+    await run.wait_for("succeeded")
+    await run.check("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
 
 
-async def lost_over_there(tale: Tale) -> None:
-    """queued → the provider knows the job no more → given anew; the first attempt's word is stale."""
-    await tale.begins(POLLED, Script(get=in_turn(says(404, {}), tells("processing"))))
-    second = f"{tale.request_id}.2"
-    await tale.until(lambda task: tale.provider.calls[second] == ["PUT"] and task["status"] == "queued")
-    task = await tale.succeeds(tale.file())
-    assert (task["status"], tale.last_line(task, "stale")["source_ref"]) == ("queued", "callback:evt_1")
-    await tale.succeeds(tale.file(), attempt=2)
-    await tale.becomes("succeeded")
-    await tale.stands("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
+async def lost_over_there(run: TaskRun) -> None:
+    """queued → the provider has lost the job → submitted again; updates of the first attempt are stale."""
+    await run.create(POLLED, Script(get=in_turn(says(404, {}), prediction("processing"))))
+    second = f"{run.request_id}.2"
+    await run.until(lambda task: run.provider.calls[second] == ["PUT"] and task["status"] == "queued")
+    task = await run.report_success(run.file())
+    assert (task["status"], run.last_progress(task, "stale")["source_ref"]) == ("queued", "callback:evt_1")
+    await run.report_success(run.file(), attempt=2)
+    await run.wait_for("succeeded")
+    await run.check("queued", "processing", "succeeded", cost="1.00", units=1, hosting="ready")
 
 
-STORIES: tuple[Story, ...] = (
+SCENARIOS: tuple[Scenario, ...] = (
     never_finished, finished_unheard, callback_lost, unreachable, too_busy, busy_at_first, unresolved,
     cut_off_at_first, lost_over_there,
 )  # fmt: skip
 
 
-async def test_whatever_does_not_happen_in_time_comes_out_as_written(
-    scripted_house: Service, scripted: ScriptedProvider, new_customer: NewCustomer
+async def test_timed_transitions_have_their_documented_outcome(
+    scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(90):
-        await tell_all(STORIES, scripted_house, scripted, new_customer)
-    nothing_is_left_open(scripted_house)
+        await run_scenarios(SCENARIOS, scripted_service, scripted, new_customer)
+    check_nothing_is_open(scripted_service)

@@ -1,4 +1,4 @@
-"""The torture harness in short: some faults, once each, by a fixed seed; ``make torture`` goes on for hours."""
+"""A short run of the torture harness: some faults, once each, with a fixed seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
     return summary
 
 
-async def test_a_kill_cut_connections_and_a_failover_lose_and_double_nothing() -> None:
+async def test_a_kill_cuts_and_a_failover_lose_and_duplicate_nothing() -> None:
     summary = await rounds_of("pair", "kill", "cut", "failover")
     assert summary.kills >= 1
     assert summary.database_faults == 2
@@ -32,5 +32,5 @@ async def test_a_kill_cut_connections_and_a_failover_lose_and_double_nothing() -
 
 @pytest.mark.skipif("TORTURE" not in os.environ, reason="TORTURE=1 tries every fault on every deployment")
 @pytest.mark.parametrize(("fault", "kind"), PAIRS)
-async def test_each_fault_on_each_deployment_loses_and_doubles_nothing(fault: str, kind: DeploymentKind) -> None:
+async def test_each_fault_on_each_deployment_loses_nothing(fault: str, kind: DeploymentKind) -> None:
     await rounds_of(kind, fault)

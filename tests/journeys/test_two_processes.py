@@ -1,4 +1,4 @@
-"""Two services on one database, both hit for the same account: the fence keeps them from harm."""
+"""Two services on one database under load for one account: the fence keeps them consistent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import httpx
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Totals, loopback_client, ok
 from .quiet_provider import MODEL, QuietProvider
+from .service_process import Totals, loopback_client, ok
 
 STALE = "holdfast_fence_stale_units_total"
 
 
-async def test_two_processes_serve_one_account_without_refusal_loss_or_double(
+async def test_two_processes_serve_one_account_consistently(
     new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
 ) -> None:
     catalog = str(provider.write_catalog(tmp_path))
@@ -68,7 +68,7 @@ async def test_two_processes_serve_one_account_without_refusal_loss_or_double(
         assert await trio.to_thread.run_sync(service.stop) == 0
 
 
-async def test_two_processes_never_overspend_together(
+async def test_two_processes_never_overspend_an_account(
     new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
 ) -> None:
     catalog = str(provider.write_catalog(tmp_path))

@@ -1,4 +1,4 @@
-"""What the studio makes opens elsewhere: in picture libraries, in decoders of sound and video, in a browser."""
+"""The studio's outputs open in picture libraries, audio and video decoders, and a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import trio
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from .house import IMAGE, Customer, Service, loopback_client, ok
+from .service_process import IMAGE, Customer, Service, loopback_client, ok
 
 FRAMES_PER_S = 12
 CLIP_S = 3.0
@@ -43,10 +43,10 @@ PROBE = """([kind, url, wait]) => new Promise((resolve, reject) => {
   media.onerror = () => reject(new Error(`${kind} error ${media.error.code}: ${media.error.message}`));
   media.oncanplaythrough = () => {
     media.oncanplaythrough = null;
-    const told = {duration: media.duration, width: media.videoWidth, height: media.videoHeight};
+    const described = {duration: media.duration, width: media.videoWidth, height: media.videoHeight};
     media.onseeked = () => {
-      told.soughtTo = media.currentTime;
-      media.onended = () => resolve({...told, endedAt: media.currentTime});
+      described.soughtTo = media.currentTime;
+      media.onended = () => resolve({...described, endedAt: media.currentTime});
       media.play().catch(reject);
     };
     media.currentTime = media.duration / 2;
@@ -60,15 +60,15 @@ PROBE = """([kind, url, wait]) => new Promise((resolve, reject) => {
 
 @dataclass
 class Made:
-    """One result: what the task tells of it, and its bytes as the link gave them."""
+    """One result: its description in the task, and its bytes."""
 
-    told: dict[str, Any]
+    described: dict[str, Any]
     content: bytes
 
     @property
     def url(self) -> str:
         """Where it is."""
-        return str(self.told["url"])
+        return str(self.described["url"])
 
 
 def picture(image: Image.Image | None = None) -> str:
@@ -78,7 +78,7 @@ def picture(image: Image.Image | None = None) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-async def make_all(house: Service) -> dict[str, Made]:
+async def make_all(shared_service: Service) -> dict[str, Made]:
     """Have each model make something, and fetch it."""
     change = {"image": picture(), "operation": "resize", "width": 96, "height": 64}
     # As large as the model's schema says it may be, and no more compressible.
@@ -94,7 +94,7 @@ async def make_all(house: Service) -> dict[str, Made]:
         "clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": CLIP_S}),
         "large clip": ("studio/clip-1", {"prompt": "a lighthouse", "duration": 1, "resolution": "720p"}),
     }
-    async with loopback_client(base_url=house.url, timeout=30) as http:
+    async with loopback_client(base_url=shared_service.url, timeout=30) as http:
         ada = Customer(http)
         await ada.sign_in()
         await ada.recharge("10.00")
@@ -106,17 +106,17 @@ async def make_all(house: Service) -> dict[str, Made]:
         found = {}
         for name, request_id in made.items():
             assert tasks[request_id]["status"] == "succeeded", tasks[request_id]
-            [told] = tasks[request_id]["output"]
-            answer = await http.get(told["url"])
-            assert (answer.status_code, answer.headers["Content-Type"]) == (200, told["content_type"])
-            found[name] = Made(told, answer.content)
+            [described] = tasks[request_id]["output"]
+            answer = await http.get(described["url"])
+            assert (answer.status_code, answer.headers["Content-Type"]) == (200, described["content_type"])
+            found[name] = Made(described, answer.content)
         return found
 
 
 @pytest.fixture(scope="module")
-def made(house: Service) -> dict[str, Made]:
+def made(shared_service: Service) -> dict[str, Made]:
     """A result of each kind."""
-    return trio.run(make_all, house)
+    return trio.run(make_all, shared_service)
 
 
 @pytest.fixture(scope="module")
@@ -139,19 +139,19 @@ def browser() -> Iterator[Browser]:
         ("edited large", "PNG"),
     ],
 )
-def test_pictures_are_what_they_are_called(made: dict[str, Made], name: str, form: str) -> None:
+def test_pictures_match_their_content_type(made: dict[str, Made], name: str, form: str) -> None:
     one = made[name]
     with Image.open(io.BytesIO(one.content)) as image:
         image.verify()
     with Image.open(io.BytesIO(one.content)) as image:
         image.load()
-        assert (image.format, image.get_format_mimetype()) == (form, one.told["content_type"])
-        assert image.size == (one.told["width"], one.told["height"])
+        assert (image.format, image.get_format_mimetype()) == (form, one.described["content_type"])
+        assert image.size == (one.described["width"], one.described["height"])
         lows_and_highs = image.convert("L").getextrema()
     assert lows_and_highs[0] != lows_and_highs[1]
 
 
-def test_a_sound_is_read_by_the_standard_library_and_by_a_decoder(made: dict[str, Made]) -> None:
+def test_a_sound_is_decoded_by_wave_and_by_av(made: dict[str, Made]) -> None:
     one = made["tone"]
     with wave.open(io.BytesIO(one.content)) as sound:
         assert sound.getnframes() / sound.getframerate() == pytest.approx(TONE_S)
@@ -159,7 +159,7 @@ def test_a_sound_is_read_by_the_standard_library_and_by_a_decoder(made: dict[str
     with av.open(io.BytesIO(one.content), "r") as container:
         frames = list(container.decode(audio=0))
     assert sum(frame.samples for frame in frames) / rate == pytest.approx(TONE_S)
-    assert one.told["duration_s"] == TONE_S
+    assert one.described["duration_s"] == TONE_S
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_a_clip_is_decoded_frame_by_frame(
         container.seek(int(length_s / 2 * 1_000_000), backward=True, any_frame=False)
         sought = next(container.decode(stream))
         assert sought.time == pytest.approx(length_s / 2, abs=2 / FRAMES_PER_S)
-    assert made[name].told["duration_s"] == length_s
+    assert made[name].described["duration_s"] == length_s
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "length_s"),
     [("clip", "video", CLIP_S), ("large clip", "video", 1.0), ("tone", "audio", TONE_S)],
 )
-def test_a_browser_plays_and_seeks_what_a_page_shows(
+def test_a_browser_plays_and_seeks_outputs(
     made: dict[str, Made], browser: Browser, name: str, kind: str, length_s: float
 ) -> None:
     page = browser.new_page()
@@ -201,11 +201,11 @@ def test_a_browser_plays_and_seeks_what_a_page_shows(
     assert seen["soughtTo"] == pytest.approx(length_s / 2, abs=0.01)
     assert seen["endedAt"] == pytest.approx(length_s, abs=0.05)
     if kind == "video":
-        assert (seen["width"], seen["height"]) == (made[name].told["width"], made[name].told["height"])
+        assert (seen["width"], seen["height"]) == (made[name].described["width"], made[name].described["height"])
 
 
 @pytest.mark.parametrize("name", ["clip", "tone"])
-def test_a_browser_that_is_led_to_a_link_has_a_player(made: dict[str, Made], browser: Browser, name: str) -> None:
+def test_a_browser_that_opens_a_link_gets_a_player(made: dict[str, Made], browser: Browser, name: str) -> None:
     troubles: list[str] = []
     page = browser.new_page()
     page.on("console", lambda message: troubles.append(message.text))
@@ -216,13 +216,13 @@ def test_a_browser_that_is_led_to_a_link_has_a_player(made: dict[str, Made], bro
     assert troubles == []
 
 
-def test_the_page_of_the_interface_fits_a_desk_and_a_hand(house: Service, browser: Browser) -> None:
-    operations = httpx.get(f"{house.url}/openapi.json", verify=False).json()["paths"]
+def test_the_api_page_fits_desktop_and_phone(shared_service: Service, browser: Browser) -> None:
+    operations = httpx.get(f"{shared_service.url}/openapi.json", verify=False).json()["paths"]
     troubles: list[str] = []
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 844})
         page.on("console", lambda message: troubles.append(message.text))
-        page.goto(f"{house.url}/docs")
+        page.goto(f"{shared_service.url}/docs")
         text = page.inner_text("body")
         assert [path for path in operations if path not in text] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width

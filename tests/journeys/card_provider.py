@@ -1,4 +1,4 @@
-"""A card provider outside the service: the in-tree emulator on its own thread, with its buttons at hand."""
+"""The card emulator on a thread of its own, outside the service, with its control calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import trio
 from holdfast.providers.signatures import sign
 from holdfast.standins.card.service import serve_card_emulator
 
-from .house import Customer, Service, loopback_client, ok, until
+from .service_process import Customer, Service, loopback_client, ok, until
 
 API_KEY = "sk_test_journeys"
 WEBHOOK_SECRET = "whsec_journeys_0123456789abcdef0123456789"
@@ -34,14 +34,14 @@ RETRY_DELAYS_S = (0.0, 0.2, 0.5, *[1.0] * 60)
 
 
 @dataclass
-class CardBank:
+class CardProviderProcess:
     """Where the emulator listens, and where its webhooks go (nowhere while ``webhook_url`` is empty)."""
 
     url: str
     webhook_url: str = ""
 
     def settings(self, **more: str) -> dict[str, str]:
-        """What a service must be told to take cards here."""
+        """Return the settings of a service that uses this card provider."""
         return {
             "CARD_API_KEY": API_KEY,
             "CARD_API_BASE": self.url,
@@ -54,45 +54,45 @@ class CardBank:
         """Send webhooks to this service from now on."""
         self.webhook_url = service.url + WEBHOOK
 
-    async def press(self, kind: str, thing_id: str, action: str, **said: object) -> str:
-        """Press a button; the id of what came of it."""
+    async def act(self, kind: str, thing_id: str, action: str, **said: object) -> str:
+        """Perform an action on an object, and return the id of the result."""
         return str((await self._control("POST", f"{kind}/{thing_id}/{action}", said))["id"])
 
     async def webhooks(self, **faults: object) -> None:
-        """Have webhooks go astray, or (without a word) not any more."""
+        """Make webhooks fail; without arguments, deliver them normally again."""
         await self._control("PUT", "webhooks", faults)
 
     async def release(self, order: str = "as_is", seed: int = 0) -> None:
-        """Let the webhooks go that were held back."""
+        """Deliver the webhooks that were held back."""
         await self._control("POST", "webhooks/release", {"order": order, "seed": seed})
 
     async def fail(self, call: str, mode: str, **how: object) -> None:
-        """Have calls go wrong."""
+        """Make API calls fail."""
         await self._control("POST", "outages", {"call": call, "mode": mode, **how})
 
     async def recover(self) -> None:
-        """Have all calls go right again."""
+        """End all failures of API calls."""
         await self._control("DELETE", "outages", None)
 
     async def intent_of(self, order_id: str) -> dict[str, Any] | None:
-        """The intent of an order, as soon as there is one."""
+        """Return the payment intent of an order, if there is one."""
         found = await self._read("payment_intents")
         return next((each for each in found if each["metadata"]["order_id"] == order_id), None)
 
     async def charge_of(self, intent_id: str) -> str:
-        """The charge that paid an intent."""
+        """Return the id of the charge that paid an intent."""
         return str((await self._read(f"payment_intents/{intent_id}"))["latest_charge"])
 
     async def refunds_of(self, intent_id: str) -> list[dict[str, Any]]:
-        """The refunds of an intent, newest first."""
+        """Return the refunds of an intent, newest first."""
         return list(await self._read(f"refunds?payment_intent={intent_id}"))
 
     async def events(self) -> list[dict[str, Any]]:
-        """Every event there ever was, newest first."""
+        """Return all events, newest first."""
         return list(await self._read("events"))
 
     async def events_of(self, intent_id: str, among: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Every event about an intent and what hangs on it, oldest first; ``among`` those that were read before."""
+        """Return the events of an intent and its objects, oldest first; ``among`` are events already read."""
         found = await self.events() if among is None else among
         about = [
             e for e in found if intent_id in (e["data"]["object"]["id"], e["data"]["object"].get("payment_intent"))
@@ -100,15 +100,15 @@ class CardBank:
         return list(reversed(about))
 
     async def quiet(self, intent_id: str) -> None:
-        """Wait until every event about an intent has been heard, or was dropped."""
+        """Wait until every event of an intent was delivered or dropped."""
         wanted = {event["id"] for event in await self.events_of(intent_id)}
 
-        async def heard() -> bool:
+        async def all_delivered() -> bool:
             state = await self._control("GET", "state", None)
             states = {each["id"]: (each["delivery"] or {}).get("state") for each in state["events"]}
             return all(states.get(event_id, "heard") in ("heard", "dropped") for event_id in wanted)
 
-        await until(heard)
+        await until(all_delivered)
 
     async def _read(self, path: str) -> Any:
         divider = "&" if "?" in path else "?"
@@ -128,11 +128,11 @@ class CardBank:
 
 
 @contextmanager
-def card_bank() -> Iterator[CardBank]:
-    """Run one on loopback."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-bank-"))
+def run_card_provider() -> Iterator[CardProviderProcess]:
+    """Run the emulator on loopback."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-card-"))
     found: queue.SimpleQueue[tuple[int, trio.CancelScope, trio.lowlevel.TrioToken]] = queue.SimpleQueue()
-    bank = CardBank("")
+    card_provider = CardProviderProcess("")
 
     async def run() -> None:
         with trio.CancelScope() as scope:
@@ -141,7 +141,7 @@ def card_bank() -> Iterator[CardBank]:
                     serve_card_emulator,
                     api_key=API_KEY,
                     webhook_secret=WEBHOOK_SECRET,
-                    webhook_url=lambda: bank.webhook_url,
+                    webhook_url=lambda: card_provider.webhook_url,
                     files_dir=folder,
                     settle_delay_s=SETTLE_S,
                     retry_delays_s=RETRY_DELAYS_S,
@@ -152,9 +152,9 @@ def card_bank() -> Iterator[CardBank]:
     thread = threading.Thread(target=trio.run, args=(run,), daemon=True)
     thread.start()
     port, scope, token = found.get(timeout=30)
-    bank.url = f"http://127.0.0.1:{port}"
+    card_provider.url = f"http://127.0.0.1:{port}"
     try:
-        yield bank
+        yield card_provider
     finally:
         token.run_sync_soon(scope.cancel)
         thread.join(30)
@@ -162,13 +162,13 @@ def card_bank() -> Iterator[CardBank]:
 
 
 def signed(body: bytes, *, secret: str = WEBHOOK_SECRET, shift_s: int = 0) -> dict[str, str]:
-    """The headers that make a body the provider's word."""
+    """Return the headers of a signed webhook."""
     header = sign(secret, body, at=int(time.time()) + shift_s)
     return {SIGNATURE_HEADER: header, "Content-Type": "application/json"}
 
 
 def written(event: dict[str, Any]) -> bytes:
-    """An event as it is sent."""
+    """Render an event as it is sent."""
     return json.dumps(event).encode()
 
 
@@ -177,29 +177,29 @@ class Payer:
     """A customer who pays by card."""
 
     customer: Customer
-    bank: CardBank
+    card_provider: CardProviderProcess
 
     async def order(self, amount: str = "10.00", *, key: str | None = None) -> dict[str, Any]:
         """Order credit by card."""
         return ok(await self.try_order(amount, key=key))
 
     async def try_order(self, amount: str = "10.00", *, key: str | None = None) -> httpx.Response:
-        """Ask for a card order, whatever is answered."""
+        """Request a card order and return the response, whatever it is."""
         path = "/v2/control/payments/cardprovider"
         return await self.customer.call("POST", path, {"amount": amount}, key=key, as_session=True)
 
     async def paid_order(self, amount: str = "10.00") -> dict[str, Any]:
-        """An order that was paid and credited."""
+        """Create, pay and await a credited order."""
         order = await self.order(amount)
-        await self.bank.press("payment_intents", order["provider_payment_id"], "pay")
-        return await self.becomes(order["order_id"], status="credited")
+        await self.card_provider.act("payment_intents", order["provider_payment_id"], "pay")
+        return await self.wait_for(order["order_id"], status="credited")
 
     async def read(self, order_id: str) -> dict[str, Any]:
-        """An order as it stands."""
+        """Read an order."""
         return ok(await self.customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))
 
-    async def becomes(self, order_id: str, *, within_s: float = 30.0, **fields: object) -> dict[str, Any]:
-        """The order, once it has these values."""
+    async def wait_for(self, order_id: str, *, within_s: float = 30.0, **fields: object) -> dict[str, Any]:
+        """Wait until an order has these values, and return it."""
         seen: dict[str, Any] = {}
 
         async def is_so() -> dict[str, Any] | None:
@@ -213,7 +213,7 @@ class Payer:
             raise AssertionError(f"{order_id} is {now}, not {fields}: {seen.get('state_history')}") from None
 
     async def statement(self) -> list[dict[str, Any]]:
-        """Every operation of the account, oldest first."""
+        """Return all operations of the account, oldest first."""
         found: list[dict[str, Any]] = []
         query = "?limit=100"
         while query:
@@ -224,5 +224,5 @@ class Payer:
 
 
 def unique(prefix: str) -> str:
-    """An id that nobody has used."""
+    """Return an unused id."""
     return f"{prefix}_{secrets.token_hex(8)}"

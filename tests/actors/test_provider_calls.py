@@ -1,4 +1,4 @@
-"""The provider desk: one provider's trouble is no other's."""
+"""The provider caller: a failing provider does not affect others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Odd(Good):
         raise ZeroDivisionError(job)
 
 
-async def test_one_submission_is_one_call_however_often_it_is_asked_for(autojump_clock: Any) -> None:
+async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"stuck": stuck}
     submits: set[tuple[str, int]] = set()
@@ -86,7 +86,7 @@ def submit(provider: str, request_id: str) -> Submit:
     return Submit(provider, Job(request_id, 1, "image-1", {}, "http://127.0.0.1/v2/callback"))
 
 
-async def test_a_provider_that_does_not_answer_or_breaks_holds_up_nobody_else(autojump_clock: Any) -> None:
+async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"good": Good(), "stuck": stuck, "odd": Odd()}
     post = WorkerAddress("desk")

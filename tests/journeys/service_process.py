@@ -1,4 +1,4 @@
-"""The real service as a process of its own, and a customer of it."""
+"""The service as a process of its own, and a client of it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Totals(NamedTuple):
 
 
 def new_folder() -> Path:
-    """A folder for a service's own."""
-    # Not pytest's own folders: a service run by root runs its database as a user who may not pass through them.
+    """Create a folder for one service."""
+    # Not in pytest's folders: a service run by root runs its database as a user who cannot enter them.
     folder = Path(tempfile.mkdtemp(prefix="holdfast-journey-"))
     folder.chmod(0o711)
     return folder
@@ -63,7 +63,7 @@ class Service:
         self.log_path = folder / "service.log"
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
-        self._told = 0
+        self._log_start = 0
         self.open_files: int | None = None
         generous = {
             "CALLBACK_SECRET": CALLBACK_SECRET,
@@ -77,14 +77,14 @@ class Service:
 
     @property
     def database_url(self) -> str:
-        """Where its rows are."""
+        """The URL of its database."""
         url = self.environment.get("HOLDFAST_DATABASE_URL") or database_url_of(self.data_dir)
         assert url is not None, "the embedded database does not run"
         return url
 
     def start(self) -> None:
-        """Start it, on the same port as before, and wait until it says that it is ready."""
-        self._told = self.log_path.stat().st_size if self.log_path.exists() else 0
+        """Start it, on the same port as before, and wait until it is ready."""
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -103,13 +103,13 @@ class Service:
         self.environment["HOLDFAST_PORT"] = self.url.rpartition(":")[2]
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, as a power cut would."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(STOP_S)
 
     def stop(self) -> int:
-        """Ask it to stop; its exit code."""
+        """Ask it to stop and return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S)
@@ -119,8 +119,8 @@ class Service:
         return self.process is not None and self.process.poll() is None
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """What it logged since it was last started."""
-        lines = self.log_path.read_bytes()[self._told :].decode("utf-8", "replace").splitlines()
+        """Return what it has logged since its last start."""
+        lines = self.log_path.read_bytes()[self._log_start :].decode("utf-8", "replace").splitlines()
         found = []
         for line in lines:
             if line.startswith("{"):
@@ -131,29 +131,29 @@ class Service:
         return found
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         return "\n".join(self.log_path.read_text("utf-8", "replace").splitlines()[-30:])
 
     def faults(self) -> list[str]:
-        """Unexpected faults in its log: lines of level error and above."""
+        """Return unexpected faults in its log: lines of level error and above."""
         return [str(line) for line in self.log_lines() if line.get("level") in {"error", "critical"}]
 
     def audit(self) -> list[str]:
-        """Every promise about credit that its rows break."""
+        """Return the failed audit checks of its database."""
         with connected(self.database_url) as connection:
             return [f"{check.name}: {check.detail}" for check in run_audit(connection) if not check.ok]
 
     def metric(self, name: str) -> float:
-        """The sum of a counter over its labels."""
+        """Return the sum of a counter over its labels."""
         text = httpx.get(f"{self.url}/metrics", verify=False).text
         found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
     def _is_ready(self) -> bool:
-        said = [line for line in self.log_lines() if line.get("event") == "holdfast serves"]
-        if not said:
+        started = [line for line in self.log_lines() if line.get("event") == "holdfast serves"]
+        if not started:
             return False
-        self.url = str(said[0]["url"])
+        self.url = str(started[0]["url"])
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5, verify=False).status_code == 200
         except httpx.TransportError:
@@ -162,7 +162,7 @@ class Service:
 
 @contextmanager
 def running_service(folder: Path, **settings: str) -> Iterator[Service]:
-    """A running service in a folder that goes with it. Where all went well it must also stop in order."""
+    """Run a service in a folder that is deleted afterwards. It must stop with exit code 0."""
     service = Service(folder, **settings)
     try:
         service.start()
@@ -176,7 +176,7 @@ def running_service(folder: Path, **settings: str) -> Iterator[Service]:
 
 @dataclass
 class Customer:
-    """An account with a session and an API key, calling over its own connections."""
+    """A client with an account, a session and an API key, on its own connections."""
 
     http: httpx.AsyncClient
     email: str = field(default_factory=lambda: f"{secrets.token_hex(8)}@example.com")
@@ -194,7 +194,7 @@ class Customer:
         as_session: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """One call with the API key (or the session), and an Idempotency-Key where one is given."""
+        """Send one request with the API key (or the session), and with an Idempotency-Key if given."""
         credential = self.session if as_session else self.key
         sent = dict(headers or {})
         if credential:
@@ -204,7 +204,7 @@ class Customer:
         return await self.http.request(method, path, json=json, headers=sent)
 
     async def sign_in(self) -> None:
-        """Sign in by the code that development shows, and make a key."""
+        """Sign in with the code that development shows, and create an API key."""
         sent = ok(await self.http.post("/v2/control/auth/otp", json={"email": self.email}))
         proof = {"email": self.email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
         verified = ok(await self.http.post("/v2/control/auth/verify", json=proof))
@@ -220,15 +220,15 @@ class Customer:
     async def create(
         self, model: str = "studio/image-1", *, key: str | None = None, **wanted: object
     ) -> httpx.Response:
-        """Ask for a small image, or as wanted."""
+        """Create a task for a small image, or with other input."""
         return await self.call("POST", "/v2/task/create", {"model": model, "input": {**IMAGE, **wanted}}, key=key)
 
     async def task(self, request_id: str) -> dict[str, Any]:
-        """A task of theirs."""
+        """Read one of the account's tasks."""
         return ok(await self.call("GET", f"/v2/task/{request_id}"))
 
     async def tasks(self) -> dict[str, dict[str, Any]]:
-        """All their tasks by id."""
+        """Read all the account's tasks, by id."""
         found: dict[str, dict[str, Any]] = {}
         query = "?limit=100"
         while query:
@@ -238,12 +238,12 @@ class Customer:
         return found
 
     async def totals(self) -> Totals:
-        """Their credit as it stands."""
+        """Read the account's credit."""
         account = ok(await self.call("GET", "/v2/control/account", as_session=True))
         return Totals(*(Decimal(account[name]) for name in ("balance", "held_total", "available_balance")))
 
     async def all_ended(self, *, within_s: float = 120.0) -> dict[str, dict[str, Any]]:
-        """Their tasks, once all of them have ended."""
+        """Wait until all the account's tasks have ended, and return them."""
 
         async def ended() -> dict[str, dict[str, Any]] | None:
             tasks = await self.tasks()
@@ -253,25 +253,25 @@ class Customer:
 
 
 def loopback_client(**options: Any) -> httpx.AsyncClient:
-    """A client for plain HTTP; without the certificates of the world, whose loading takes longer than the calls."""
+    """Return a client for plain HTTP, without CA certificates, whose loading takes longer than the requests."""
     return httpx.AsyncClient(verify=False, **options)
 
 
 def ok(response: httpx.Response) -> dict[str, Any]:
-    """The body of an answer that must be a success."""
+    """Return the body of a response that must be a success."""
     assert response.status_code == 200, f"{response.request.url.path}: {response.status_code} {response.text}"
     body: dict[str, Any] = response.json()
     return body
 
 
 def code_of(response: httpx.Response) -> str:
-    """The error code of an answer that must be a refusal."""
+    """Return the error code of a response that must be an error."""
     assert response.status_code >= 400, response.text
     return str(response.json()["error"]["code"])
 
 
 async def until(find: Callable[[], Awaitable[T | None]], *, within_s: float = 30.0) -> T:
-    """What ``find`` finds, as soon as it is something true."""
+    """Poll ``find`` until it returns a true value, and return that."""
     with trio.fail_after(within_s):
         while True:
             found = await find()

@@ -1,4 +1,4 @@
-"""Whatever a stranger opens a connection with, the service lives, and a customer beside them is served.
+"""Hostile bytes on connections: the service keeps running and serves its customers.
 
 ``CLOSE_RACES=10000`` makes that many close races instead of three hundred.
 """
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from .house import Service
+from .service_process import Service
 
 CLOSE_RACES = int(os.environ.get("CLOSE_RACES", "300"))
 
@@ -71,7 +71,7 @@ OPENINGS: dict[str, tuple[bytes, ...]] = {
     ),
     "a websocket with a length": (WEBSOCKET + WS_KEY + b"Content-Length: 5\r\n\r\nhello",),
     "a websocket with a length and no body": (WEBSOCKET + WS_KEY + b"Content-Length: 5\r\n\r\n",),
-    "a websocket with data behind it": (WEBSOCKET + WS_KEY + b"\r\n\x81\x85\x00\x00\x00\x00hello",),
+    "a websocket with data after it": (WEBSOCKET + WS_KEY + b"\r\n\x81\x85\x00\x00\x00\x00hello",),
     "a websocket with chunks": (WEBSOCKET + WS_KEY + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",),
     "a websocket by POST": (WEBSOCKET.replace(b"GET", b"POST") + WS_KEY + b"\r\n",),
     "a websocket at an asset": (WEBSOCKET.replace(b"/healthz", b"/v2/assets/x") + WS_KEY + b"\r\n",),
@@ -108,7 +108,7 @@ OPENINGS: dict[str, tuple[bytes, ...]] = {
     "h2: continuation without a head": (PREFACE + SETTINGS + frame(9, 4, 1, b"x"),),
     "CONNECT": (b"CONNECT localhost:443 HTTP/1.1\r\n" + HOST + SECRETS + b"\r\n",),
     "CONNECT without a target": (b"CONNECT  HTTP/1.1\r\n" + HOST + b"\r\n",),
-    "CONNECT with bytes behind it": (b"CONNECT x:1 HTTP/1.1\r\n" + HOST + b"\r\n" + b"\x16\x03\x01" * 20,),
+    "CONNECT with bytes after it": (b"CONNECT x:1 HTTP/1.1\r\n" + HOST + b"\r\n" + b"\x16\x03\x01" * 20,),
     "TLS": (bytes.fromhex("160301020001fc0303") + os.urandom(500),),
     "SSL 2": (bytes.fromhex("802e0100020015000000100100800200800300800400800500800600400700c0"),),
     "SMTP": (b"EHLO example.com\r\n", b"MAIL FROM:<a@example.com>\r\n"),
@@ -158,7 +158,7 @@ OPENINGS: dict[str, tuple[bytes, ...]] = {
 
 
 @dataclass
-class Stranger:
+class HostileClient:
     """Opens connections to a service."""
 
     service: Service
@@ -169,7 +169,7 @@ class Stranger:
 
     def open(self, parts: tuple[bytes, ...], *, leave: str) -> bytes:
         """Send the parts a moment apart, read what comes, and leave."""
-        told = b""
+        received = b""
         line = self.connect()
         try:
             for part in parts:
@@ -182,12 +182,12 @@ class Stranger:
             if leave == "half-close":
                 line.shutdown(socket.SHUT_WR)
             while part := line.recv(65536):
-                told += part
+                received += part
         except OSError:
-            pass  # cut off, or nothing more to hear
+            pass  # cut off, or nothing more to read
         finally:
             line.close()
-        return told
+        return received
 
 
 def healthy(client: httpx.Client) -> None:
@@ -196,41 +196,41 @@ def healthy(client: httpx.Client) -> None:
 
 
 def unexpected(service: Service) -> list[str]:
-    """Lines that are not of the log, and lines of the log that tell of a fault."""
+    """Return lines that are not JSON, and lines that report a fault."""
     lines = service.log_path.read_text().splitlines()
     return [
         line for line in lines if not line.startswith("{") or '"level": "error"' in line or '"critical"' in line
     ]
 
 
-def test_there_are_more_than_seventy_six_openings() -> None:
+def test_there_are_more_than_76_hostile_requests() -> None:
     assert len(OPENINGS) >= 76
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
-def test_no_opening_ends_the_service_or_troubles_a_customer(house: Service, leave: str) -> None:
-    stranger = Stranger(house)
-    with httpx.Client(base_url=house.url, verify=False, timeout=20) as client:
+def test_hostile_requests_disturb_neither_service_nor_customers(shared_service: Service, leave: str) -> None:
+    hostile = HostileClient(shared_service)
+    with httpx.Client(base_url=shared_service.url, verify=False, timeout=20) as client:
         for name, parts in OPENINGS.items():
-            told = stranger.open(parts, leave=leave)
-            assert house.is_alive(), name
-            for answer in told.split(b"HTTP/1.1 ")[1:]:
+            received = hostile.open(parts, leave=leave)
+            assert shared_service.is_alive(), name
+            for answer in received.split(b"HTTP/1.1 ")[1:]:
                 assert answer[:3] in {b"200", b"400", b"401", b"404", b"405", b"408", b"413", b"431", b"501",
                                       b"505", b"100", b"403"}, (name, answer[:200])  # fmt: skip
                 if answer[:3] not in {b"200", b"100"}:
                     assert b'{"error":{"message":' in answer, (name, answer)
                     assert b"x-request-id: req_" in answer.lower(), (name, answer)
             healthy(client)
-    assert unexpected(house) == []
-    assert "topsecretofthisverytest" not in house.log_path.read_text()
+    assert unexpected(shared_service) == []
+    assert "topsecretofthisverytest" not in shared_service.log_path.read_text()
 
 
-def test_a_byte_behind_the_last_request_races_the_close(house: Service) -> None:
-    stranger = Stranger(house)
+def test_a_byte_sent_after_the_last_request_is_harmless(shared_service: Service) -> None:
+    hostile = HostileClient(shared_service)
     answered = 0
-    with httpx.Client(base_url=house.url, verify=False, timeout=20) as client:
+    with httpx.Client(base_url=shared_service.url, verify=False, timeout=20) as client:
         for number in range(CLOSE_RACES):
-            with stranger.connect() as line:
+            with hostile.connect() as line:
                 line.sendall(GET + b"Connection: close\r\n\r\n")
                 time.sleep((number % 40) / 20_000)
                 try:
@@ -241,7 +241,7 @@ def test_a_byte_behind_the_last_request_races_the_close(house: Service) -> None:
             if number % 100 == 0:
                 healthy(client)
         healthy(client)
-    assert house.is_alive()
-    # The byte never costs the client its answer: the server reads on for a moment behind its close.
+    assert shared_service.is_alive()
+    # The byte never costs the client its answer: the server reads on for a moment after its close.
     assert answered == CLOSE_RACES
-    assert unexpected(house) == []
+    assert unexpected(shared_service) == []

@@ -1,4 +1,4 @@
-"""Development's own card provider: wired to the service's webhook, found after a restart, looked at by hand."""
+"""Development's card emulator: its webhooks, its port after a restart, and the reconcile command."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import Customer, Service, loopback_client, ok, until
+from .service_process import Customer, Service, loopback_client, ok, until
 
 ORDERS = "/v2/control/payments/cardprovider"
 
 
-async def bank(service: Service, method: str, path: str, **said: object) -> Any:
+async def card_provider(service: Service, method: str, path: str, **said: object) -> Any:
     """Use a control of the service's own stand-in for a card provider."""
     port = (service.data_dir / "card.port").read_text().strip()
     async with loopback_client() as http:
@@ -37,7 +37,7 @@ def by_hand(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=service.environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-async def test_an_order_paid_at_the_stand_in_is_credited_by_its_webhook_also_after_a_restart(
+async def test_emulator_webhooks_credit_orders_also_after_a_restart(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
@@ -45,7 +45,7 @@ async def test_an_order_paid_at_the_stand_in_is_credited_by_its_webhook_also_aft
         await trio.to_thread.run_sync(service.start)
         customer = await new_customer(service)
         before, after = await order(customer), await order(customer)
-        await bank(service, "POST", f"payment_intents/{before['provider_payment_id']}/pay")
+        await card_provider(service, "POST", f"payment_intents/{before['provider_payment_id']}/pay")
 
         async def credited() -> bool:
             return await status_of(customer, before["order_id"]) == "credited"
@@ -53,7 +53,7 @@ async def test_an_order_paid_at_the_stand_in_is_credited_by_its_webhook_also_aft
         await until(credited)
         await trio.to_thread.run_sync(service.kill)
         await trio.to_thread.run_sync(service.start)
-        await bank(service, "POST", f"payment_intents/{after['provider_payment_id']}/pay")
+        await card_provider(service, "POST", f"payment_intents/{after['provider_payment_id']}/pay")
 
         async def both() -> bool:
             return (await customer.totals()).balance == Decimal(20)
@@ -63,7 +63,7 @@ async def test_an_order_paid_at_the_stand_in_is_credited_by_its_webhook_also_aft
         assert service.faults() == []
 
 
-async def test_by_hand_orders_whose_webhooks_were_lost_are_found_paid_beside_the_running_service(
+async def test_reconcile_credits_orders_whose_webhooks_were_lost(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
@@ -71,13 +71,13 @@ async def test_by_hand_orders_whose_webhooks_were_lost_are_found_paid_beside_the
         await trio.to_thread.run_sync(service.start)
         customer = await new_customer(service)
         orders = [await order(customer) for _ in range(3)]
-        await bank(service, "PUT", "webhooks", drop=True)
+        await card_provider(service, "PUT", "webhooks", drop=True)
         for each in orders[:2]:
-            await bank(service, "POST", f"payment_intents/{each['provider_payment_id']}/pay")
+            await card_provider(service, "POST", f"payment_intents/{each['provider_payment_id']}/pay")
 
         async def booked() -> bool:
             # The booking follows a moment after the money.
-            payments = (await bank(service, "GET", "state"))["payments"]
+            payments = (await card_provider(service, "GET", "state"))["payments"]
             charges = [charge for payment in payments for charge in payment["charges"]]
             return [charge["balance_transaction"] is not None for charge in charges] == [True, True]
 
@@ -96,14 +96,14 @@ async def test_by_hand_orders_whose_webhooks_were_lost_are_found_paid_beside_the
     assert "1 pending, 2 reconciled" in every.stdout
 
 
-async def test_by_hand_a_provider_that_is_away_is_told_and_fails(
+async def test_reconcile_fails_while_the_provider_is_away(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
         service = new_service()
         await trio.to_thread.run_sync(service.start)
         await order(await new_customer(service))
-        await bank(service, "POST", "outages", mode="error", call="payment_intents.retrieve", times=10)
+        await card_provider(service, "POST", "outages", mode="error", call="payment_intents.retrieve", times=10)
         looked = await trio.to_thread.run_sync(by_hand, service)
     assert looked.returncode == 1
     assert "1 error" in looked.stdout

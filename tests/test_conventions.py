@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can hold: imports, sizes, words, and what is nobody's business."""
+"""The project's conventions: imports, module sizes, docstrings, and words that no file may contain."""
 
 from __future__ import annotations
 
@@ -70,25 +70,25 @@ def test_imports_run_one_way() -> None:
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def test_no_package_below_tests_hides_one_of_pythons_own() -> None:
+def test_the_tests_contain_no_packages() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
-def test_test_modules_have_names_of_their_own() -> None:
+def test_test_modules_have_unique_names() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names))
 
 
-def test_modules_are_short_enough_to_have_one_idea() -> None:
+def test_modules_are_short() -> None:
     lengths = {named(path): len(text_of(path).splitlines()) for path in MODULES}
     assert {name: n for name, n in lengths.items() if n > LONGER_FOR_A_REASON.get(name, LINES_MAX)} == {}
 
 
-def test_exceptions_to_the_length_are_still_needed() -> None:
+def test_length_exceptions_are_still_needed() -> None:
     assert {name for name in LONGER_FOR_A_REASON if len(text_of(SOURCE / name).splitlines()) <= LINES_MAX} == set()
 
 
-def test_modules_say_what_they_are_for() -> None:
+def test_modules_have_docstrings() -> None:
     assert [named(path) for path in MODULES if not ast.get_docstring(ast.parse(text_of(path)))] == []
 
 
@@ -104,12 +104,12 @@ def test_every_metric_is_measured_somewhere() -> None:
     assert named_there == measured
 
 
-def test_nothing_waits_on_another_loop_than_trios() -> None:
+def test_no_module_imports_asyncio() -> None:
     pattern = re.compile(r"^\s*(import|from) asyncio\b", re.MULTILINE)
     assert [named(path) for path in MODULES if pattern.search(text_of(path))] == []
 
 
-def test_no_file_names_a_machine_or_leaves_work_for_later() -> None:
+def test_no_file_names_machines_or_postponed_work() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {match.group()}"
         for path in written_files()
@@ -125,5 +125,5 @@ def test_the_lock_pins_exact_versions_and_no_addresses() -> None:
     assert len(pins) > 50
 
 
-def test_the_check_of_a_clean_clone_can_be_run() -> None:
+def test_the_ci_script_is_executable() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)

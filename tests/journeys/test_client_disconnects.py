@@ -1,4 +1,4 @@
-"""A client that leaves in the middle of its request leaves a whole operation behind, or none."""
+"""A client that disconnects during its request leaves a whole operation or none."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, ok, until
 from .quiet_provider import MODEL
+from .service_process import Customer, Service, Totals, ok, until
 
 BODY = json.dumps({"model": MODEL, "input": {"prompt": "a lighthouse"}}).encode()
 
@@ -46,11 +46,11 @@ def half_close(line: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset, half_close], ids=["close", "reset", "half-close"])
-async def test_a_client_that_leaves_after_sending_leaves_a_whole_operation_or_none(
-    quiet_house: Service, new_customer: NewCustomer, leave: Callable[[socket.socket], None]
+async def test_a_disconnect_leaves_a_whole_operation_or_none(
+    quiet_service: Service, new_customer: NewCustomer, leave: Callable[[socket.socket], None]
 ) -> None:
-    ada = await new_customer(quiet_house, credit="40.00")
-    address = (urlsplit(quiet_house.url).hostname, urlsplit(quiet_house.url).port)
+    ada = await new_customer(quiet_service, credit="40.00")
+    address = (urlsplit(quiet_service.url).hostname, urlsplit(quiet_service.url).port)
     keys = [f"left-{number}" for number in range(20)]
 
     def send_and_leave(key: str, sent: bytes) -> None:
@@ -69,8 +69,8 @@ async def test_a_client_that_leaves_after_sending_leaves_a_whole_operation_or_no
         assert len({ok(answer)["request_id"] for answer in answers}) == len(keys)
         assert len(await ada.tasks()) == len(keys)
         assert await ada.totals() == Totals(Decimal(40), Decimal(20), Decimal(20))
-    assert quiet_house.audit() == []
-    assert quiet_house.faults() == []
+    assert quiet_service.audit() == []
+    assert quiet_service.faults() == []
 
 
 async def repeat(customer: Customer, key: str) -> httpx.Response:
@@ -88,9 +88,9 @@ async def repeat(customer: Customer, key: str) -> httpx.Response:
 async def consistent(customer: Customer) -> None:
     """As many holds as tasks, whatever has been done so far."""
 
-    async def agrees() -> bool:
+    async def check_consistency() -> bool:
         before = await customer.totals()
         tasks = await customer.tasks()
         return before == await customer.totals() and before.held == len(tasks)
 
-    assert await until(agrees)
+    assert await until(check_consistency)

@@ -1,4 +1,4 @@
-"""``kill -9`` at each stage of a task's life: afterwards one job, one charge, one event."""
+"""``kill -9`` at each stage of a task: afterwards there is one job, one charge and one event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from .conftest import NewCustomer
-from .house import Customer, Service, Totals, new_folder, ok, running_service, until
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
 from .receiver import receiver
+from .service_process import Customer, Service, Totals, new_folder, ok, running_service, until
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def mortal(slow_provider: QuietProvider) -> Iterator[Service]:
 
 @pytest.fixture
 async def ada(mortal: Service, new_customer: NewCustomer) -> Customer:
-    """Somebody with credit for two pictures."""
+    """A customer with credit for two pictures."""
     return await new_customer(mortal, credit="2.00")
 
 
@@ -73,7 +73,7 @@ async def reaches(provider: QuietProvider, gate: str, count: int) -> None:
 
 
 async def deliver(customer: Customer, provider: QuietProvider, request_id: str) -> None:
-    """Tell of the success."""
+    """Report success."""
     body = provider.success(request_id, event_id="evt_1", sequence=1)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
 
@@ -97,14 +97,14 @@ async def ends_whole(
     return tasks
 
 
-async def test_killed_after_the_commit_and_before_the_dispatch(
+async def test_a_kill_between_commit_and_dispatch(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
     with trio.fail_after(90):
         first = await create(ada)
         await taken(ada, first)
         waiting = await create(ada)
-        # The only place is taken, so nobody has been told of this one.
+        # The only slot is taken, so this one has not been submitted.
         assert (await ada.task(waiting))["provider_progress"] == []
         assert f"{waiting}.1" not in slow_provider.jobs
         await restart(mortal)
@@ -114,7 +114,7 @@ async def test_killed_after_the_commit_and_before_the_dispatch(
         await ends_whole(mortal, ada, slow_provider, [first, waiting])
 
 
-async def test_killed_after_the_dispatch_and_before_its_answer_is_stored(
+async def test_a_kill_between_dispatch_and_its_stored_answer(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
     with trio.fail_after(90):
@@ -133,7 +133,7 @@ async def test_killed_after_the_dispatch_and_before_its_answer_is_stored(
         await ends_whole(mortal, ada, slow_provider, [request_id])
 
 
-async def test_killed_while_the_result_is_fetched(
+async def test_a_kill_while_the_result_is_downloaded(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
     with trio.fail_after(90):
@@ -153,7 +153,7 @@ async def test_killed_while_the_result_is_fetched(
         assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
 
 
-async def test_killed_after_the_end_and_before_its_event_is_delivered(
+async def test_a_kill_between_completion_and_event_delivery(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
     with trio.fail_after(90), receiver() as ears:

@@ -1,4 +1,4 @@
-"""One customer's hundred tasks and another's one; large inputs that were canceled."""
+"""One account's hundred tasks beside another's single task; large inputs of canceled tasks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import psycopg
 import trio
 
 from .conftest import NewCustomer
-from .house import ENDED, Service, code_of, ok, until
 from .quiet_provider import MODEL
+from .service_process import ENDED, Service, code_of, ok, until
 
 MANY = 40
 LARGE = "x" * 300_000
 
 
-async def test_one_task_behind_anothers_queue_waits_for_a_place_and_not_for_the_queue(
-    house: Service, new_customer: NewCustomer
+async def test_one_task_waits_for_a_slot_not_for_anothers_queue(
+    shared_service: Service, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(180):
-        many, one = await new_customer(house, credit="100.00"), await new_customer(house, credit="5.00")
+        many, one = (
+            await new_customer(shared_service, credit="100.00"),
+            await new_customer(shared_service, credit="5.00"),
+        )
         async with trio.open_nursery() as nursery:
             for _ in range(MANY):
                 nursery.start_soon(many.create)
@@ -33,14 +36,16 @@ async def test_one_task_behind_anothers_queue_waits_for_a_place_and_not_for_the_
             await many.call("POST", f"/v2/task/{request_id}/cancel")
 
 
-async def test_large_inputs_of_canceled_tasks_are_not_kept(quiet_house: Service, new_customer: NewCustomer) -> None:
+async def test_large_inputs_of_canceled_tasks_are_deleted(
+    quiet_service: Service, new_customer: NewCustomer
+) -> None:
     with trio.fail_after(60):
-        ada = await new_customer(quiet_house, credit="100.00")
+        ada = await new_customer(quiet_service, credit="100.00")
         made = [ok(await ada.create(MODEL, prompt=LARGE))["request_id"] for _ in range(5)]
         small = ok(await ada.create(MODEL))["request_id"]
         for request_id in (*made, small):
             assert ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
-        with psycopg.connect(quiet_house.database_url) as connection:
+        with psycopg.connect(quiet_service.database_url) as connection:
             kept = connection.execute(
                 "select sum(octet_length(cast(request as text))) from tasks where account_id = %s",
                 (ada.account_id,),
@@ -50,4 +55,4 @@ async def test_large_inputs_of_canceled_tasks_are_not_kept(quiet_house: Service,
         assert code_of(await ada.call("POST", f"/v2/task/{made[0]}/retry")) == "task_input_expired"
         again = ok(await ada.call("POST", f"/v2/task/{small}/retry"))
         ok(await ada.call("POST", f"/v2/task/{again['request_id']}/cancel"))
-    assert quiet_house.audit() == []
+    assert quiet_service.audit() == []

@@ -1,4 +1,4 @@
-"""Every story of a card payment comes to its end: told in any order, not at all, or to a service that is killed."""
+"""Every card payment scenario ends correctly: with reordered, lost and repeated webhooks, and under kills."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import psycopg
 import pytest
 import trio
 
-from .card_bank import WEBHOOK, CardBank, Payer, signed, written
+from .card_provider import WEBHOOK, CardProviderProcess, Payer, signed, written
 from .conftest import NewCustomer, NewService
-from .house import Service, ok, until
-from .payment_stories import (
-    STORIES,
-    Story,
-    agrees,
+from .payment_scenarios import (
+    SCENARIOS,
+    Scenario,
+    check_consistency,
     declined,
     declined_then_paid,
     dispute_lost,
@@ -26,13 +25,14 @@ from .payment_stories import (
     end_of,
     ends_well,
     inquiry,
-    look_now,
+    make_order_due,
     paid,
     refund_fails_later,
     refund_of_two_fails,
     refunded_in_two_parts,
     tell_tales,
 )
+from .service_process import Service, ok, until
 
 
 def kept_events(service: Service) -> set[str]:
@@ -42,50 +42,48 @@ def kept_events(service: Service) -> set[str]:
 
 
 @pytest.mark.parametrize("order", ["as_is", "shuffled"])
-async def test_every_story_comes_to_its_end_in_whatever_order_it_is_told(
-    payer: Payer, paid_house: Service, order: str
+async def test_scenarios_end_correctly_whatever_the_webhook_order(
+    payer: Payer, card_service: Service, order: str
 ) -> None:
     with trio.fail_after(240):
-        await payer.bank.webhooks(hold=True)
+        await payer.card_provider.webhooks(hold=True)
         orders = await tell_tales(payer)
         assert await payer.statement() == []
-        await payer.bank.webhooks(duplicate=1)
-        await payer.bank.release(order, seed=7)
+        await payer.card_provider.webhooks(duplicate=1)
+        await payer.card_provider.release(order, seed=7)
         found = await ends_well(payer, orders)
     lost = found[dispute_lost]
     assert lost["chargeback_at"] is not None
-    assert [lost["provider_charge_id"]] == [await payer.bank.charge_of(lost["provider_payment_id"])]
+    assert [lost["provider_charge_id"]] == [await payer.card_provider.charge_of(lost["provider_payment_id"])]
     two = found[refunded_in_two_parts]
-    refunds = {each["id"] for each in await payer.bank.refunds_of(two["provider_payment_id"])}
+    refunds = {each["id"] for each in await payer.card_provider.refunds_of(two["provider_payment_id"])}
     assert set(two["reversal_refs"]) == refunds
     assert two["refunded_at"] is not None
     assert found[refund_fails_later]["refunded_at"] is not None
     assert found[inquiry]["disputed_at"] is None
     assert found[dispute_won]["disputed_at"] is not None
     assert found[dispute_won]["chargeback_at"] is None
-    assert paid_house.audit() == []
+    assert card_service.audit() == []
 
 
-async def test_with_webhooks_dropped_the_reconciler_alone_brings_every_order_to_its_end(
-    payer: Payer, paid_house: Service
-) -> None:
+async def test_the_reconciler_alone_completes_every_order(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(240):
-        await payer.bank.webhooks(drop=True)
+        await payer.card_provider.webhooks(drop=True)
         orders = await tell_tales(payer)
-        reconciled: dict[Story, dict[str, Any]] = {}
+        reconciled: dict[Scenario, dict[str, Any]] = {}
 
-        async def look(story: Story, order: dict[str, Any]) -> None:
-            wanted = "mismatch" if end_of(story)["status"] == "held" else "reconciled"
-            if story is declined:
+        async def look(scenario: Scenario, order: dict[str, Any]) -> None:
+            wanted = "mismatch" if end_of(scenario)["status"] == "held" else "reconciled"
+            if scenario is declined:
                 wanted = "pending"  # it may still be paid
 
             async def compared() -> dict[str, Any] | None:
-                look_now(paid_house, order["order_id"])
+                make_order_due(card_service, order["order_id"])
                 await trio.sleep(0.5)
                 seen = await payer.read(order["order_id"])
                 return seen if seen["reconcile_status"] == wanted else None
 
-            seen = reconciled[story] = await until(compared, within_s=60)
+            seen = reconciled[scenario] = await until(compared, within_s=60)
             cursor = seen["reconcile_cursor"]
             assert (cursor["provider_object_id"], cursor["scan_strategy"]) == (
                 order["provider_payment_id"], "order_retrieve"
@@ -95,8 +93,8 @@ async def test_with_webhooks_dropped_the_reconciler_alone_brings_every_order_to_
             assert (seen["reconciled_at"] is not None) == (wanted == "reconciled")
 
         async with trio.open_nursery() as nursery:
-            for story, order in orders.items():
-                nursery.start_soon(look, story, order)
+            for scenario, order in orders.items():
+                nursery.start_soon(look, scenario, order)
         fee = Decimal(reconciled[paid]["amount_breakdown"]["fee"])
         assert fee > 0
         assert Decimal(reconciled[paid]["amount_breakdown"]["net"]) == 10 - fee
@@ -104,48 +102,48 @@ async def test_with_webhooks_dropped_the_reconciler_alone_brings_every_order_to_
         assert (line["source_type"], line["amount"]) == ("charge", "10.00")
         assert reconciled[paid]["provider_balance_transaction_ids"] == [line["id"]]
         # And webhooks that come after all change nothing.
-        await payer.bank.webhooks()
+        await payer.card_provider.webhooks()
         http = payer.customer.http
         for order in orders.values():
-            for event in await payer.bank.events_of(order["provider_payment_id"]):
+            for event in await payer.card_provider.events_of(order["provider_payment_id"]):
                 body = written(event)
                 ok(await http.post(WEBHOOK, content=body, headers=signed(body)))
         found = await ends_well(payer, orders)
     same = ["ledger_operation_refs", "credited_at", "reconcile_status"]
-    # What went by between the looks (a decline, a refund that had counted), only its webhook tells.
+    # What happened between two checks (a decline, a failed refund) is only in its webhook.
     unseen = (declined, declined_then_paid, refund_fails_later, refund_of_two_fails)
-    for story, order in found.items():
-        shown = [] if story in unseen else ["reversal_refs", "state_history", "failed_at", "refunded_at"]
+    for scenario, order in found.items():
+        shown = [] if scenario in unseen else ["reversal_refs", "state_history", "failed_at", "refunded_at"]
         now = await payer.read(order["order_id"])
         for name in same + shown:
-            assert now[name] == reconciled[story][name], (story.__name__, name)
-    assert paid_house.audit() == []
+            assert now[name] == reconciled[scenario][name], (scenario.__name__, name)
+    assert card_service.audit() == []
 
 
 @pytest.mark.parametrize("seed", [1])
-async def test_killed_in_a_storm_of_webhooks_every_order_is_right_after_they_are_sent_again(
-    new_service: NewService, new_customer: NewCustomer, bank: CardBank, seed: int
+async def test_orders_are_right_after_kills_and_resent_webhooks(
+    new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess, seed: int
 ) -> None:
-    service = new_service(**bank.settings())
+    service = new_service(**card_provider.settings())
     await trio.to_thread.run_sync(service.start)
-    bank.webhook_url = ""
+    card_provider.webhook_url = ""
     rng = random.Random(seed)
-    payers = [Payer(await new_customer(service), bank) for _ in range(3)]
+    payers = [Payer(await new_customer(service), card_provider) for _ in range(3)]
     with trio.fail_after(240):
-        tales: dict[int, dict[Story, dict[str, Any]]] = {}
+        tales: dict[int, dict[Scenario, dict[str, Any]]] = {}
 
-        async def tell(number: int) -> None:
+        async def run_payer(number: int) -> None:
             tales[number] = await tell_tales(payers[number])
 
         async with trio.open_nursery() as nursery:
             for number in range(len(payers)):
-                nursery.start_soon(tell, number)
+                nursery.start_soon(run_payer, number)
         orders = [tales[number] for number in range(len(payers))]
-        everything = await bank.events()
+        everything = await card_provider.events()
         storm: list[dict[str, Any]] = []
-        for told in orders:
-            for order in told.values():
-                events = await bank.events_of(order["provider_payment_id"], everything)
+        for by_scenario in orders:
+            for order in by_scenario.values():
+                events = await card_provider.events_of(order["provider_payment_id"], everything)
                 storm += events + rng.sample(events, len(events) // 2)
         rng.shuffle(storm)
         answered: list[dict[str, Any]] = []
@@ -178,13 +176,13 @@ async def test_killed_in_a_storm_of_webhooks_every_order_is_right_after_they_are
         async with trio.open_nursery() as nursery:
             for lane in range(8):
                 nursery.start_soon(deliver, http, storm[lane::8])
-        for payer, told in zip(payers, orders, strict=True):
+        for payer, by_scenario in zip(payers, orders, strict=True):
             statement = await payer.statement()
-            for story, order in told.items():
+            for scenario, order in by_scenario.items():
                 now = await payer.read(order["order_id"])
-                assert {name: now[name] for name in end_of(story)} == end_of(story), story.__name__
-                agrees(now, statement)
-            balance = sum(Decimal(each[-1]) for each in STORIES.values())
+                assert {name: now[name] for name in end_of(scenario)} == end_of(scenario), scenario.__name__
+                check_consistency(now, statement)
+            balance = sum(Decimal(each[-1]) for each in SCENARIOS.values())
             assert (await payer.customer.totals()).balance == balance
     assert service.audit() == []
     assert service.faults() == []

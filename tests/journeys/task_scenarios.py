@@ -1,4 +1,4 @@
-"""One task under way at the scripted provider, with the buttons that move it and the checks of where it stands."""
+"""One task at the scripted provider, with the steps that advance it and the checks of its state."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import psycopg
 import trio
 
 from .conftest import NewCustomer
-from .house import ENDED, OPERATOR_TOKEN, Customer, Service, Totals, ok, until
 from .scripted_provider import IMAGE, Answer, Script, ScriptedProvider, signed
+from .service_process import ENDED, OPERATOR_TOKEN, Customer, Service, Totals, ok, until
 
 CREDIT = "10.00"
 PAID = ("queued", "processing", "succeeded")
-"""What a task has been that went well."""
+"""The statuses of a successful task."""
 
-Story: TypeAlias = Callable[["Tale"], Awaitable[None]]
+Scenario: TypeAlias = Callable[["TaskRun"], Awaitable[None]]
 
 
 @dataclass
-class Tale:
-    """A customer with 10.00 and, once it has begun, a task."""
+class TaskRun:
+    """A customer with 10.00 of credit and, once created, a task."""
 
     name: str
     service: Service
@@ -34,25 +34,25 @@ class Tale:
     customer: Customer
     request_id: str = ""
     hold: Decimal = Decimal(0)
-    told: int = 0
+    updates_sent: int = 0
     gates: list[threading.Event] = field(default_factory=list)
 
     @property
     def job(self) -> str:
-        """The provider's name of the first attempt."""
+        """The provider's job id of the first attempt."""
         return f"{self.request_id}.1"
 
     @property
     def calls(self) -> list[str]:
-        """What the provider was asked about the first attempt."""
+        """The requests the provider received for the first attempt."""
         return self.provider.calls[self.job]
 
     def file(self, name: str = "a.png", answer: Answer | None = None) -> str:
-        """The URL of a file of this story's own."""
+        """Return the URL of a file of this scenario."""
         return self.provider.file(f"{self.name}/{name}", answer)
 
-    async def begins(self, model: str = IMAGE, script: Script | None = None, **wanted: object) -> None:
-        """Create the task. It is queued and what it may cost is held, or it is already further."""
+    async def create(self, model: str = IMAGE, script: Script | None = None, **wanted: object) -> None:
+        """Create the task; its estimate is held."""
         self.provider.scripts[self.name] = script or Script()
         body = {"model": model, "input": {"prompt": self.name, **wanted}}
         created = ok(await self.customer.call("POST", "/v2/task/create", body))
@@ -60,57 +60,57 @@ class Tale:
         self.request_id = created["request_id"]
         self.hold = Decimal(created["estimated_cost"]["credits"])
 
-    async def is_taken(self) -> None:
-        """Wait until the provider is known to have the job."""
+    async def wait_submitted(self) -> None:
+        """Wait until the provider has accepted the job."""
         await self.until(lambda task: any(line["status"] == "submitted" for line in task["provider_progress"]))
 
-    async def runs(self) -> None:
-        """The provider has the job and is at work on it."""
-        await self.is_taken()
-        assert (await self.hears("processing", percent=10))["status"] == "processing"
+    async def start_processing(self) -> None:
+        """Let the provider accept the job and report progress."""
+        await self.wait_submitted()
+        assert (await self.send_update("processing", percent=10))["status"] == "processing"
 
-    async def hears(self, status: str, **fields: object) -> dict[str, Any]:
-        """The provider's signed word, answered with the task as it then stands."""
-        return ok(await self.post(self.news(status, **fields)))
+    async def send_update(self, status: str, **fields: object) -> dict[str, Any]:
+        """Send a signed callback and return the task from the response."""
+        return ok(await self.post(self.update_body(status, **fields)))
 
-    def news(self, status: str, **fields: object) -> bytes:
-        """The body of a callback, each with the next number unless told otherwise."""
-        self.told += 1
+    def update_body(self, status: str, **fields: object) -> bytes:
+        """Return the body of a callback with the next sequence number, unless ``fields`` say otherwise."""
+        self.updates_sent += 1
         body = {
-            "event_id": f"evt_{self.told}",
+            "event_id": f"evt_{self.updates_sent}",
             "request_id": self.request_id,
             "attempt": 1,
             "status": status,
-            "sequence": self.told,
+            "sequence": self.updates_sent,
             **fields,
         }
         return json.dumps(body).encode()
 
     async def post(self, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
-        """Call back with this body, signed by the provider unless told otherwise."""
+        """Send a callback with this body, signed by the provider unless ``headers`` are given."""
         headers = signed(body) if headers is None else headers
         return await self.customer.http.post("/v2/callback", content=body, headers=headers)
 
-    async def succeeds(self, *outputs: str, **fields: object) -> dict[str, Any]:
-        """The provider's word that the job is done, with outputs to be fetched at these URLs."""
-        return await self.hears("succeeded", outputs=[{"url": url} for url in outputs], **fields)
+    async def report_success(self, *outputs: str, **fields: object) -> dict[str, Any]:
+        """Report success, with outputs at these URLs."""
+        return await self.send_update("succeeded", outputs=[{"url": url} for url in outputs], **fields)
 
-    async def cancels(self) -> httpx.Response:
-        """The customer cancels."""
+    async def cancel(self) -> httpx.Response:
+        """Cancel the task as the customer."""
         return await self.customer.call("POST", f"/v2/task/{self.request_id}/cancel")
 
-    async def reviewed(self, decision: str) -> httpx.Response:
-        """An operator decides the review."""
+    async def decide_review(self, decision: str) -> httpx.Response:
+        """Decide the review as an operator."""
         case_id = (await self.task())["review_case_id"]
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
         return await self.customer.http.post(f"/ops/reviews/{case_id}/{decision}", json={}, headers=headers)
 
     async def task(self) -> dict[str, Any]:
-        """The task as its owner reads it."""
+        """Read the task as its owner."""
         return await self.customer.task(self.request_id)
 
     async def until(self, found: Callable[[dict[str, Any]], bool], *, within_s: float = 60) -> dict[str, Any]:
-        """The task, once it is so."""
+        """Wait until ``found`` is true of the task, and return it."""
 
         async def look() -> dict[str, Any] | None:
             task = await self.task()
@@ -121,18 +121,18 @@ class Tale:
         except trio.TooSlowError:
             raise AssertionError(f"{self.name}: still {await self.task()}") from None
 
-    async def becomes(self, status: str, *, within_s: float = 60) -> dict[str, Any]:
-        """The task, once it has that status. It may not end with another."""
+    async def wait_for(self, status: str, *, within_s: float = 60) -> dict[str, Any]:
+        """Wait for a status and return the task; it may not end with another one."""
         task = await self.until(lambda task: task["status"] in {status, *ENDED}, within_s=within_s)
         assert task["status"] == status, task
         return task
 
-    async def stands(
+    async def check(
         self, *path: str, cost: str = "0.00", units: int = 0, error: str | None = None, hosting: str = "pending"
     ) -> dict[str, Any]:
-        """Everything that is told of the task agrees.
+        """Check that task, credit, usage log and statement agree, and return the task.
 
-        ``path`` are the statuses it has had, the last one being the present one; ``error`` is how its error begins.
+        ``path`` are its statuses so far, the current one last; ``error`` is the beginning of its error.
         """
         task, charged = await self.task(), Decimal(cost)
         status = path[-1]
@@ -176,49 +176,49 @@ class Tale:
         assert percents == sorted(percents)
         return task
 
-    async def shows_pictures(self, count: int) -> None:
-        """The links in the output work."""
+    async def check_images(self, count: int) -> None:
+        """Check that the output's links work."""
         output = (await self.task())["output"]
         assert [item["index"] for item in output] == list(range(count)) or len(output) == count
         for item in output:
             fetched = await self.customer.http.get(item["url"])
             assert (fetched.status_code, fetched.headers["Content-Type"]) == (200, item["content_type"])
 
-    def last_line(self, task: dict[str, Any], status: str) -> dict[str, Any]:
-        """The newest line of progress of that status."""
+    def last_progress(self, task: dict[str, Any], status: str) -> dict[str, Any]:
+        """Return the newest progress entry of that status."""
         lines = [line for line in task["provider_progress"] if line["status"] == status]
         assert lines, task["provider_progress"]
         line: dict[str, Any] = lines[-1]
         return line
 
 
-async def tell_all(
-    stories: tuple[Story, ...], service: Service, provider: ScriptedProvider, new_customer: NewCustomer
+async def run_scenarios(
+    scenarios: tuple[Scenario, ...], service: Service, provider: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
-    """Have all stories happen side by side, each to a customer of its own; every failure names its story."""
+    """Run all scenarios concurrently, each with its own customer; every failure names its scenario."""
     failures: list[Exception] = []
 
-    async def tell(story: Story) -> None:
+    async def run_one(scenario: Scenario) -> None:
         customer = await new_customer(service, credit=CREDIT, connections=20)
-        tale = Tale(f"{story.__module__.rpartition('.')[2]}.{story.__name__}", service, provider, customer)
+        run = TaskRun(f"{scenario.__module__.rpartition('.')[2]}.{scenario.__name__}", service, provider, customer)
         try:
-            await story(tale)
+            await scenario(run)
         except Exception as fault:
-            fault.add_note(f"in the story {story.__name__}: {story.__doc__}")
+            fault.add_note(f"in the scenario {scenario.__name__}: {scenario.__doc__}")
             failures.append(fault)
         finally:
-            for gate in tale.gates:
+            for gate in run.gates:
                 gate.set()
 
     async with trio.open_nursery() as nursery:
-        for story in stories:
-            nursery.start_soon(tell, story)
+        for scenario in scenarios:
+            nursery.start_soon(run_one, scenario)
     if failures:
-        raise ExceptionGroup("stories that came out otherwise", failures)
+        raise ExceptionGroup("scenarios that failed", failures)
 
 
-def nothing_is_left_open(service: Service) -> None:
-    """No hold is open, the audit is clean, and nothing unexpected was logged."""
+def check_nothing_is_open(service: Service) -> None:
+    """Check that no hold is open, the audit passes, and no fault was logged."""
     with psycopg.connect(service.database_url, autocommit=True) as connection:
         held = connection.execute("select coalesce(sum(held_micro), 0) from accounts").fetchone()
     assert held == (0,)

@@ -1,4 +1,4 @@
-"""Webhooks to names that never resolve, in numbers: nobody else's results and events wait for them."""
+"""Many webhooks to names that never resolve: results and events of other accounts do not wait for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from .conftest import NewCustomer, NewService
-from .house import IMAGE, Customer, Service, code_of, ok, until
 from .receiver import Receiver, receiver
+from .service_process import IMAGE, Customer, Service, code_of, ok, until
 
 ATTACKERS_COUNT = 10
 WEBHOOKS_COUNT = 5
@@ -61,7 +61,7 @@ def service(new_service: NewService, tmp_path: Path, looked_up: Path) -> Service
 
 
 async def create(customer: Customer, url: str) -> str:
-    """A task that tells its events to ``url``."""
+    """Create a task with ``url`` as its webhook."""
     order = {"model": "studio/image-1", "input": IMAGE, "webhook_url": url}
     return str(ok(await customer.call("POST", "/v2/task/create", order))["request_id"])
 
@@ -71,7 +71,7 @@ def names_in(looked_up: Path) -> list[str]:
     return looked_up.read_text().split()
 
 
-async def test_hosting_and_events_of_others_go_on_while_dead_names_are_looked_up(
+async def test_unresolvable_webhook_names_delay_no_other_account(
     service: Service, new_customer: NewCustomer, looked_up: Path, ears: Receiver
 ) -> None:
     await trio.to_thread.run_sync(service.start)

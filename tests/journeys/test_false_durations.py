@@ -1,0 +1,134 @@
+"""Sounds and clips with wrong durations in their headers or in the provider's report.
+
+The input leaves the length open, up to 90 seconds at 0.10 a second; the file decides.
+"""
+
+from __future__ import annotations
+
+import struct
+from decimal import Decimal
+
+import trio
+from tests.providers.media_files import made, wave
+
+from .conftest import NewCustomer
+from .scripted_provider import DOUBTED, TIMED, ScriptedProvider, is_file
+from .service_process import Service, ok
+from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
+
+UNKNOWN = 0xFFFFFFFF
+TIME_SCALE = b"\x2a\xd7\xb1\x83" + (1_000_000).to_bytes(3, "big")
+
+
+async def costs(
+    run: TaskRun, content: bytes, content_type: str, cost: str, *, message_part: str | None = None, **claims: object
+) -> None:
+    """The task with this one output costs so much, for as many units; ``told`` is in its progress."""
+    await run.create(TIMED)
+    await run.start_processing()
+    usage = claims.pop("usage", None)
+    output = {"url": run.file("a.bin", is_file(content, content_type)), **claims}
+    await run.send_update("succeeded", outputs=[output], **({} if usage is None else {"usage": usage}))
+    task = await run.wait_for("succeeded")
+    await run.check(*PAID, cost=cost, units=int(Decimal(cost) * 10), hosting="ready")
+    message = run.last_progress(task, "succeeded")["message"]
+    assert (message is None) if message_part is None else (message_part in message), message
+
+
+async def a_sound_from_a_pipe(run: TaskRun) -> None:
+    """A sound of one second that was written to a pipe costs one second."""
+    await costs(run, wave(1.0, told_bytes=UNKNOWN, riff_bytes=UNKNOWN), "audio/wav", "0.10")
+
+
+async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
+    """Two seconds whose header says sixty."""
+    clip = made("webm libvpx", 2.0)
+    message_part = clip.index(b"\x44\x89\x88") + 3
+    longer = clip[:message_part] + struct.pack(">d", 60_000.0) + clip[message_part + 8 :]
+    await costs(run, longer, "video/webm", "0.20", duration_s=1e9)
+
+
+async def a_clip_in_a_time_scale_of_its_own(run: TaskRun) -> None:
+    """Fifty pictures thirty milliseconds' ticks apart; the last one is shown as long as the header says of each."""
+    clip = made("webm libvpx", 2.0)
+    assert TIME_SCALE in clip
+    slow = clip.replace(TIME_SCALE, TIME_SCALE[:4].replace(b"\x83", b"\x84") + (30_000_000).to_bytes(4, "big"))
+    # One byte more: the elements around it are lengthened by what follows them.
+    await costs(run, _grown(slow), "video/webm", "5.90")
+
+
+async def a_movie_that_tells_a_longer_time(run: TaskRun) -> None:
+    """Two seconds whose movie and track headers say days."""
+    clip = made("mp4 mpeg4", 2.0)
+    for name in (b"mvhd", b"mdhd"):
+        at = clip.index(name) + 20
+        clip = clip[:at] + b"\x7f\xff\xff\xff" + clip[at + 4 :]
+    await costs(run, clip, "video/mp4", "0.20")
+
+
+async def a_report_beyond_reason(run: TaskRun) -> None:
+    """Three seconds and a report of a trillion: three are charged, and the difference is reported."""
+    usage = {"units": 10**18, "unit": "second"}
+    await costs(run, wave(3.0), "audio/wav", "0.30", usage=usage, message_part="3 (second) measured")
+
+
+async def a_report_of_nothing(run: TaskRun) -> None:
+    """Thirty seconds and a report of none: thirty are charged."""
+    usage = {"units": 0, "unit": "second"}
+    await costs(run, wave(30.0), "audio/wav", "3.00", usage=usage, message_part="reported 0 (second)")
+
+
+async def a_report_of_less(run: TaskRun) -> None:
+    """Thirty seconds and a report of twelve: the smaller is charged."""
+    usage = {"units": 12, "unit": "second"}
+    await costs(
+        run, wave(30.0), "audio/wav", "1.20", usage=usage, message_part="reported 12 (second); 30 (second) measured"
+    )
+
+
+async def a_sound_without_sound(run: TaskRun) -> None:
+    """Headers without content are not a result."""
+    await run.create(TIMED)
+    await run.start_processing()
+    await run.report_success(run.file("a.bin", is_file(wave(0.0, told_bytes=UNKNOWN), "audio/wav")))
+    task = await run.wait_for("review")
+    assert task["error"] == "hosting_failed: bad_type: the sound holds no samples"
+    ok(await run.cancel())
+
+
+async def a_difference_that_a_person_decides(run: TaskRun) -> None:
+    """Where the catalog wants it, the task waits in review; approved, it costs the smaller."""
+    await run.create(DOUBTED)
+    await run.start_processing()
+    url = run.file("a.bin", is_file(wave(3.0), "audio/wav"))
+    await run.report_success(url, usage={"units": 9, "unit": "second"})
+    task = await run.wait_for("review")
+    assert task["review_reason"] == "usage_mismatch"
+    assert task["error"] == "usage_mismatch: the provider reported 9 (second); 3 (second) measured"
+    assert ok(await run.decide_review("approve"))["task"]["status"] == "succeeded"
+    await run.check("queued", "processing", "review", "succeeded", cost="0.30", units=3, hosting="ready")
+
+
+def _grown(clip: bytes) -> bytes:
+    """The clip with a length of one more for the element that describes it; the segment around it has no end."""
+    info = clip.index(b"\x15\x49\xa9\x66") + 4
+    width = 9 - clip[info].bit_length()
+    length = int.from_bytes(clip[info : info + width], "big") + 1
+    segment = clip.index(b"\x18\x53\x80\x67") + 4
+    grown = clip[:info] + length.to_bytes(width, "big") + clip[info + width :]
+    return grown[:segment] + b"\x01" + b"\xff" * 7 + grown[segment + 8 :]
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    a_sound_from_a_pipe, a_clip_that_tells_a_longer_time, a_clip_in_a_time_scale_of_its_own,
+    a_movie_that_tells_a_longer_time, a_report_beyond_reason, a_report_of_nothing, a_report_of_less,
+    a_sound_without_sound, a_difference_that_a_person_decides,
+)  # fmt: skip
+
+
+async def test_the_measured_duration_decides_the_charge(
+    scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(120):
+        await run_scenarios(SCENARIOS, scripted_service, scripted, new_customer)
+    check_nothing_is_open(scripted_service)
