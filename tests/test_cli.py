@@ -162,7 +162,7 @@ def test_an_unreachable_database_fails_with_one_line(data_dir: Path, monkeypatch
 def test_the_shipped_catalog_is_valid(data_dir: Path) -> None:
     result = run("catalog", "check")
     assert result.exit_code == 0
-    assert "is in order" in result.output
+    assert "is valid" in result.output
 
 
 def test_catalog_check_prints_one_line_per_fault(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ input_schema = {{ type = "object", properties = {{ size = {{ enum = ["small", "b
     )
     result = run("catalog", "check", str(tmp_path / "catalog.toml"))
     assert result.exit_code == 0
-    assert "is in order" in result.stdout
+    assert "is valid" in result.stdout
     assert result.stderr.startswith("warning: model m: pricing: no tier has a price for size = small: ")
 
 
@@ -208,4 +208,4 @@ def test_reconcile_needs_a_card_provider(configured_url: str) -> None:
 def test_reconcile_without_orders_succeeds(configured_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_nobody_is_asked")
     result = run("reconcile", "--all")
-    assert (result.exit_code, result.output) == (0, "card orders looked at: nothing to do\n")
+    assert (result.exit_code, result.output) == (0, "card orders reconciled: nothing to do\n")

@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 clean, 1 it failed, 2 bad configuration (a line for each fault on stderr)."""
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad configuration (one line per fault on stderr)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-catalog_app = typer.Typer(no_args_is_help=True, help="Look after the catalog of models and prices.")
+catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
 app.add_typer(catalog_app, name="catalog")
 
 
 @app.command("serve")
 def serve_command() -> None:
-    """Run the service until it is told to stop."""
-    with _told():
+    """Run the service until it is stopped."""
+    with _report_faults():
         settings = load_settings(environment())
         from holdfast.service import serve
 
@@ -46,8 +46,8 @@ def serve_command() -> None:
 
 @app.command("demo")
 def demo_command() -> None:
-    """Run the service on its own stand-ins and walk through it once."""
-    with _told():
+    """Run the service with emulated providers and walk through it once."""
+    with _report_faults():
         from holdfast.demo import main as demo
 
         code = demo()
@@ -56,8 +56,8 @@ def demo_command() -> None:
 
 @app.command("migrate")
 def migrate_command() -> None:
-    """Bring the database's tables up to date."""
-    with _told(), _database(load_locations(environment()), make=True) as url:
+    """Migrate the database's tables."""
+    with _report_faults(), _database(load_locations(environment()), create=True) as url:
         report = migrate(url)
     done = f"applied {', '.join(report.applied)}" if report.applied else "nothing to do"
     typer.echo(f"database at revision {report.after}: {done}")
@@ -65,11 +65,11 @@ def migrate_command() -> None:
 
 @app.command("audit")
 def audit_command() -> None:
-    """Check every promise about credit against the rows, one line a check."""
-    with _told(), _database(load_locations(environment()), make=False) as url:
-        behind = pending(url)
-        if behind:
-            _fail(f"The database lacks {', '.join(behind)}: run `holdfast migrate` first.", FAILED)
+    """Check the invariants of credit against the rows, one line per check."""
+    with _report_faults(), _database(load_locations(environment()), create=False) as url:
+        missing = pending(url)
+        if missing:
+            _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
         with connected(url) as connection:
             checks = run_audit(connection)
     for check in checks:
@@ -81,9 +81,9 @@ def audit_command() -> None:
 
 @app.command("reconcile")
 def reconcile_command(
-    every: Annotated[bool, typer.Option("--all", help="Look also at orders that are reconciled already.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,
 ) -> None:
-    """Compare card orders with the card provider now, one line an order that differs or could not be compared."""
+    """Reconcile card orders with the card provider now; one line per order that differs or failed."""
 
     from holdfast.reconcile import NoCardProvider, reconcile
 
@@ -91,22 +91,22 @@ def reconcile_command(
         if result in ("mismatch", "error", "put_off") or done == total or done % 100 == 0:
             typer.echo(f"{done:>6}/{total}  {order_id}  {result}")
 
-    with _told():
+    with _report_faults():
         settings = load_settings(environment())
         register_secrets(settings.secret_values())
-        with _database(load_locations(environment()), make=False) as url:
-            behind = pending(url)
-            if behind:
-                _fail(f"The database lacks {', '.join(behind)}: run `holdfast migrate` first.", FAILED)
+        with _database(load_locations(environment()), create=False) as url:
+            missing = pending(url)
+            if missing:
+                _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
             try:
                 results = reconcile(settings, url, every=every, progress=show)
             except NoCardProvider:
                 _fail("No card provider is configured.", BAD_CONFIGURATION)
     counted = ", ".join(f"{many} {result}" for result, many in sorted(results.items())) or "nothing to do"
-    typer.echo(f"card orders looked at: {counted}")
+    typer.echo(f"card orders reconciled: {counted}")
     wrong = sum(results[result] for result in ("mismatch", "error", "put_off"))
     if wrong:
-        _fail(f"{wrong} card orders are not in order or could not be compared.", FAILED)
+        _fail(f"{wrong} card orders differ or could not be compared.", FAILED)
 
 
 @catalog_app.command("check")
@@ -115,24 +115,24 @@ def catalog_check_command(
         Path | None, typer.Argument(help="A catalog file; without one, the configured catalog.")
     ] = None,
 ) -> None:
-    """Say what is wrong with a catalog, or what is in it."""
-    with _told():
+    """Check a catalog file: list its faults, or count its models and providers."""
+    with _report_faults():
         catalog = load_catalog(file or load_locations(environment()).catalog)
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
     typer.echo(
-        f"catalog {catalog.version} is in order: {len(catalog.models)} models, {len(catalog.providers)} providers"
+        f"catalog {catalog.version} is valid: {len(catalog.models)} models, {len(catalog.providers)} providers"
     )
 
 
 @app.command("version")
 def version_command() -> None:
-    """Say which version this is."""
+    """Print the version."""
     typer.echo(holdfast.__version__)
 
 
 def main() -> None:
-    """The entry point of the script ``holdfast``. What commands log goes to stderr, scrubbed."""
+    """The entry point of the script ``holdfast``. Commands log to stderr, scrubbed of secrets."""
     configure_logging("console", level="WARNING")
     app()
 
@@ -143,21 +143,21 @@ def _line(check: Check) -> str:
 
 
 @contextlib.contextmanager
-def _database(place: Locations, *, make: bool) -> Iterator[str]:
-    """The URL of the configured database: named, embedded and running, or embedded and started for this command."""
+def _database(place: Locations, *, create: bool) -> Iterator[str]:
+    """Return the URL of the configured database; an embedded one that does not run is started for this command."""
     url = place.database_url or database_url_of(place.data_dir)
     if url is not None:
         yield url
         return
-    if not make and not (place.data_dir / "postgres").exists():
+    if not create and not (place.data_dir / "postgres").exists():
         _fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
     with temporary_embedded(place.data_dir) as url:
         yield url
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn faults with a plain cause into lines on stderr and an exit code."""
+def _report_faults() -> Iterator[None]:
+    """Turn expected faults into lines on stderr and an exit code."""
     try:
         yield
     except (SettingsFault, CatalogFault) as exc:

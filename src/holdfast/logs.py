@@ -1,6 +1,6 @@
-"""Logging for the whole process: one line an event, console or JSON, scrubbed of secrets by key and by pattern.
+"""Logging for the whole process: one line per event, console or JSON, scrubbed of secrets by key and by pattern.
 
-What libraries say through the standard logging module (hypercorn, sqlalchemy, alembic, pykka) takes the same way.
+Libraries that use the standard logging module (hypercorn, sqlalchemy, alembic, pykka) are routed the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SECRET_KEY = re.compile(
     r"password|passwd|passphrase|pwd|secret|token(?!s)|authorization|cookie|api_?key$|signature|pepper|otp$",
     re.IGNORECASE,
 )
-# Their INFO tells statements with parameters, or addresses with query strings.
+# Their INFO lines contain statements with parameters, or URLs with query strings.
 _QUIET_LOGGERS = ("sqlalchemy", "httpx", "httpcore", "pykka")
 _ROUTED_LOGGERS = ("hypercorn.error", "hypercorn.access", "alembic", *_QUIET_LOGGERS)
 
 
 def scrub_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: values under telling keys go, all other text is scrubbed by pattern."""
+    """A structlog processor that removes values under secret-like keys and scrubs all other text by pattern."""
     return {key: _clean(key, value, 0) for key, value in event.items()}
 
 
@@ -53,7 +53,7 @@ def _clean(key: str, value: object, depth: int) -> object:
 def configure_logging(
     log_format: Literal["console", "json"], *, level: str = "INFO", stream: TextIO | None = None
 ) -> None:
-    """Set up structlog and the standard library's root logger; calling it again replaces what was set up before.
+    """Set up structlog and the standard library's root logger; calling it again replaces the earlier setup.
 
     Lines go to ``stream`` (default: standard error). Raises ValueError for an unknown ``level``.
     """
@@ -102,5 +102,5 @@ def configure_logging(
 
 
 def get_logger(name: str) -> Any:
-    """A structured logger; ``logger.info("what happened", key=value)``."""
+    """Return a structured logger: ``logger.info("what happened", key=value)``."""
     return structlog.get_logger(name)

@@ -1,4 +1,4 @@
-"""What the service counts about itself, for ``GET /metrics``."""
+"""The Prometheus metrics of the service, for ``GET /metrics``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from prometheus_client import Counter, Gauge, Histogram
 
 HTTP_ANSWER_S = Histogram(
     "holdfast_http_answer_seconds",
-    "Time from a request's head to its answer, by route and status.",
+    "Time from a request's head to its response, by route and status.",
     ["route", "status"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
-HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Connections that are open.")
+HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.")
 HTTP_CUT = Counter(
     "holdfast_http_connections_cut",
-    "Connections the server ended, by why: head_timeout, body_timeout, send_timeout, refused, "
+    "Connections closed by the server, by reason: head_timeout, body_timeout, send_timeout, refused, "
     "room (idle, closed for a new one), stop, fault.",
     ["reason"],
 )
 JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
-JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work by how their batch ended.", ["verdict"])
+JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work, by the outcome of their batch.", ["verdict"])
 JOURNAL_BATCH_UNITS = Histogram(
     "holdfast_journal_batch_units",
     "Units of work in one batch.",
@@ -26,41 +26,41 @@ JOURNAL_BATCH_UNITS = Histogram(
 )
 JOURNAL_COMMIT_S = Histogram(
     "holdfast_journal_commit_seconds",
-    "Time from taking a batch to its durable answer.",
+    "Time from taking a batch to its durable commit.",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 JOURNAL_QUEUE = Gauge("holdfast_journal_queue_units", "Units of work waiting for the next batch.")
 FENCE_STALE = Counter(
     "holdfast_fence_stale_units",
-    "Units refused by the version fence: another process, or an older decision, had moved the row first.",
+    "Units refused by the version fence: another process, or an earlier decision, had changed the row.",
     ["kind"],
 )
 COMMIT_LOOKUPS = Counter(
-    "holdfast_commit_lookups", "Batches whose COMMIT answer was lost, by what the look-up found.", ["found"]
+    "holdfast_commit_lookups", "Batches whose COMMIT response was lost, by what the look-up found.", ["found"]
 )
 ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Virtual actors awake.", ["kind"])
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
-    "What happened to virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
+    "Events of virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
     "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
-DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages nobody answered or read, by why.", ["reason"])
-DATABASE_AWAY = Counter("holdfast_database_away", "Times the database went away.")
-ORDER_LOOKS = Counter("holdfast_order_looks", "Looks at due payment orders, by how they ended.", ["result"])
+DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages that were not answered or read, by reason.", ["reason"])
+DATABASE_AWAY = Counter("holdfast_database_away", "How often the database became unreachable.")
+ORDER_LOOKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])
 ORDERS_HELD = Gauge("holdfast_orders_held", "Payment orders in the database that wait for an operator.")
 REVIEWS_OPEN = Gauge("holdfast_reviews_open", "Tasks in the database whose review waits for an operator.")
 ORDERS_MISMATCHED = Gauge(
     "holdfast_orders_mismatched",
-    "Payment orders in the database that differ from what their provider says.",
+    "Payment orders in the database that differ from their provider's record.",
 )
 EVENT_DELIVERIES = Counter(
-    "holdfast_event_deliveries", "Deliveries of events, by how they ended: delivered, failed, given_up.", ["result"]
+    "holdfast_event_deliveries", "Deliveries of events, by result: delivered, failed, given_up.", ["result"]
 )
-EVENTS_PENDING = Gauge("holdfast_events_pending", "Events in the database that are still to be delivered.")
+EVENTS_PENDING = Gauge("holdfast_events_pending", "Events in the database that are not delivered yet.")
 NAME_LOOKUPS = Counter(
     "holdfast_name_lookups",
-    "Look-ups of host names, by what they were for and how they ended: answered, failed, timed_out, late (answered "
-    "after nobody waited), remembered (refused or answered from memory), no_thread.",
+    "Look-ups of host names, by purpose and result: answered, failed, timed_out, late (answered "
+    "after the caller gave up), remembered (refused or answered from memory), no_thread.",
     ["purpose", "result"],
 )

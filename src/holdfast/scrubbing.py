@@ -1,8 +1,8 @@
-"""Takes secrets and personal data out of text that is about to be logged or shown.
+"""Removes secrets and personal data from text that is logged or shown.
 
-Deny by default: what looks like a credential goes, and with it some innocent text. This house's own identifiers
-(``acct_…``, ``task_…``) stay, since an operator needs them. The secrets that this process was given go wherever
-they stand, whatever they look like: :func:`register_secrets` is told of them.
+Deny by default: anything that resembles a credential is removed, and some innocent text with it. Holdfast's own
+identifiers (``acct_…``, ``task_…``) stay, since operators need them. This process's own secrets, registered by
+:func:`register_secrets`, are removed everywhere.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _IDENTIFIER = re.compile(r"[a-z]+_[0-9a-f]{32}|cat_[0-9a-f]{16}")
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{24,}")
 
 LEARNED_CHARS_MIN = 4
-"""What is shorter stands in every other word; hiding it would tell more than it hides."""
+"""A shorter secret occurs in ordinary words; removing it would reveal more than it hides."""
 ALONE_BELOW_CHARS = 16
-"""A shorter secret may be part of a common word, so it is looked for between other letters and digits only."""
+"""A shorter secret may be part of a common word, so it is matched only where no letter or digit is next to it."""
 
 
 class _Learned:
-    """The secrets themselves, in all the spellings in which a line may hold them."""
+    """The registered secrets, in every spelling that a line may contain."""
 
     def __init__(self) -> None:
         self._spellings: set[str] = set()
@@ -87,7 +87,7 @@ class _Learned:
 
 
 def _spellings(value: str) -> set[str]:
-    """As it is, inside a string as programs quote it, and inside an address."""
+    """Plain, quoted as in Python and JSON strings, and percent-encoded."""
     return {value, repr(value)[1:-1], json.dumps(value)[1:-1], quote(value, safe="")}
 
 
@@ -101,12 +101,12 @@ _learned = _Learned()
 
 
 def register_secrets(values: Iterable[str]) -> None:
-    """From now on take these very values out of all text, in this whole process. What is replaced stays known."""
+    """Remove these values from all text from now on, in this whole process. Earlier values stay registered."""
     _learned.add(values)
 
 
 def unregister_secrets() -> None:
-    """Know no values any more, as at the start."""
+    """Forget all registered values."""
     _learned.clear()
 
 
@@ -122,17 +122,17 @@ def _judge_run(match: re.Match[str]) -> str:
         return run
     if _LONG_HEX.search(run):
         return SCRUBBED
-    # Random text hops between digits, small and capital letters at every other character; names and paths do not.
+    # Random text changes between digits, lower and upper case at every other character; names and paths do not.
     kinds = [_kind(char) for char in run if char.isalnum()]
     hops = sum(1 for one, other in pairwise(kinds) if one != other)
     return SCRUBBED if 0 in kinds and hops >= 0.3 * len(kinds) else run
 
 
 def scrub(text: str, *, limit_chars: int = TEXT_LIMIT_CHARS) -> str:
-    """Replace what is or looks like a secret in ``text`` by ``***`` and cut the rest to ``limit_chars``.
+    """Replace what is or resembles a secret in ``text`` by ``***`` and cut the result to ``limit_chars``.
 
-    Scrubbing twice changes nothing more. An overlong text is cut at a blank before it is searched, so that the cut
-    leaves no half of a secret that is too short to be recognised.
+    Idempotent. An overlong text is cut at a blank before it is searched, so that no part of a secret remains that
+    is too short to be recognised.
     """
     text = _learned.scrub(text)
     longest = 4 * limit_chars

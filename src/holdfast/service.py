@@ -38,15 +38,15 @@ CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
 BACKLOG = 1024
 CLOSE_CLIENTS_S = 2.0
 AT_ONCE_S = 3.0
-"""How long the end may take that a second signal asks for."""
+"""How long the process may take to end after a second signal."""
 
 
 def serve(settings: Settings) -> int:
-    """Run until told to stop. Returns 0 after a clean stop, 1 when the tree gave up, 2 for what keeps it from
-    starting: a bad catalog, a taken port, a store of results that does not answer.
+    """Run the service. Returns 0 after a clean stop, 1 when the supervision tree gave up, and 2 when it cannot
+    start: an invalid catalog, a port in use, an asset store that does not respond.
 
     Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
-    installed, each with a sentence for people.
+    installed.
     """
     configure_logging(settings.log_format)
     register_secrets(settings.secret_values())
@@ -63,7 +63,9 @@ def serve(settings: Settings) -> int:
                 return BAD_CONFIGURATION
         connections_max = connections_within(open_files, settings.connections_max)
         if connections_max < settings.connections_max:
-            log.warning("fewer connections than wanted", connections_max=connections_max, open_files=open_files)
+            log.warning(
+                "too few open files for CONNECTIONS_MAX", connections_max=connections_max, open_files=open_files
+            )
         sockets = ListeningSockets(
             public=listening[0],
             operators=listening[1] if len(listening) > 1 else None,
@@ -89,19 +91,19 @@ def serve(settings: Settings) -> int:
         try:
             return trio.run(_run, assembly, sockets)
         except Exception:
-            # Through the log, which scrubs it: an exception may quote what a client sent.
-            log.critical("the service broke off", exc_info=True)
+            # Logged rather than raised, because the log is scrubbed: an exception may quote client data.
+            log.critical("the service crashed", exc_info=True)
             return GAVE_UP
 
 
 def tune_interpreter() -> None:
-    """Fit the interpreter to one busy event loop beside threads that wait for the database.
+    """Tune the interpreter for one busy event loop beside threads that wait for the database.
 
-    Garbage collection looks less often, and past what lives as long as the process anyway: requests leave little
-    behind in cycles, and to look at thousands of actors every few hundred allocations costs more than it finds.
+    Garbage collection runs less often and skips objects that live as long as the process: requests leave few
+    cycles, and traversing thousands of actors every few hundred allocations costs more than it frees.
 
-    Threads are let in soon: the journal's needs the interpreter for some microseconds at a time between its waits,
-    and each of them would otherwise last until the loop next rests, with the database idle.
+    The switch interval is short: the journal's thread needs the interpreter for microseconds between its waits, and
+    would otherwise wait until the loop is idle, with the database idle too.
     """
     gc.collect()
     gc.freeze()
@@ -115,11 +117,11 @@ async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
     try:
         await assembly.store.prepare()
     except OSError as fault:
-        print(f"Results cannot be stored: {fault.strerror}.", file=sys.stderr)  # noqa: T201
+        print(f"The asset store is not usable: {fault.strerror}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
-        nursery.start_soon(_tell_when_up, assembly, sockets)
+        nursery.start_soon(_log_when_ready, assembly, sockets)
         try:
             await assembly.tree.run()
         except GaveUp as gave_up:
@@ -133,8 +135,8 @@ async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
     return code
 
 
-async def _tell_when_up(assembly: Assembly, sockets: ListeningSockets) -> None:
-    """Log where the service is reached, once every part of it has been up."""
+async def _log_when_ready(assembly: Assembly, sockets: ListeningSockets) -> None:
+    """Log the service's URLs once every part is up."""
     try:
         await assembly.tree.wait_ready()
     except NotRunning:
@@ -153,10 +155,10 @@ async def _tell_when_up(assembly: Assembly, sockets: ListeningSockets) -> None:
 
 
 async def _handle_signals(assembly: Assembly) -> None:
-    """INT and TERM stop in order, a second one at once; HUP reads the catalog again."""
+    """INT and TERM stop in order, a second one at once; HUP reloads the catalog."""
     tree, is_asked = assembly.tree, False
-    # A thread that waits for a frozen database cannot be ended, and keeps the loop from ending. What was answered
-    # is durable, so to leave in the middle is no worse than a kill.
+    # A thread that waits for a frozen database cannot be cancelled and keeps the loop from ending. Everything that
+    # was answered is durable, so exiting here is no worse than a kill.
     last_resort = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
     last_resort.daemon = True
     try:
@@ -179,13 +181,13 @@ async def _handle_signals(assembly: Assembly) -> None:
 
 
 def _addresses(settings: Settings) -> list[tuple[str, int]]:
-    """Where to listen: for everybody, and for operators where they have a port of their own."""
+    """Return the addresses to listen on: the public one, and the operators' one if it has its own port."""
     found = [(settings.host, settings.port)]
     return found if settings.ops_port is None else [*found, (settings.ops_host, settings.ops_port)]
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, made before anything else: the address is known, or taken, from the start."""
+    """Open a listening socket, before anything else: a port in use shows at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -207,7 +209,7 @@ def _url_of(listener: socket.socket) -> str:
 
 @contextmanager
 def _database_url(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
-    """The database to use: the one named, or the embedded one, which is started here and stopped at the end."""
+    """Return the configured database's URL, or start the embedded one and stop it at the end."""
     if settings.database_url is not None:
         yield settings.database_url, None
         return

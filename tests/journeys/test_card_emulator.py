@@ -88,7 +88,7 @@ async def test_reconcile_credits_orders_whose_webhooks_were_lost(
         every = await trio.to_thread.run_sync(by_hand, service, "--all")
         assert service.audit() == []
     assert (looked.returncode, looked.stderr) == (0, "")
-    assert looked.stdout.splitlines()[-1] == "card orders looked at: 1 pending, 2 reconciled"
+    assert looked.stdout.splitlines()[-1] == "card orders reconciled: 1 pending, 2 reconciled"
     assert "3/3" in looked.stdout
     assert found == ["credited", "credited", "pending"]
     assert balance == Decimal(20)
