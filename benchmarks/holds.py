@@ -34,14 +34,16 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task, usage_of
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.records.loading import load_account
-from holdfast.persistence.records.rows import AccountRow, ApiKeyRow
-from holdfast.persistence.records.task_rows import new_task_rows
+from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTINGS
+from holdfast.persistence.records.mapping import RowMapping
+from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
 from holdfast.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
@@ -77,7 +79,7 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
     limits = AccountLimits(tasks_in_flight_max=10**9)
 
     async def load(account_id: str) -> Any:
-        return await database.read(lambda connection: load_account(connection, account_id))
+        return await database.read(load_account, account_id)
 
     def announce(task: Task) -> Tell:
         return Tell(nobody, task.request_id, Command())
@@ -136,8 +138,10 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
         for _ in range(accounts_count):
             account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
             rows = (
-                AccountRow(account_id, f"{account_id}@example.com", "User", "b", at, 0, 0, 0, 0, CHAIN_START),
-                ApiKeyRow(account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), at),
+                AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
+                ApiKeyRow(
+                    ApiKeyRecord(account_id, key_id, "hk_test_x", "k", ("tasks:write",), at), key_id.encode()
+                ),
             )
             assert isinstance(await journal.write(Unit(rows=rows)), Committed)
             await directory.ask(account_id, Recharge(CREDIT_MICRO))
@@ -171,25 +175,30 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
 # --------------------------------------------------------------------------------------------------- row locks
 
 
-_OPERATION = (
-    "insert into operations (account_id, number, operation_id, kind, amount_micro, balance_after_micro, "
-    "held_after_micro, hold_id, reference, reason, at, chain_hash) "
-    "values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
-)
-_POSTINGS = (
-    "insert into postings (account_id, number, line, ledger_account, amount_micro) "
-    "values (%s,%s,%s,%s,%s), (%s,%s,%s,%s,%s)"
-)
-_HOLD = "insert into holds (account_id, hold_id, amount_micro, reference, opened_number) values (%s,%s,%s,%s,%s)"
-_TASK = (
-    "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
-    "wake_at, dispatched, request, state) values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
-)
-_USAGE = (
-    "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, billable_units, "
-    "tokens_in, tokens_out, latency_ms, cost_micro, error, operation_id, status_history) "
-    "values (%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s)"
-)
+def _insert(mapping: RowMapping, rows: int = 1) -> str:
+    values = f"({','.join(['%s'] * len(mapping.columns))})"
+    return f"insert into {mapping.table.name} ({','.join(mapping.columns)}) values {','.join([values] * rows)}"
+
+
+_OPERATION = [
+    (OPERATIONS, _insert(OPERATIONS)),
+    (POSTINGS, _insert(POSTINGS, rows=2)),
+    (OPENED_HOLDS, _insert(OPENED_HOLDS)),
+]
+_TASK = [(TASKS, _insert(TASKS))]
+_USAGE = [(USAGE_ENTRIES, _insert(USAGE_ENTRIES))]
+
+
+def _write(connection: psycopg.Connection[Any], inserts: list[tuple[RowMapping, str]], value: Any) -> None:
+    for mapping, sql in inserts:
+        cells = (cell for row in mapping.rows([value]) for cell in row)
+        connection.execute(
+            sql,
+            [msgspec.json.encode(each).decode() if isinstance(each, _DOCUMENTS) else each for each in cells],
+        )
+
+
+_DOCUMENTS = (TaskRequest, TaskState, tuple)
 
 
 def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: PricedInput) -> None:
@@ -241,36 +250,10 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
             account_id,
         ),
     )
-    values = msgspec.structs.asdict(operation)
-    postings = values.pop("postings")
-    connection.execute(_OPERATION, [values[name] for name in _OPERATION_FIELDS])
-    lines = [
-        value
-        for line, posting in enumerate(postings, start=1)
-        for value in (account_id, operation.number, line, posting.ledger_account, posting.amount_micro)
-    ]
-    connection.execute(_POSTINGS, lines)
-    connection.execute(_HOLD, (account_id, hold_id, operation.amount_micro, request_id, operation.number))
-    task_row, usage_row = new_task_rows(task)
-    connection.execute(_TASK, task_row)
-    connection.execute(_USAGE, usage_row)
+    _write(connection, _OPERATION, operation)
+    _write(connection, _TASK, task)
+    _write(connection, _USAGE, usage_of(task))
     connection.commit()
-
-
-_OPERATION_FIELDS = (
-    "account_id",
-    "number",
-    "operation_id",
-    "kind",
-    "amount_micro",
-    "balance_after_micro",
-    "held_after_micro",
-    "hold_id",
-    "reference",
-    "reason",
-    "at",
-    "chain_hash",
-)
 
 
 def row_locks(url: str, accounts_count: int, seconds: float) -> float:

@@ -19,7 +19,6 @@ from holdfast.actors.runtime.messages import Command, IdempotencyKey
 from holdfast.actors.runtime.turns import Tell
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
 from holdfast.ledger.orders.payment_facts import (
@@ -36,9 +35,9 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.records.loading import load_account
-from holdfast.persistence.records.rows import AccountRow, ApiKeyRow
+from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_slots import KeyedLimits
@@ -105,8 +104,8 @@ class World:
         """An account with one live key; returns their ids."""
         account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
         rows = (
-            AccountRow(account_id, f"{account_id}@example.com", "User", "b", at, 0, 0, 0, 0, CHAIN_START),
-            ApiKeyRow(account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), at),
+            AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
+            ApiKeyRow(ApiKeyRecord(account_id, key_id, "hk_test_x", "k", ("tasks:write",), at), key_id.encode()),
         )
         verdict = await self.journal.write(Unit(rows=rows))
         assert isinstance(verdict, Committed)

@@ -35,12 +35,13 @@ from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
-from holdfast.persistence.records.loading import load_task
-from holdfast.persistence.records.task_rows import changed_task_row, changed_usage_row
+from holdfast.persistence.queries.loading import load_task
+from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.database import Database, DatabaseAway, connected
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
@@ -79,7 +80,7 @@ async def settle_command(
         operation_id,
         "because",
         at,
-        (changed_task_row(after), changed_usage_row(after)),
+        (TaskChangedRow(after), UsageChangedRow(usage_of(after))),
     )
 
 

@@ -41,7 +41,7 @@ from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.records.order_loading import load_order
+from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database, DatabaseAway, connected
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
@@ -84,7 +84,7 @@ async def told(world: Any, order: Order, *events: PaymentEvent) -> Order:
 
 
 async def stored(database: Database, order_id: str) -> Order:
-    order = await database.read(lambda connection: load_order(connection, order_id))
+    order = await database.read(lambda connection: order_by_id(connection, order_id))
     assert order is not None
     return order
 

@@ -36,14 +36,14 @@ from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task
+from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, Verdict
-from holdfast.persistence.records.loading import load_task, load_task_and_events
-from holdfast.persistence.records.rows import ApiKeyRow, AssetRow
-from holdfast.persistence.records.task_rows import new_task_rows
+from holdfast.persistence.queries.loading import load_task, load_task_and_events
+from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.records.tasks import AssetRow
 from holdfast.providers.storage import AssetMissing, LocalStore, StoreFault, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
@@ -183,7 +183,7 @@ class Shop:
             )
             for item in items
         ]  # fmt: skip
-        verdict = await self.world.journal.write(Unit(rows=(*new_task_rows(task), *rows)))
+        verdict = await self.world.journal.write(Unit(rows=(task, usage_of(task), *rows)))
         assert isinstance(verdict, Committed)
         return task.request_id
 
@@ -203,8 +203,8 @@ class Shop:
     async def storing(self, first: bytes) -> str:
         """A task of two outputs, the first of which is stored."""
         key_id = new_id("key")
-        row = ApiKeyRow(self.account_id, key_id, key_id.encode(), "hk_test_x", "k", ("tasks:write",), self.at)
-        assert isinstance(await self.world.journal.write(Unit(rows=(row,))), Committed)
+        key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
+        assert isinstance(await self.world.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
         await self.world.accounts.ask(self.account_id, Recharge(5_000_000))
         created = await self.world.accounts.ask(self.account_id, create_task(key_id))
         assert isinstance(created, TaskAccepted)
@@ -548,7 +548,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(shop: Shop) ->
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
-    assert isinstance(await shop.world.journal.write(Unit(rows=new_task_rows(task))), Committed)
+    assert isinstance(await shop.world.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
     data = picture(1)
     result = HostedOutput(
         position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,

@@ -33,8 +33,13 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.payment_facts import Attempt, Paid
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.units import NotWritten, Unit, Unknown, Verdict
-from holdfast.persistence.records.order_loading import load_order
+from holdfast.persistence.journal.units import (
+    NotWritten,
+    Unit,
+    Unknown,
+    Verdict,
+)
+from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database, connected
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
@@ -126,7 +131,7 @@ class Office:
         await self.database.work(lambda connection: connection.execute(text(sql)))
 
     async def read(self, order: Order) -> Order:
-        found = await self.database.read(lambda connection: load_order(connection, order.order_id))
+        found = await self.database.read(lambda connection: order_by_id(connection, order.order_id))
         assert found is not None
         return found
 

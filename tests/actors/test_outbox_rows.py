@@ -25,17 +25,29 @@ from holdfast.actors.workers.worker import WorkerAddress
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.deliveries import PAUSES_S
-from holdfast.ledger.tasks.task import HostingState, Task, accept_task
+from holdfast.ledger.tasks.task import HostingState, Task, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
-from holdfast.persistence.journal.units import Committed, NotWritten, Unit, Unknown, Verdict
+from holdfast.persistence.journal.units import (
+    Committed,
+    NotWritten,
+    Unit,
+    Unknown,
+    Verdict,
+)
 from holdfast.persistence.queries.events import events_of_task
+from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.loading import load_task
-from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow, OutboxRow, WebhookSecretRow
+from holdfast.persistence.records.outbox import (
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxRow,
+    WebhookSecretRow,
+    new_event_rows,
+)
 from holdfast.persistence.records.rows import Row
-from holdfast.persistence.records.task_rows import changed_task_row, new_event_rows, new_task_rows
+from holdfast.persistence.records.tasks import TaskChangedRow
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
@@ -269,7 +281,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
 async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Box, nursery: trio.Nursery) -> None:
     task = box.task()
     event = box.event(task)
-    await box.write(*new_task_rows(task), event)
+    await box.write(task, usage_of(task), event)
     [claimed] = await box.claim()
 
     async def load(request_id: str) -> Any:
@@ -303,10 +315,10 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
     with trio.fail_after(20):
         # Awake with a memory in which nothing can be announced; then another process moves the task on.
         earlier = msgspec.structs.replace(task, status="processing", version=2)
-        await box.write(changed_task_row(earlier))
+        await box.write(TaskChangedRow(earlier))
         lost = RecordAnnouncement(False, ())
         await tasks.ask(task.request_id, lost)
-        await box.write(changed_task_row(msgspec.structs.replace(task, version=3)))
+        await box.write(TaskChangedRow(msgspec.structs.replace(task, version=3)))
         await tasks.ask(task.request_id, RecordAnnouncement(True, (box.end(claimed),)))
     now = await box.database.read(lambda rows: load_task(rows, task.request_id))
     assert (now.version, now.state.hosting.assets_ready_event) == (4, "sent")

@@ -25,7 +25,7 @@ from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Verdict
-from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.standard_webhooks import verify_standard
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

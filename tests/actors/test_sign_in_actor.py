@@ -30,7 +30,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.loading import load_sign_in
+from holdfast.persistence.queries.loading import load_sign_in
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter

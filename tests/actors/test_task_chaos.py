@@ -46,8 +46,8 @@ from holdfast.persistence.claims.outbox import claim_due
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
-from holdfast.persistence.records.loading import load_task, load_task_and_events
-from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.queries.loading import load_task, load_task_and_events
+from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.directory import KeyedDirectory

@@ -23,7 +23,7 @@ from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUp
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
-from holdfast.persistence.records.rows import TaskEventRow
+from holdfast.persistence.records.tasks import TaskEventRow
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)

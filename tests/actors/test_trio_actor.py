@@ -20,14 +20,13 @@ from holdfast.persistence.journal.units import (
     Broken,
     Committed,
     Fence,
-    IdempotencyProbe,
     NotWritten,
-    RememberedAnswer,
     Stale,
     Unit,
     Unknown,
     Verdict,
 )
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
 
 OURS = Stale((Fence("account", "a", 0),))
 THEIRS = Stale((Fence("task", "t", 0),))

@@ -14,7 +14,7 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.task_rows import new_event_rows
+from holdfast.persistence.records.outbox import new_event_rows
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage, World
@@ -200,8 +200,9 @@ async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world
     task = ended(world)
     await world.add_task(task)
     [row, _] = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
+    snapshot = msgspec.json.encode(row.snapshot).decode()
     event = DueEvent(
-        world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, row.snapshot, ()
+        world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, snapshot, ()
     )
     payload = event_payload(
         world.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=world.now

@@ -8,34 +8,47 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import psycopg
 import pytest
 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
+from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import prepare, question_of
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
-from holdfast.persistence.journal.units import Committed, Fence, IdempotencyProbe, Stale, Unit, Verdict
+from holdfast.persistence.journal.units import (
+    Committed,
+    Fence,
+    Stale,
+    Unit,
+    Verdict,
+)
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
-from holdfast.persistence.records.rows import (
+from holdfast.persistence.records.accounts import (
     AccountHead,
     AccountRow,
+    ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
+    IdempotencyProbe,
     IdempotencyRow,
-    Row,
+    RememberedAnswer,
     SignInRow,
-    TaskChangedRow,
-    TaskRow,
-    UsageChangedRow,
-    UsageRow,
 )
+from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.database import Database, connected
+
+from .values import make_task
+
+R = TypeVar("R")
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
 BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
@@ -71,13 +84,14 @@ class Books:
         self.state = AccountState(self.account_id)
 
     def opening(self) -> Unit:
-        email, head = f"{self.account_id}@example.com", self.state.chain_head
-        return Unit(rows=(AccountRow(self.account_id, email, "User", "b", AT, 0, 0, 0, 0, head),))
+        email = f"{self.account_id}@example.com"
+        return Unit(rows=(AccountRow(AccountHead(self.account_id), email, "User", "b", AT),))
 
     def mark(self) -> ApiKeyRow:
         mark = f"key_{self.account_id}_{len(self.marks)}"
         self.marks.append(mark)
-        return ApiKeyRow(self.account_id, mark, mark.encode(), "p", BEYOND_ASCII, ("a", 'b"'), AT)
+        key = ApiKeyRecord(self.account_id, mark, "p", BEYOND_ASCII, ("a", 'b"'), AT)
+        return ApiKeyRow(key, mark.encode())
 
     def credit(self, *, key: str | None = None, more: tuple[Row, ...] = (), fences: tuple[Fence, ...] = ()) -> Unit:
         operation = decide_credit(
@@ -126,8 +140,8 @@ class Books:
         probe = None
         if key is not None:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (*extra, IdempotencyRow(*probe, b"print", b"reply", utc_now()))
-        return Unit(fences=(fence, *fences), account=head, operations=(operation,), rows=extra, probe=probe)
+            extra = (*extra, IdempotencyRow(probe, RememberedAnswer(b"print", b"reply"), utc_now()))
+        return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
 
 
 def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
@@ -148,7 +162,11 @@ def kinds(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def marks_of(units: Sequence[Unit]) -> set[str]:
-    return {row.key_id for unit in units for row in unit.rows if isinstance(row, ApiKeyRow)}
+    return {row.key.key_id for row in rows_of(units, ApiKeyRow)}
+
+
+def rows_of(units: Sequence[Unit], kind: type[R]) -> list[R]:
+    return [row for unit in units for row in unit.rows if isinstance(row, kind)]
 
 
 def committed(units: Sequence[Unit], verdicts: Sequence[Verdict]) -> list[Unit]:
@@ -163,13 +181,14 @@ def found(rows: psycopg.Connection[Any], query: str) -> list[Any]:
 def assert_exactly_these_stand(rows: psycopg.Connection[Any], standing: Sequence[Unit]) -> None:
     """Every row of ``standing`` is there, no row of any other unit is, and the heads are their last ones."""
     assert set(found(rows, "select key_id from api_keys")) == marks_of(standing)
-    operations = {operation.operation_id for unit in standing for operation in unit.operations}
-    assert set(found(rows, "select operation_id from operations")) == operations
-    postings = sum(len(operation.postings) for unit in standing for operation in unit.operations)
+    operations = rows_of(standing, Operation)
+    ids = {operation.operation_id for operation in operations}
+    assert set(found(rows, "select operation_id from operations")) == ids
+    postings = sum(len(operation.postings) for operation in operations)
     assert found(rows, "select count(*) from postings") == [postings]
-    keys = {row.key for unit in standing for row in unit.rows if isinstance(row, IdempotencyRow)}
+    keys = {row.probe.key for row in rows_of(standing, IdempotencyRow)}
     assert set(found(rows, "select key from idempotency_records")) == keys
-    heads = {unit.account.id: unit.account for unit in standing if unit.account is not None}
+    heads = {head.id: head for head in rows_of(standing, AccountHead)}
     query = "select id, version, operation_count, balance_micro, held_micro, chain_head from accounts"
     for row in rows.execute(query).fetchall():
         if row[1] > 0:
@@ -270,7 +289,7 @@ def _reloaded(rows: psycopg.Connection[Any], book: Books) -> Books:
 def test_a_batch_of_which_nothing_stands_leaves_no_mark(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
     [book] = opened(writer)
     batches = found(rows, "select count(*) from journal_batches")
-    unit = book.credit(fences=(Fence("task", "task_gone", 7),), more=(SignInRow("email:a", 1, AT, "{}"),))
+    unit = book.credit(fences=(Fence("task", "task_gone", 7),), more=(SignInRow("email:a", 1, AT, {}),))
     first_sign_in = Unit(fences=(Fence("sign_in", "email:a", 0), Fence("task", "task_gone", 7)))
     assert kinds(written(writer, [unit, first_sign_in])) == ["Stale", "Stale"]
     assert found(rows, "select count(*) from journal_batches") == batches
@@ -309,14 +328,14 @@ SICK: dict[str, Callable[[Books], Unit]] = {
     "NUL in a fence": lambda book: book.credit(fences=(Fence("task", "a\x00b", 1),)),
     "no UTF-8 in a fence": lambda book: book.credit(fences=(Fence("task", "\ud800", 1),)),
     "no UTF-8 in a key": lambda book: book.credit(key="\ud800"),
-    "no UTF-8 in a new row": lambda book: book.credit(more=(SignInRow("\ud800", 1, AT, "{}"), _api_key("\ud800"))),
+    "no UTF-8 in a new row": lambda book: book.credit(more=(SignInRow("\ud800", 1, AT, {}), _api_key("\ud800"))),
     "NUL in a new row": lambda book: book.credit(more=(_api_key("\x00"),)),
     "a key twice": lambda book: book.credit(more=(_api_key("same"), _api_key("same"))),
 }
 
 
 def _api_key(key_id: str) -> ApiKeyRow:
-    return ApiKeyRow("a", key_id, key_id.encode(errors="replace"), "p", "n", (), AT)
+    return ApiKeyRow(ApiKeyRecord("a", key_id, "p", "n", (), AT), key_id.encode(errors="replace"))
 
 
 @pytest.mark.usefixtures("either_way")
@@ -420,21 +439,18 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
     begun = datetime(2026, 10, 25, 1, 59, 59, 999999, tzinfo=timezone(timedelta(hours=-3, minutes=-30)))
     times = [begun + timedelta(microseconds=n) for n in range(3)]
     for n, at in enumerate(times):
-        task = TaskRow("a", f"task_{n}", 1, "queued", "m", "p", at, at, at, False, "{}", "{}")
-        usage = UsageRow("a", f"task_{n}", at, "m", "image", None, "queued", 0, 0, 0, None, 0, None, None, "[]")
-        assert written(writer, [Unit(rows=(task, usage))]) == [Committed()]
+        task = make_task("a", f"task_{n}", at)
+        assert written(writer, [Unit(rows=(task, usage_of(task)))]) == [Committed()]
     rows.execute("set timezone = 'Asia/Kathmandu'")
     entries = rows.execute("select request_id, ts from usage_entries order by request_id").fetchall()
-    changes = [
-        Unit(
-            fences=(Fence("task", request_id, 1),),
-            rows=(
-                TaskChangedRow(request_id, 2, "succeeded", AT, None, True, "{}"),
-                UsageChangedRow("a", request_id, ts, "succeeded", 1, 0, 0, 5, 7 + n, None, "op", "[]"),
-            ),
+    changes = []
+    for n, (request_id, ts) in enumerate(entries):
+        task = msgspec.structs.replace(
+            make_task("a", request_id, ts, version=2), status="succeeded", wake_at=None, dispatched=True
         )
-        for n, (request_id, ts) in enumerate(entries)
-    ]
+        usage = msgspec.structs.replace(usage_of(task), cost_micro=7 + n)
+        fence = Fence("task", request_id, 1)
+        changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task), UsageChangedRow(usage))))
     assert set(written(writer, changes)) == {Committed()}
     assert found(rows, "select cost_micro from usage_entries order by ts") == [7, 8, 9]
     assert set(found(rows, "select version from tasks where status = 'succeeded' and wake_at is null")) == {2}
@@ -445,7 +461,7 @@ def test_a_session_with_another_encoding_writes_the_same_text(
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     names = [f"{BEYOND_ASCII}{n}" for n in range(BULK_ROWS)]
-    keys = [ApiKeyRow("a", name, name.encode(), "p", name, (name,), AT) for name in names]
+    keys = [ApiKeyRow(ApiKeyRecord("a", name, "p", name, (name,), AT), name.encode()) for name in names]
     with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
         assert written(writer, [Unit(rows=tuple(keys[1:])), Unit(rows=(keys[0],))]) == [Committed()] * 2
         assert written(writer, [Unit(rows=(_api_key(BEYOND_ASCII),))]) == [Committed()]
@@ -472,7 +488,10 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     asked = {
         **{f"lock {kind}": sql for kind, sql in _LOCK.items()},
         "probe": _PROBE,
-        **{kind.__name__: statement.sql for kind, statement in STATEMENTS.items()},
+        **{
+            f"{each.sql.split()[0]} {each.mapping.table.name} {each.mapping.kind.__name__}": each.sql
+            for each in STATEMENTS
+        },
     }
     plans = {}
     with closing(Database(database_url).connect_writer()) as connection:
@@ -487,10 +506,10 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
             connection.execute("deallocate asked")
     assert [name for name, plan in plans.items() if "Seq Scan" in plan or "Join Filter" in plan] == []
     assert "uq_tasks_request_id" in plans["lock task"]
-    assert "uq_tasks_request_id" in plans["TaskChangedRow"]
-    assert "(ts = v.ts) AND (request_id = v.request_id)" in plans["UsageChangedRow"]
-    assert "(hold_id = v.hold_id)" in plans["HoldSettledRow"]
-    assert "pk_accounts" in plans["AccountHead"]
+    assert "uq_tasks_request_id" in plans["update tasks TaskChangedRow"]
+    assert "(ts = v.ts) AND (request_id = v.request_id)" in plans["update usage_entries UsageChangedRow"]
+    assert "(hold_id = v.hold_id)" in plans["update holds Operation"]
+    assert "pk_accounts" in plans["update accounts AccountHead"]
 
 
 def test_plans_for_few_rows_are_replaced_as_the_tables_grow(

@@ -20,7 +20,15 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import journal as journal_module
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED, Journal
-from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, Unknown, Verdict
+from holdfast.persistence.journal.units import (
+    Broken,
+    Committed,
+    NotWritten,
+    Stale,
+    Unit,
+    Unknown,
+    Verdict,
+)
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database import DatabaseGate

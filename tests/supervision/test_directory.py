@@ -21,7 +21,15 @@ from holdfast.actors.runtime.faults import AskFault, Crashed, Deadlock, OutcomeU
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
-from holdfast.persistence.journal.units import Author, Committed, Fence, NotWritten, Stale, Unit, Verdict
+from holdfast.persistence.journal.units import (
+    Author,
+    Committed,
+    Fence,
+    NotWritten,
+    Stale,
+    Unit,
+    Verdict,
+)
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import DatabaseAway, DatabaseGate, QueryTimedOut
 from holdfast.supervision.directory import KeyedDirectory

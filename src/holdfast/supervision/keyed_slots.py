@@ -7,7 +7,7 @@ from typing import Literal
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.persistence.journal.units import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
 SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]

@@ -14,8 +14,8 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.queries.loading import load_account, load_sign_in, load_task_and_events
 from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.records.loading import load_account, load_sign_in, load_task_and_events
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 

@@ -41,19 +41,21 @@ from holdfast.ledger.credit.account import AccountState, decide_capture, decide_
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.task import Task, accept_task, usage_of
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.units import Fence, IdempotencyProbe, RememberedAnswer, Unit, Verdict
-from holdfast.persistence.records.loading import LoadedAccount
-from holdfast.persistence.records.rows import (
+from holdfast.persistence.journal.units import Fence, Unit, Verdict
+from holdfast.persistence.queries.loading import LoadedAccount
+from holdfast.persistence.records.accounts import (
     AccountHead,
+    ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyUsedRow,
-    Row,
+    IdempotencyProbe,
+    RememberedAnswer,
     SessionRevokedRow,
 )
-from holdfast.persistence.records.task_rows import new_task_rows
+from holdfast.persistence.records.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ class AccountActor(JournaledActor):
         return self._commit(
             reply,
             operations=(operation,),
-            rows=new_task_rows(task),
+            rows=(task, usage_of(task)),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
         )
@@ -264,17 +266,9 @@ class AccountActor(JournaledActor):
             return self._refuse(refusal)
         at = self._now()
         self._live_keys[command.key_id] = frozenset(command.scopes)
-        row = ApiKeyRow(
-            self._account_id,
-            command.key_id,
-            command.secret_sha256,
-            command.prefix,
-            command.name,
-            command.scopes,
-            at,
-        )
+        key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
         reply = ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, at)
-        return self._commit(reply, rows=(row,))
+        return self._commit(reply, rows=(ApiKeyRow(key, command.secret_sha256),))
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Commit:
         """Refuses: 1. a key that is not live here."""
@@ -343,9 +337,7 @@ class AccountActor(JournaledActor):
         )
         unit = Unit(
             fences=(fence, *fences),
-            account=head,
-            operations=operations,
-            rows=rows,
+            rows=(head, *operations, *rows),
             probe=probe,
         )
         return Commit(unit, reply, tells)

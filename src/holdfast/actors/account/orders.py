@@ -53,8 +53,15 @@ from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
-from holdfast.persistence.records.order_rows import changed_order_row, new_order_row, synthetic_event_rows
-from holdfast.persistence.records.rows import PaymentEventRow, Row, UnappliedPaymentEventRow
+from holdfast.persistence.records.orders import (
+    OrderChangedRow,
+    OrderRow,
+    PaymentEventRow,
+    UnappliedPaymentEventRow,
+    next_check_at,
+    synthetic_event_rows,
+)
+from holdfast.persistence.records.rows import Row
 from holdfast.persistence.server.database import DatabaseAway
 
 log = structlog.get_logger(__name__)
@@ -144,7 +151,9 @@ class AccountOrders:
             )
         order = create_order(command.request)
         self._cache_order(order)
-        return OrderTurn(OrderResult(order, "applied"), moves=True, rows=(new_order_row(order, self._now()),))
+        return OrderTurn(
+            OrderResult(order, "applied"), moves=True, rows=(OrderRow(order, next_check_at(order, self._now())),)
+        )
 
     async def _attach(self, command: AttachIntent, order: Order, state: AccountState) -> OrderTurn:
         return await self._apply(order, attach_intent(order, command.payment_id, self._now()), state)
@@ -235,7 +244,7 @@ class AccountOrders:
         operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
         _warn_if_mismatched(order, step.order)
         self._cache_order(step.order)
-        rows: list[Row] = [changed_order_row(step.order, self._now()), *more]
+        rows: list[Row] = [OrderChangedRow(step.order, next_check_at(step.order, self._now())), *more]
         if event is not None:
             rows.append(event)
         return OrderTurn(OrderResult(step.order, step.verdict), moves=True, operations=operations, rows=tuple(rows))

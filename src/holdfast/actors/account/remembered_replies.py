@@ -15,8 +15,7 @@ import msgspec
 from holdfast.actors.account.stored_replies import Replayed, StoredReply
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.journal.units import IdempotencyProbe, RememberedAnswer
-from holdfast.persistence.records.rows import IdempotencyRow
+from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, RememberedAnswer
 
 REMEMBERED_REFUSALS = frozenset({"insufficient_credit"})
 """Refusals that a repeated idempotency key brings back; all others may turn out differently next time."""
@@ -64,5 +63,5 @@ class RememberedReplies:
         self._answers[route, key] = answer
         if len(self._answers) > self._kept_max:
             self._answers.popitem(last=False)
-        row = IdempotencyRow(self._account_id, route, key, answer.fingerprint, answer.reply, at)
-        return IdempotencyProbe(self._account_id, route, key), row
+        probe = IdempotencyProbe(self._account_id, route, key)
+        return probe, IdempotencyRow(probe, answer, at)

@@ -35,14 +35,13 @@ from holdfast.persistence.journal.units import (
     Broken,
     Committed,
     FenceKind,
-    IdempotencyProbe,
     NotWritten,
-    RememberedAnswer,
     Stale,
     Unit,
     Unknown,
     Verdict,
 )
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 

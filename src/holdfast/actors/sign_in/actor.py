@@ -29,7 +29,6 @@ from holdfast.actors.sign_in.messages import (
     VerifyCode,
 )
 from holdfast.ledger.clock import Now
-from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import (
@@ -44,8 +43,9 @@ from holdfast.ledger.sign_in_codes import (
 )
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
-from holdfast.persistence.records.loading import LoadedSignIn
-from holdfast.persistence.records.rows import AccountRow, Row, SessionRow, SignInRow
+from holdfast.persistence.queries.loading import LoadedSignIn
+from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow, SignInRow
+from holdfast.persistence.records.rows import Row
 
 _ORIGIN_DIGITS = 16
 
@@ -162,9 +162,7 @@ class SignInActor(JournaledActor):
         if self._account_id is None:
             self._account_id = new_id("acct")
             self._role = "Operator" if email in rules.operators else "User"
-            rows.append(
-                AccountRow(self._account_id, email, self._role, rules.brand_id, at, 0, 0, 0, 0, CHAIN_START)
-            )
+            rows.append(AccountRow(AccountHead(self._account_id), email, self._role, rules.brand_id, at))
         assert self._role is not None
         token = "hst_" + secrets.token_urlsafe(32)
         session_id = new_id("ses")
@@ -197,5 +195,5 @@ class SignInActor(JournaledActor):
     def _commit(self, state: CodesState | OriginState, reply: Any, at: datetime, *rows: Row) -> Commit:
         fence = Fence("sign_in", self._key, self._version)
         self._version += 1
-        row = SignInRow(self._key, self._version, at, msgspec.json.encode(state).decode())
+        row = SignInRow(self._key, self._version, at, state)
         return Commit(Unit(fences=(fence,), rows=(row, *rows)), reply)

@@ -58,14 +58,16 @@ from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, Prov
 from holdfast.persistence.claims.contents import HEARD_WITHIN_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
-from holdfast.persistence.records.rows import AssetsDeletedRow, Row, TaskEventRow
-from holdfast.persistence.records.task_rows import (
-    changed_request_row,
-    changed_task_row,
-    changed_usage_row,
+from holdfast.persistence.records.outbox import new_event_rows
+from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.tasks import (
+    AssetsDeletedRow,
+    TaskChangedRow,
+    TaskEventRow,
+    TaskRequestRow,
+    UsageChangedRow,
     ended_assets_row,
     new_asset_rows,
-    new_event_rows,
 )
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
 from holdfast.providers.media.health import ProviderHealth
@@ -281,11 +283,12 @@ class TaskActor(JournaledActor):
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._world.outbox, self._request_id, EventsDue()))
-        rows = (changed_task_row(after, self._world.process_id), *rows, *events)
+        rows = (TaskChangedRow(after, self._world.process_id), *rows, *events)
         if after.request is not before.request:
-            rows = (*rows, changed_request_row(after))
-        if usage_of(after) != usage_of(before):
-            rows = (*rows, changed_usage_row(after))
+            rows = (*rows, TaskRequestRow(self._request_id, after.request))
+        usage = usage_of(after)
+        if usage != usage_of(before):
+            rows = (*rows, UsageChangedRow(usage))
         if after.is_terminal and not before.is_terminal and before.state.output:
             rows = (*rows, ended_assets_row(after))
         if step.settle is None:

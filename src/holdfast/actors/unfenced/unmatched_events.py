@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.actors.unfenced.write import write_unfenced
 from holdfast.ledger.clock import Now
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.records.rows import UnappliedPaymentEventRow
+from holdfast.persistence.records.orders import UnappliedPaymentEventRow
 
 
 class UnmatchedEventStore:

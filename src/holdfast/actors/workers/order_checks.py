@@ -24,7 +24,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.records.order_loading import load_order
+from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.amounts import minor_from_micro
 from holdfast.providers.card.base import CardFault, CardProvider, CardRateLimited, CardRejected
@@ -54,7 +54,7 @@ class OrderChecks:
 
         Raises what asking its account may raise, and :class:`~holdfast.persistence.server.database.DatabaseAway`.
         """
-        order = await self._database.read(load_order, order_id)
+        order = await self._database.read(order_by_id, order_id)
         result: CheckResult = "left" if order is None else await self._check(order)
         metrics.ORDER_LOOKS.labels(result).inc()
         return result

@@ -30,7 +30,7 @@ from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.events import count_pending_events
-from holdfast.persistence.records.outbox_rows import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.providers.standard_webhooks import standard_headers
 

@@ -40,9 +40,10 @@ from holdfast.http.kit.credentials import (
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.api_keys import ApiKeyRecord, api_key_by_secret
+from holdfast.persistence.queries.api_keys import api_key_by_secret
 from holdfast.persistence.queries.idempotency import find_reply
 from holdfast.persistence.queries.sessions import SessionRecord, session_by_token
+from holdfast.persistence.records.accounts import ApiKeyRecord
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

@@ -16,8 +16,8 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time, time_or_none
 from holdfast.persistence.queries.accounts import AccountTotals, FirstCallFacts
-from holdfast.persistence.queries.api_keys import ApiKeyRecord
 from holdfast.persistence.queries.sessions import SessionRecord
+from holdfast.persistence.records.accounts import ApiKeyRecord
 
 # --------------------------------------------------------------------------------------------- requests
 

@@ -7,10 +7,9 @@ from typing import Literal
 import msgspec
 
 from holdfast.ledger.clock import format_time
-from holdfast.ledger.credit.operations import AVAILABLE, HELD
+from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
-from holdfast.persistence.queries.ledger import StatementEntry
 
 
 class PostingBody(msgspec.Struct, frozen=True):
@@ -47,7 +46,7 @@ class Statement(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-def statement_entry_body(entry: StatementEntry) -> StatementEntryBody:
+def statement_entry_body(entry: Operation) -> StatementEntryBody:
     """Write one operation of the statement."""
     change_micro = sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
     return StatementEntryBody(

@@ -14,20 +14,13 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.credit.operations import (
-    AVAILABLE,
-    CHAIN_START,
-    HELD,
-    REVENUE,
-    Operation,
-    OperationKind,
-    Posting,
-)
+from holdfast.ledger.credit.operations import AVAILABLE, CHAIN_START, HELD, REVENUE, Operation, OperationKind
 from holdfast.ledger.tasks.task import TERMINAL
 from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
 from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import ORDER_RULES, walk_orders
 from holdfast.persistence.audit.rules import RULES, Rule
+from holdfast.persistence.records.ledger import operation_of
 
 ROWS_PER_FETCH = 2000
 
@@ -138,22 +131,7 @@ def _walk_history(connection: Connection) -> list[Check]:
 def _operations(connection: Connection) -> Iterator[Operation]:
     rows = connection.execute(_HISTORY, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
     for row in rows:
-        *values, ledger_accounts, amounts_micro = row
-        yield Operation(
-            account_id=values[0],
-            number=values[1],
-            operation_id=values[2],
-            kind=values[3],
-            amount_micro=values[4],
-            balance_after_micro=values[5],
-            held_after_micro=values[6],
-            hold_id=values[7],
-            reference=values[8],
-            reason=values[9],
-            at=values[10],
-            chain_hash=bytes(values[11]),
-            postings=tuple(map(Posting, ledger_accounts or (), amounts_micro or ())),
-        )
+        yield operation_of(row, zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True))
 
 
 def _moved(operation: Operation, ledger_account: str) -> int:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import money_of, outcome_of
 from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
 from holdfast.persistence.audit.rules import Rule
-from holdfast.persistence.records import tables
-from holdfast.persistence.records.order_loading import order_of
+from holdfast.persistence.records.orders import ORDER, order_of
+from holdfast.persistence.records.tables import orders
+from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 
 ROWS_PER_FETCH = 500
 
@@ -108,12 +108,12 @@ def walk_orders(connection: Connection) -> list[Check]:
 
 def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
     """Yield rows with their orders; None for a row that cannot be decoded."""
-    query = select(tables.orders).order_by(tables.orders.c.account_id, tables.orders.c.order_id)
+    query = ORDER.order_by(orders.c.account_id, orders.c.order_id)
     rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
     for row in rows:
         try:
-            yield row, order_of(row)
-        except msgspec.ValidationError:
+            yield row, read_row(order_of, row, "orders", row.order_id)
+        except UnreadableRow:
             yield row, None
 
 

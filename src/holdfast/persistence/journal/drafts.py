@@ -10,11 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.ledger.credit.operations import SETTLING, OperationKind
 from holdfast.persistence.journal.literals import text_array
-from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
-from holdfast.persistence.journal.units import FenceKind, IdempotencyProbe, Unit
-from holdfast.persistence.records.rows import AccountHead, HoldRow, HoldSettledRow, OperationRow, PostingRow
+from holdfast.persistence.journal.statements import BULK_ROWS, KINDS, STATEMENTS
+from holdfast.persistence.journal.units import FenceKind, Unit
+from holdfast.persistence.records.accounts import IdempotencyProbe
 
 
 class Question(NamedTuple):
@@ -79,57 +78,20 @@ def question_of(units: Iterable[Unit]) -> Question:
 
 
 def draft_of(units: Iterable[Unit]) -> Draft:
-    """Return what writes ``units``. Many new rows of a kind are copied, ahead of their changes."""
-    rows = rows_of(units)
-    assert rows.keys() <= STATEMENTS.keys(), "a row of a kind without a statement"
-    copies, statements = [], []
-    for kind, statement in STATEMENTS.items():
-        if kind not in rows:
-            continue
-        if statement.copy_sql is not None and len(rows[kind]) >= BULK_ROWS:
-            copies.append((statement.copy_sql, statement.copy_text(rows[kind])))
-        else:
-            statements.append((statement.sql, statement.parameters(rows[kind])))
-    return Draft(copies, statements)
-
-
-def rows_of(units: Iterable[Unit]) -> dict[type[Any], list[Any]]:
-    """Return the rows of ``units`` by kind; of each account only its newest head."""
-    rows: defaultdict[type[Any], list[Any]] = defaultdict(list)
-    heads: dict[str, AccountHead] = {}
+    """Return what writes ``units``. Many new rows of a kind are copied, before all changes."""
+    values: defaultdict[type[Any], list[Any]] = defaultdict(list)
     for unit in units:
-        if unit.account is not None:
-            heads[unit.account.id] = unit.account
-        for operation in unit.operations:
-            account_id, number, hold_id = operation.account_id, operation.number, operation.hold_id
-            rows[OperationRow].append(
-                OperationRow(
-                    account_id,
-                    number,
-                    operation.operation_id,
-                    operation.kind,
-                    operation.amount_micro,
-                    operation.balance_after_micro,
-                    operation.held_after_micro,
-                    hold_id,
-                    operation.reference,
-                    operation.reason,
-                    operation.at,
-                    operation.chain_hash,
-                )
-            )
-            rows[PostingRow].extend(
-                PostingRow(account_id, number, line, posting.ledger_account, posting.amount_micro)
-                for line, posting in enumerate(operation.postings, start=1)
-            )
-            if hold_id is not None and operation.kind is OperationKind.HOLD:
-                rows[HoldRow].append(
-                    HoldRow(account_id, hold_id, operation.amount_micro, operation.reference, number)
-                )
-            elif hold_id is not None and operation.kind in SETTLING:
-                rows[HoldSettledRow].append(HoldSettledRow(account_id, hold_id, number))
-        for row in unit.rows:
-            rows[type(row)].append(row)
-    if heads:
-        rows[AccountHead] = list(heads.values())
-    return rows
+        for value in unit.rows:
+            values[type(value)].append(value)
+    assert values.keys() <= KINDS, "a value of a kind without a statement"
+    copies, statements = [], []
+    for statement in STATEMENTS:
+        found = values.get(statement.mapping.kind)
+        rows = statement.mapping.rows(found) if found else ()
+        if not rows:
+            continue
+        if statement.copy_sql is not None and len(rows) >= BULK_ROWS:
+            copies.append((statement.copy_sql, statement.copy_text(rows)))
+        else:
+            statements.append((statement.sql, statement.parameters(rows)))
+    return Draft(copies, statements)

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, SmallInteger, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
+
+_json = msgspec.json.Encoder()
 
 _BETWEEN = "\x1f"
 _NULL = "\\N"
@@ -77,6 +80,10 @@ def _text_list_array(values: Iterable[Sequence[str] | None]) -> str:
     return text_array(None if v is None else text_array(v) for v in values)
 
 
+def _json_array(values: Iterable[Any]) -> str:
+    return text_array([_json.encode(v).decode() for v in values])
+
+
 # ------------------------------------------------------------------------------------------------------------- COPY
 
 
@@ -112,9 +119,13 @@ def _text_list_cells(values: Sequence[Sequence[str] | None]) -> list[str]:
     return _text_cells([None if v is None else text_array(v) for v in values])
 
 
+def _json_cells(values: Sequence[Any]) -> list[str]:
+    return _text_cells([_json.encode(v).decode() for v in values])
+
+
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
     (ARRAY, ColumnCodec("text", _text_list_array, _text_list_cells)),
-    (JSON, ColumnCodec("json", text_array, _text_cells)),
+    (JSON, ColumnCodec("json", _json_array, _json_cells)),
     (TIMESTAMP, ColumnCodec("timestamptz", _time_array, _time_cells)),
     (Text, ColumnCodec("text", text_array, _text_cells)),
     (BigInteger, ColumnCodec("bigint", _integer_array, _integer_cells)),

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.ledger.credit.operations import Operation
-from holdfast.persistence.records.rows import AccountHead, Row
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.rows import Row
 
 FenceKind = Literal["account", "task", "sign_in"]
 
@@ -21,38 +21,20 @@ class Fence(NamedTuple):
     expected: int
 
 
-class IdempotencyProbe(NamedTuple):
-    """A key the decision believes unused; the journal looks before it writes."""
-
-    account_id: str
-    route: str
-    key: str
-
-
 class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One decision's effects.
 
-    ``account`` is set for every decision of an account: its ``version`` is the one behind the unit, and the
-    fence is the version before. ``operations`` bring their postings and hold rows along.
+    ``rows`` are the values to write; an operation includes its postings and its hold.
 
-    A unit with ``moves`` False leaves the fenced rows where they are: it only asks whether its fences still
-    stand, so that a refusal is never given on a memory that another process has overtaken. What it brings in
-    ``rows`` is no part of them, such as an event kept as it was received.
+    A unit with ``moves`` False leaves the fenced rows as they are: it only asks whether its fences still hold, so
+    that a refusal is never based on a state that another process has changed. Its ``rows`` are not part of the
+    fenced state, such as an event stored as it was received.
     """
 
     fences: tuple[Fence, ...] = ()
-    account: AccountHead | None = None
-    operations: tuple[Operation, ...] = ()
     rows: tuple[Row, ...] = ()
     probe: IdempotencyProbe | None = None
     moves: bool = True
-
-
-class RememberedAnswer(NamedTuple):
-    """What an idempotency record holds."""
-
-    fingerprint: bytes
-    reply: bytes
 
 
 @dataclass(frozen=True, slots=True)

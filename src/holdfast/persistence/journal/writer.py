@@ -23,13 +23,12 @@ from holdfast.persistence.journal.units import (
     Broken,
     Committed,
     FenceKind,
-    IdempotencyProbe,
     NotWritten,
-    RememberedAnswer,
     Stale,
     Unit,
     Verdict,
 )
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     is_worth_retrying,

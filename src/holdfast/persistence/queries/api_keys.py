@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, Row, bindparam
 
+from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.mapping import selected
 from holdfast.persistence.records.tables import api_keys
 
-
-class ApiKeyRecord(NamedTuple):
-    """An API key without its secret; it may be revoked."""
-
-    account_id: str
-    key_id: str
-    prefix: str
-    name: str
-    scopes: tuple[str, ...]
-    created_at: datetime
-    last_used_at: datetime | None
-    revoked_at: datetime | None
-
-
-_COLUMNS = (
-    api_keys.c.account_id,
-    api_keys.c.key_id,
-    api_keys.c.prefix,
-    api_keys.c.name,
-    api_keys.c.scopes,
-    api_keys.c.created_at,
-    api_keys.c.last_used_at,
-    api_keys.c.revoked_at,
-)
-_BY_SECRET = select(*_COLUMNS).where(api_keys.c.secret_sha256 == bindparam("sha256"))
-_OF_ACCOUNT = (
-    select(*_COLUMNS)
-    .where(api_keys.c.account_id == bindparam("account_id"))
-    .order_by(api_keys.c.created_at.desc(), api_keys.c.key_id.desc())
+_KEY = selected(api_keys, ApiKeyRecord._fields)
+_BY_SECRET = _KEY.where(api_keys.c.secret_sha256 == bindparam("sha256"))
+_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
+    api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 
 

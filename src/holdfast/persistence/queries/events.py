@@ -10,20 +10,12 @@ from sqlalchemy import Connection, func, select
 
 from holdfast.ledger.tasks.deliveries import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
+from holdfast.persistence.records.mapping import selected
+from holdfast.persistence.records.outbox import OutboxAttemptRow
 from holdfast.persistence.records.tables import outbox, outbox_attempts
 
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""
-
-
-class AttemptRecord(NamedTuple):
-    """One delivery and its outcome."""
-
-    number: int
-    at: datetime
-    status_code: int | None
-    error: str | None
-    duration_ms: int
 
 
 class EventRecord(NamedTuple):
@@ -37,27 +29,11 @@ class EventRecord(NamedTuple):
     due_at: datetime | None
     done_at: datetime | None
     reason: str | None
-    attempts: tuple[AttemptRecord, ...]
+    attempts: tuple[OutboxAttemptRow, ...]
 
 
-_EVENT = select(
-    outbox.c.event_id,
-    outbox.c.kind,
-    outbox.c.url,
-    outbox.c.status,
-    outbox.c.created_at,
-    outbox.c.due_at,
-    outbox.c.done_at,
-    outbox.c.reason,
-)
-_ATTEMPT = select(
-    outbox_attempts.c.event_id,
-    outbox_attempts.c.number,
-    outbox_attempts.c.at,
-    outbox_attempts.c.status_code,
-    outbox_attempts.c.error,
-    outbox_attempts.c.duration_ms,
-).join_from(
+_EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
+_ATTEMPT = selected(outbox_attempts, OutboxAttemptRow._fields).join_from(
     outbox_attempts,
     outbox,
     (outbox.c.account_id == outbox_attempts.c.account_id)
@@ -79,10 +55,8 @@ def events_of_task(
     if event_id is not None:
         where &= outbox.c.event_id == event_id
     found = rows.execute(_EVENT.where(where).order_by(outbox.c.created_at.desc(), outbox.c.event_id.desc())).all()
-    attempts: defaultdict[str, list[AttemptRecord]] = defaultdict(list)
+    attempts: defaultdict[str, list[OutboxAttemptRow]] = defaultdict(list)
     if found:
         for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
-            attempts[row.event_id].append(
-                AttemptRecord(row.number, row.at, row.status_code, row.error, row.duration_ms)
-            )
-    return [EventRecord(*row, tuple(attempts[row.event_id])) for row in found]
+            attempts[row.event_id].append(OutboxAttemptRow._make(row))
+    return [EventRecord._make((*row, tuple(attempts[row.event_id]))) for row in found]

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import groupby
-from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.ledger.credit.operations import OperationKind
+from holdfast.ledger.credit.operations import Operation
+from holdfast.persistence.records.ledger import OPERATION_COLUMNS, operation_of
+from holdfast.persistence.records.mapping import selected
 from holdfast.persistence.records.tables import operations, postings
 
-
-class StatementEntry(NamedTuple):
-    """One operation, the account's totals after it, and its postings as (ledger account, micro-credits)."""
-
-    number: int
-    operation_id: str
-    kind: OperationKind
-    amount_micro: int
-    balance_after_micro: int
-    held_after_micro: int
-    reference: str
-    reason: str
-    at: datetime
-    postings: tuple[tuple[str, int], ...]
-
-
-_OPERATION = select(
-    operations.c.number,
-    operations.c.operation_id,
-    operations.c.kind,
-    operations.c.amount_micro,
-    operations.c.balance_after_micro,
-    operations.c.held_after_micro,
-    operations.c.reference,
-    operations.c.reason,
-    operations.c.at,
-)
+_OPERATION = selected(operations, OPERATION_COLUMNS)
 
 
 def statement_of_account(
@@ -49,7 +24,7 @@ def statement_of_account(
     until: datetime | None = None,
     before_number: int | None = None,
     kind: str | None = None,
-) -> list[StatementEntry]:
+) -> list[Operation]:
     """Return up to ``limit`` operations numbered below ``before_number``, newest first.
 
     ``since`` is inclusive, ``until`` exclusive.
@@ -65,21 +40,7 @@ def statement_of_account(
         query = query.where(operations.c.kind == kind)
     found = rows.execute(query.order_by(operations.c.number.desc()).limit(limit)).all()
     found_postings = _postings(rows, account_id, [row.number for row in found])
-    return [
-        StatementEntry(
-            number=row.number,
-            operation_id=row.operation_id,
-            kind=OperationKind(row.kind),
-            amount_micro=row.amount_micro,
-            balance_after_micro=row.balance_after_micro,
-            held_after_micro=row.held_after_micro,
-            reference=row.reference,
-            reason=row.reason,
-            at=row.at,
-            postings=found_postings.get(row.number, ()),
-        )
-        for row in found
-    ]
+    return [operation_of(row, found_postings.get(row.number, ())) for row in found]
 
 
 def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[tuple[str, int], ...]]:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
-
 from holdfast.ledger.orders.order import Order
-from holdfast.persistence.records import tables
-from holdfast.persistence.records.order_loading import (
-    event_of_another_order,
-    load_order,
-    payment_of_another_order,
-)
+from holdfast.persistence.queries import orders
 from holdfast.persistence.server.database import Database
 
 
@@ -21,19 +14,17 @@ class OrderReads:
         self._database = database
 
     async def order(self, account_id: str, order_id: str) -> Order | None:
-        """Load an order of the account."""
-        return await self._database.read(load_order, order_id, account_id=account_id)
+        """Return an order of the account."""
+        return await self._database.read(orders.order_of_account, account_id, order_id)
 
     async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool:
         """Whether the payment already belongs to another order, of any account."""
-        return await self._database.read(payment_of_another_order, provider, payment_id, order_id)
+        return await self._database.read(orders.payment_of_another_order, provider, payment_id, order_id)
 
     async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool:
         """Whether an event with this id was applied to another order, of any account."""
-        return await self._database.read(event_of_another_order, provider, event_id, order_id)
+        return await self._database.read(orders.event_of_another_order, provider, event_id, order_id)
 
     async def pending_count(self, account_id: str) -> int:
         """Return how many orders of the account are pending."""
-        orders = tables.orders
-        query = select(func.count()).where(orders.c.account_id == account_id, orders.c.status == "pending")
-        return await self._database.read(lambda c: int(c.execute(query).scalar_one()))
+        return await self._database.read(orders.pending_order_count, account_id)

@@ -6,28 +6,15 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Text, cast, select, text
+from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
-from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
+from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import page, page_of_account
-from holdfast.persistence.records.tables import orders
-from holdfast.persistence.records.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.orders import ORDER, order_of
+from holdfast.persistence.records.tables import orders, payment_events
+from holdfast.persistence.records.unreadable import LeftOut, read_row, read_rows
 
-_REQUEST = msgspec.json.Decoder(OrderRequest)
-_STATE = msgspec.json.Decoder(OrderState)
-
-# The JSON columns are read as text and decoded once, directly into their types.
-_ORDER = select(
-    orders.c.order_id,
-    orders.c.created_at,
-    orders.c.version,
-    orders.c.updated_at,
-    orders.c.wake_at,
-    cast(orders.c.request, Text).label("request"),
-    cast(orders.c.state, Text).label("state"),
-)
 _BACKLOG = text(
     "select count(*) filter (where status = 'held') as held, "
     "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
@@ -97,7 +84,7 @@ def orders_of_account(
     """
     order = (orders.c.created_at, orders.c.order_id)
     found = page_of_account(
-        rows, _ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+        rows, ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
     return _listed(found)
 
@@ -112,25 +99,40 @@ def held_orders(
 ) -> list[Order | LeftOut]:
     """Return up to ``limit`` held orders of any account, oldest first by (created_at, order_id)."""
     order = (orders.c.created_at, orders.c.order_id)
-    held = _ORDER.where(orders.c.status == "held")
+    held = ORDER.where(orders.c.status == "held")
     found = page(rows, held, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
     return _listed(found)
 
 
+def pending_order_count(rows: Connection, account_id: str) -> int:
+    """Return how many orders of the account are pending."""
+    query = select(func.count()).where(orders.c.account_id == account_id, orders.c.status == "pending")
+    return rows.execute(query).scalar_one()
+
+
+def payment_of_another_order(rows: Connection, provider: str, payment_id: str, order_id: str) -> bool:
+    """Whether a provider's payment already belongs to an order other than ``order_id``, of any account."""
+    query = select(orders.c.order_id).where(
+        orders.c.provider == provider, orders.c.provider_payment_id == payment_id, orders.c.order_id != order_id
+    )
+    return rows.execute(query).first() is not None
+
+
+def event_of_another_order(rows: Connection, provider: str, event_id: str, order_id: str) -> bool:
+    """Whether a provider's event with this id was applied to an order other than ``order_id``, of any account."""
+    query = select(payment_events.c.order_id).where(
+        payment_events.c.provider == provider,
+        payment_events.c.event_id == event_id,
+        payment_events.c.order_id != order_id,
+        payment_events.c.verdict.in_(("applied", "stale")),
+    )
+    return rows.execute(query).first() is not None
+
+
 def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:
-    found = rows.execute(_ORDER.where(*conditions).limit(1)).one_or_none()
-    return None if found is None else _order(found)
+    found = rows.execute(ORDER.where(*conditions).limit(1)).one_or_none()
+    return None if found is None else read_row(order_of, found, "orders", found.order_id)
 
 
 def _listed(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Order | LeftOut]:
-    return read_rows(_order, page, "orders", lambda row: (row.created_at, row.order_id))
-
-
-def _order(row: Row[*tuple[Any, ...]]) -> Order:
-    return Order(
-        version=row.version,
-        updated_at=row.updated_at,
-        wake_at=row.wake_at,
-        request=_REQUEST.decode(row.request),
-        state=_STATE.decode(row.state),
-    )
+    return read_rows(order_of, page, "orders", lambda row: (row.created_at, row.order_id))

@@ -13,11 +13,12 @@ from sqlalchemy import Connection, func
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.paging import page
-from holdfast.persistence.queries.tasks import TASK_COLUMNS, read_tasks, task_by_id
+from holdfast.persistence.queries.tasks import read_tasks, task_by_id
 from holdfast.persistence.records.tables import tasks
+from holdfast.persistence.records.tasks import TASK
 from holdfast.persistence.records.unreadable import LeftOut
 
-_OPEN = TASK_COLUMNS.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
+_OPEN = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
 
 
 def open_reviews(

@@ -6,39 +6,24 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
-from sqlalchemy import Connection, Row, Text, bindparam, cast, select
+from sqlalchemy import Connection, Row, bindparam
 
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.records.tables import tasks
-from holdfast.persistence.records.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.tasks import TASK, task_of
+from holdfast.persistence.records.unreadable import LeftOut, read_row, read_rows
 
-_REQUEST = msgspec.json.Decoder(TaskRequest)
-_STATE = msgspec.json.Decoder(TaskState)
-
-# The JSON columns are read as text and decoded once, directly into their types.
-TASK_COLUMNS = select(
-    tasks.c.account_id,
-    tasks.c.request_id,
-    tasks.c.version,
-    tasks.c.status,
-    tasks.c.model,
-    tasks.c.provider,
-    tasks.c.created_at,
-    tasks.c.updated_at,
-    tasks.c.wake_at,
-    tasks.c.dispatched,
-    cast(tasks.c.request, Text).label("request"),
-    cast(tasks.c.state, Text).label("state"),
-)
-_BY_ID = TASK_COLUMNS.where(tasks.c.request_id == bindparam("request_id"))
+_BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
-    """Return the task with this id, of any account; for signed webhooks, which name no account."""
+    """Return the task with this id, of any account; for signed webhooks, which name no account.
+
+    Raises :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
+    """
     found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
-    return None if found is None else task_of_row(found)
+    return None if found is None else read_row(task_of, found, "tasks", request_id)
 
 
 def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task | None:
@@ -66,19 +51,11 @@ def tasks_of_account(
     """
     order = (tasks.c.created_at, tasks.c.request_id)
     page = page_of_account(
-        rows, TASK_COLUMNS, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+        rows, TASK, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
     return read_tasks(page)
 
 
 def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | LeftOut]:
-    """Rows of :data:`TASK_COLUMNS` as the tasks of a list."""
-    return read_rows(task_of_row, page, "tasks", lambda row: (row.created_at, row.request_id))
-
-
-def task_of_row(row: Row[*tuple[Any, ...]]) -> Task:
-    """Return the task of a row of :data:`TASK_COLUMNS`."""
-    columns = row._asdict()
-    columns["request"] = _REQUEST.decode(columns["request"])
-    columns["state"] = _STATE.decode(columns["state"])
-    return Task(**columns)
+    """Return the tasks of a list's rows."""
+    return read_rows(task_of, page, "tasks", lambda row: (row.created_at, row.request_id))

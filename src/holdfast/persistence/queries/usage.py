@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
-import msgspec
-from sqlalchemy import Connection, Row, Text, cast, select
+from sqlalchemy import Connection
 
-from holdfast.ledger.tasks.task import StatusEntry, UsageEntry
+from holdfast.ledger.tasks.task import UsageEntry
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.records.tables import usage_entries as usage
+from holdfast.persistence.records.tasks import USAGE_ENTRY, usage_entry_of
 from holdfast.persistence.records.unreadable import LeftOut, read_rows
-
-_HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
-
-_ENTRY = select(
-    *(column for column in usage.c if column.name != "status_history"),
-    cast(usage.c.status_history, Text).label("status_history"),
-)
 
 
 def usage_of_account(
@@ -38,12 +30,6 @@ def usage_of_account(
     """
     order = (usage.c.ts, usage.c.request_id)
     page = page_of_account(
-        rows, _ENTRY, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
+        rows, USAGE_ENTRY, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
     )
-    return read_rows(_entry, page, "usage_entries", lambda row: (row.ts, row.request_id))
-
-
-def _entry(row: Row[*tuple[Any, ...]]) -> UsageEntry:
-    columns = row._asdict()
-    columns["status_history"] = _HISTORY.decode(columns["status_history"])
-    return UsageEntry(**columns)
+    return read_rows(usage_entry_of, page, "usage_entries", lambda row: (row.ts, row.request_id))

@@ -13,9 +13,9 @@ from holdfast.http.kit.listing import INVALID_CURSOR, Position, read_page, read_
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.statement import Statement, statement_entry_body
-from holdfast.ledger.credit.operations import OperationKind
+from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.ledger import StatementEntry, statement_of_account
+from holdfast.persistence.queries.ledger import statement_of_account
 
 route = RouteTable("Account")
 
@@ -58,7 +58,7 @@ def _entries(
     until: datetime | None,
     after: Position | None,
     filters: Mapping[str, str],
-) -> list[StatementEntry] | Refusal:
+) -> list[Operation] | Refusal:
     """A position's id is an operation's number here."""
     if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
         return INVALID_CURSOR

@@ -19,7 +19,8 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.ledger.links import check_link
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.assets import AssetRecord, asset_by_id
+from holdfast.persistence.queries.assets import asset_by_id
+from holdfast.persistence.records.tasks import AssetRow
 from holdfast.providers.storage import AssetMissing, AssetReader, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 
@@ -153,7 +154,7 @@ _PLAYED = "sandbox allow-same-origin; default-src 'none'; media-src 'self'; styl
 """A browser that is led to a sound or a clip makes a page with a player, which loads the link once more."""
 
 
-def _headers(asset: AssetRecord) -> dict[str, str]:
+def _headers(asset: AssetRow) -> dict[str, str]:
     return {
         "Content-Type": asset.content_type,
         "ETag": f'"{asset.sha256}"',
@@ -165,7 +166,7 @@ def _headers(asset: AssetRecord) -> dict[str, str]:
     }
 
 
-def _extension(asset: AssetRecord) -> str:
+def _extension(asset: AssetRow) -> str:
     return EXTENSIONS[asset.content_type]
 
 

@@ -29,8 +29,8 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task
-from holdfast.persistence.queries.api_keys import ApiKeyRecord
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
+from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
 route = RouteTable("Media tasks")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.account import AccountState
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.unreadable import read_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +89,14 @@ def load_task_and_events(connection: Connection, request_id: str) -> tuple[Task,
 
 
 def load_task(connection: Connection, request_id: str) -> Task:
-    """Load a task. Raises :class:`RowMissing` and
-    :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
+    """Load a task.
+
+    Raises :class:`RowMissing` and :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
     """
-    tasks = tables.tasks
-    row = connection.execute(select(tasks).where(tasks.c.request_id == request_id)).one_or_none()
-    if row is None:
+    task = task_by_id(connection, request_id)
+    if task is None:
         raise RowMissing(f"task {request_id}")
-    return read_row(_task_of, row, "tasks", request_id)
-
-
-def _task_of(row: Any) -> Task:
-    return Task(
-        account_id=row.account_id,
-        request_id=row.request_id,
-        version=row.version,
-        status=row.status,
-        model=row.model,
-        provider=row.provider,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        wake_at=row.wake_at,
-        dispatched=row.dispatched,
-        request=msgspec.convert(row.request, TaskRequest),
-        state=msgspec.convert(row.state, TaskState),
-    )
+    return task
 
 
 def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:

@@ -1,0 +1,112 @@
+"""Rows of events for customers' webhooks, of their deliveries, and of the webhook secrets' rotations."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.tasks.events import events_of, public_snapshot
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.mapping import fields_of
+
+
+class OutboxRow(NamedTuple):
+    """A new event. ``snapshot`` is the task as it was; ``attempts`` counts all deliveries begun.
+
+    A round starts with the event, and again each time it is resent; ``tries`` counts the deliveries of a round.
+    """
+
+    account_id: str
+    event_id: str
+    request_id: str
+    kind: str
+    url: str
+    created_at: datetime
+    due_at: datetime | None
+    status: str
+    attempts: int
+    round_at: datetime
+    tries: int
+    snapshot: Task
+
+
+class OutboxOutcomeRow(NamedTuple):
+    """An event after attempt number ``attempts``; void if another attempt or round has begun since."""
+
+    account_id: str
+    event_id: str
+    attempts: int
+    round_at: datetime
+    due_at: datetime | None
+    status: str
+    done_at: datetime | None
+    reason: str | None
+
+
+class OutboxResendRow(NamedTuple):
+    """An event to be resent: a new round, due at once."""
+
+    account_id: str
+    event_id: str
+    due_at: datetime | None
+    status: str
+    round_at: datetime
+    tries: int
+    done_at: datetime | None
+    reason: str | None
+
+
+class OutboxAttemptRow(NamedTuple):
+    """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
+
+    account_id: str
+    event_id: str
+    number: int
+    at: datetime
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+class WebhookSecretRow(NamedTuple):
+    """The next generation of an account's webhook secret."""
+
+    account_id: str
+    generation: int
+    rotated_at: datetime
+
+
+EVENTS = fields_of(tables.outbox, OutboxRow)
+DELIVERY_OUTCOMES = fields_of(tables.outbox, OutboxOutcomeRow)
+RESENT_EVENTS = fields_of(tables.outbox, OutboxResendRow)
+DELIVERY_ATTEMPTS = fields_of(tables.outbox_attempts, OutboxAttemptRow)
+WEBHOOK_SECRETS = fields_of(tables.webhook_secrets, WebhookSecretRow)
+
+
+def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
+    """Return the events that a step announces, due at once. Their ids stay the same for every delivery."""
+    kinds = events_of(before, after)
+    if not kinds:
+        return ()
+    url, at = after.request.webhook_url, after.updated_at
+    assert url is not None
+    snapshot = public_snapshot(after)
+    return tuple(
+        OutboxRow(
+            account_id=after.account_id,
+            event_id=new_id("evt"),
+            request_id=after.request_id,
+            kind=kind,
+            url=url,
+            created_at=at,
+            due_at=at,
+            status="pending",
+            attempts=0,
+            round_at=at,
+            tries=0,
+            snapshot=snapshot,
+        )
+        for kind in kinds
+    )

@@ -1,0 +1,160 @@
+"""Rows of tasks, their usage entries, their stored outputs and the callbacks received for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.ledger.tasks.inputs import input_until
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState, UsageEntry
+from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
+
+
+class TaskChangedRow(NamedTuple):
+    """A task after a transition made by the process ``owner``."""
+
+    task: Task
+    owner: str | None = None
+
+    @property
+    def input_until(self) -> datetime | None:
+        """When the large input of an ended task expires."""
+        return input_until(self.task)
+
+
+class TaskRequestRow(NamedTuple):
+    """What was requested of a task, without its input."""
+
+    request_id: str
+    request: TaskRequest
+
+
+class TaskEventRow(NamedTuple):
+    """A provider's callback as received, and its effect."""
+
+    account_id: str
+    request_id: str
+    provider: str
+    event_id: str
+    received_at: datetime
+    verdict: str
+    body: bytes
+
+
+class UsageChangedRow(NamedTuple):
+    """A usage entry after its task's public status changed."""
+
+    entry: UsageEntry
+
+
+class AssetRow(NamedTuple):
+    """A stored output; its bytes are in the asset store under ``sha256``."""
+
+    account_id: str
+    request_id: str
+    position: int
+    asset_id: str
+    sha256: str
+    bytes: int
+    content_type: str
+    created_at: datetime
+    expires_at: datetime
+
+
+class AssetsExpiryRow(NamedTuple):
+    """The new expiry of all assets of a task."""
+
+    account_id: str
+    request_id: str
+    expires_at: datetime
+
+
+class AssetsDeletedRow(NamedTuple):
+    """The deletion of all assets of a task."""
+
+    account_id: str
+    request_id: str
+
+
+TASKS = attributes_of(tables.tasks, Task, Task.__struct_fields__)
+# Found by its id alone: with the account, the plan might read all of its tasks.
+CHANGED_TASKS = attributes_of(
+    tables.tasks,
+    TaskChangedRow,
+    [
+        "task.request_id", "task.version", "task.status", "task.updated_at", "task.wake_at", "task.dispatched",
+        "task.state", "owner", "input_until",
+    ],
+)  # fmt: skip
+CHANGED_REQUESTS = fields_of(tables.tasks, TaskRequestRow)
+TASK_EVENTS = fields_of(tables.task_events, TaskEventRow)
+USAGE_ENTRIES = attributes_of(tables.usage_entries, UsageEntry, UsageEntry.__struct_fields__)
+CHANGED_USAGE_ENTRIES = attributes_of(
+    tables.usage_entries,
+    UsageChangedRow,
+    (f"entry.{name}" for name in UsageEntry.__struct_fields__ if name not in {"model", "modality", "api_key_id"}),
+)
+ASSETS = fields_of(tables.assets, AssetRow)
+ASSET_EXPIRIES = fields_of(tables.assets, AssetsExpiryRow)
+DELETED_ASSETS = fields_of(tables.assets, AssetsDeletedRow)
+
+TASK = selected(tables.tasks, TASKS.columns)
+USAGE_ENTRY = selected(tables.usage_entries, USAGE_ENTRIES.columns)
+ASSET = selected(tables.assets, ASSETS.columns)
+
+_REQUEST = msgspec.json.Decoder(TaskRequest)
+_STATE = msgspec.json.Decoder(TaskState)
+_HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
+
+
+def task_of(row: Any) -> Task:
+    """Return the task of a row of :data:`TASK`."""
+    columns = row._asdict()
+    columns["request"] = _REQUEST.decode(columns["request"])
+    columns["state"] = _STATE.decode(columns["state"])
+    return Task(**columns)
+
+
+def usage_entry_of(row: Any) -> UsageEntry:
+    """Return the usage entry of a row of :data:`USAGE_ENTRY`."""
+    columns = row._asdict()
+    columns["status_history"] = _HISTORY.decode(columns["status_history"])
+    return UsageEntry(**columns)
+
+
+def new_asset_rows(
+    before: Task, after: Task, results: Iterable[HostedOutput | HostingFailure]
+) -> tuple[AssetRow, ...]:
+    """Return the rows of the assets that a step took from the results of a hosting round."""
+    known = {item.asset_id for item in before.state.output}
+    stored = {item.asset_id: item for item in after.state.output if item.asset_id not in known}
+    return tuple(
+        AssetRow(
+            after.account_id,
+            after.request_id,
+            result.position,
+            result.asset_id,
+            result.sha256,
+            result.bytes,
+            result.content_type,
+            after.updated_at,
+            stored[result.asset_id].expires_at or result.expires_at,
+        )
+        for result in results
+        if isinstance(result, HostedOutput) and result.asset_id in stored
+    )
+
+
+def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:
+    """Return what happens to the assets that an ended task had stored: a new expiry, or their deletion."""
+    expiries = [item.expires_at for item in task.state.output if item.expires_at is not None]
+    if task.status == "succeeded" and expiries:
+        # Their retention begins with the end of the task: a review may have taken longer than the retention.
+        return AssetsExpiryRow(task.account_id, task.request_id, max(expiries))
+    # Without a row the asset sweeper deletes the content.
+    return AssetsDeletedRow(task.account_id, task.request_id)
