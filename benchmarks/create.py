@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks import load
 from benchmarks.conditions import describe
@@ -52,9 +52,9 @@ def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
                     output.seek(0)
                     raise RuntimeError(output.read().decode())
                 try:
-                    if httpx.get(url, timeout=2).status_code < 500:
+                    if httpx2.get(url, timeout=2).status_code < 500:
                         break
-                except httpx.HTTPError:
+                except httpx2.HTTPError:
                     time.sleep(0.05)
             yield
         finally:
@@ -65,7 +65,7 @@ def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
 def api_keys(base: str) -> list[str]:
     """Keys of accounts with credit to spare."""
     keys = []
-    with httpx.Client(base_url=base, timeout=30) as client:
+    with httpx2.Client(base_url=base, timeout=30) as client:
 
         def post(path: str, body: dict[str, Any], token: str | None = None) -> Any:
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import httpx2
 import trio
 
 from holdfast.standins.card.service import serve_card_emulator
@@ -27,7 +27,7 @@ class CardStandIn:
     folder: Path
     addresses: Callable[[], Sequence[str]] = field(default=lambda: ())
     url: str = ""
-    _http: httpx.AsyncClient | None = None
+    _http: httpx2.AsyncClient | None = None
 
     def settings(self) -> dict[str, str]:
         """What a service must be told to take cards here."""
@@ -47,7 +47,7 @@ class CardStandIn:
             addresses = self.addresses()
             return addresses[0] + WEBHOOK_PATH if addresses else ""
 
-        http = httpx.AsyncClient(verify=False, timeout=10)
+        http = httpx2.AsyncClient(verify=False, timeout=10)
         async with http as self._http, trio.open_nursery() as nursery:
             port = await nursery.start(
                 lambda task_status: serve_card_emulator(
@@ -89,6 +89,6 @@ class CardStandIn:
         assert self._http is not None
         try:
             answer = await self._http.request(method, f"{self.url}/control/{path}", json=body)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return False
         return answer.status_code == 200

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from .card_stand_in import CardStandIn
@@ -336,12 +336,12 @@ class Customer:
 
     async def _ask(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, as_session: bool = False
-    ) -> httpx.Response | None:
+    ) -> httpx2.Response | None:
         headers = {} if key is None else {"Idempotency-Key": key}
         token = self.sender.rng.choice(self.sessions if as_session else self.keys)
         return await self.sender.send(method, path, body=body, token=token, headers=headers)
 
-    def _is_refused(self, answer: httpx.Response | None, what: str) -> bool:
+    def _is_refused(self, answer: httpx2.Response | None, what: str) -> bool:
         """Whether nothing was done and nothing will be; anything else that is no success is judged."""
         if answer is None:
             return False
@@ -351,7 +351,7 @@ class Customer:
             self._judge(answer, what)
         return False
 
-    def _judge(self, answer: httpx.Response | None, what: str) -> bool:
+    def _judge(self, answer: httpx2.Response | None, what: str) -> bool:
         """Whether a request was answered with success; an answer that no fault excuses is noted."""
         if answer is None or answer.status_code in RETRY_LATER:
             return False

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
-import httpx
+import httpx2
 import trio
 
 from .card_stand_in import CardStandIn
@@ -77,7 +77,7 @@ class Deployment:
     witness: Witness
     media: MediaStandIn
     card: CardStandIn
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     services: list[Service] = field(default_factory=list)
     database: PostgresServer | None = None
     standby: PostgresServer | None = None
@@ -137,7 +137,7 @@ class Deployment:
                     seen = f"{answer.status_code} {answer.text[:200]}"
                     if answer.status_code == 200:
                         break
-                except httpx.TransportError as fault:
+                except httpx2.TransportError as fault:
                     seen = repr(fault)
                 if trio.current_time() - since > RECOVERY_S_MAX:
                     raise NotRecovered(f"{service.name} answers {seen} {RECOVERY_S_MAX:.0f} s after the fault")
@@ -147,7 +147,7 @@ class Deployment:
     async def reject_reviews(self) -> None:
         """Decide every open review against the task, as an operator would; otherwise they wait for a day."""
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(httpx2.TransportError):
             answer = await self.http.get(f"{self.services[0].url}/ops/reviews?limit=100", headers=headers)
             for review in answer.json()["data"] if answer.status_code == 200 else ():
                 url = f"{self.services[0].url}/ops/reviews/{review['review_case_id']}/reject"
@@ -206,8 +206,8 @@ async def deploy(
     with contextlib.ExitStack() as stack:
         if kind == "disk":
             stack.enter_context(_small_disk(folder / "var"))
-        limits = httpx.Limits(max_connections=200, max_keepalive_connections=50)
-        async with httpx.AsyncClient(verify=False, timeout=30, limits=limits) as http:
+        limits = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+        async with httpx2.AsyncClient(verify=False, timeout=30, limits=limits) as http:
             media = MediaStandIn(random.Random(rng.getrandbits(64)))
             deployment = Deployment(kind, folder, witness, media, CardStandIn(folder / "card"), http)
             media.addresses = deployment.addresses

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import h11
-import httpx
+import httpx2
 import trio
 
 IMAGE, IMAGE_PRICE_MICRO = "stand-in/image", 30_000
@@ -127,7 +127,7 @@ class MediaStandIn:
     jobs: dict[str, Job] = field(default_factory=dict)
     callbacks_sent: int = 0
     _nursery: trio.Nursery | None = None
-    _http: httpx.AsyncClient | None = None
+    _http: httpx2.AsyncClient | None = None
     _spoke: trio.Event = field(default_factory=trio.Event)
 
     def write_catalog(self, folder: Path, *, patience_s: int = 600) -> Path:
@@ -139,8 +139,8 @@ class MediaStandIn:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve on loopback until cancelled."""
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
-        http = httpx.AsyncClient(verify=False, timeout=10, limits=limits)
+        limits = httpx2.Limits(max_connections=64, max_keepalive_connections=16)
+        http = httpx2.AsyncClient(verify=False, timeout=10, limits=limits)
         async with http as self._http, trio.open_nursery() as self._nursery:
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             self.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
@@ -258,7 +258,7 @@ class MediaStandIn:
             try:
                 url = self.rng.choice(addresses) + "/v2/callback"
                 answer = await self._http.post(url, content=body, headers=headers)
-            except (httpx.TransportError, IndexError):
+            except (httpx2.TransportError, IndexError):
                 answer = None
             self.callbacks_sent += 1
             if answer is not None and answer.status_code < 500 and answer.status_code != 429:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from .record import Witness
@@ -24,11 +24,11 @@ class Sender:
     witness: Witness
     addresses: Callable[[], Sequence[str]]
     rng: random.Random
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
 
     async def send(
         self, method: str, path: str, *, body: Any = None, token: str = "", headers: dict[str, str] | None = None
-    ) -> httpx.Response | None:
+    ) -> httpx2.Response | None:
         """One request; None where no answer came, so that nobody knows what became of it."""
         sent = dict(headers or {})
         if token:
@@ -39,7 +39,7 @@ class Sender:
             try:
                 url = self.rng.choice(self.addresses()) + path
                 answer = await self.http.request(method, url, json=body, headers=sent)
-            except (httpx.TransportError, httpx.DecodingError):
+            except (httpx2.TransportError, httpx2.DecodingError):
                 answer = None
         if answer is None:
             self.witness.unknown += 1
@@ -51,7 +51,7 @@ class Sender:
         return answer
 
 
-def code_of(answer: httpx.Response) -> str:
+def code_of(answer: httpx2.Response) -> str:
     """The error code of a refusal; empty where it has none."""
     try:
         return str(answer.json()["error"]["code"])

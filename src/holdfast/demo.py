@@ -17,7 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 from PIL import Image
 from rich.console import Console
 from rich.markup import escape
@@ -64,7 +64,7 @@ def _walk(console: Console, service: DemoService) -> None:
     with step("start the service"):
         url = service.start()
         step.detail(f"it listens on {url}, its data is in {service.data_dir}")
-    with httpx.Client(base_url=url, timeout=20.0) as http:
+    with httpx2.Client(base_url=url, timeout=20.0) as http:
         journey = _Journey(http, step)
         journey.sign_in()
         journey.prepare_account()
@@ -94,7 +94,7 @@ class _Steps:
         self.console.print(f"[bold]{next(self._numbers):2}. {escape(name)}[/]")
         try:
             yield
-        except (StepFailed, ServiceFailed, httpx.HTTPError, KeyError, IndexError, TypeError, OSError) as fault:
+        except (StepFailed, ServiceFailed, httpx2.HTTPError, KeyError, IndexError, TypeError, OSError) as fault:
             reason = str(fault) if isinstance(fault, StepFailed | ServiceFailed) else repr(fault)
             raise StepFailed(f"Step '{name}': {reason}.") from fault
 
@@ -107,7 +107,7 @@ class _Steps:
 class _Journey:
     """The customer, with the credentials received so far."""
 
-    def __init__(self, http: httpx.Client, step: _Steps) -> None:
+    def __init__(self, http: httpx2.Client, step: _Steps) -> None:
         self._http = http
         self._step = step
         self._session = ""

@@ -26,7 +26,7 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 # Their INFO lines contain statements with parameters, or URLs with query strings.
-_QUIET_LOGGERS = ("sqlalchemy", "httpx", "httpcore", "pykka")
+_QUIET_LOGGERS = ("sqlalchemy", "httpx2", "httpcore2", "pykka")
 _ROUTED_LOGGERS = ("hypercorn.error", "hypercorn.access", "alembic", *_QUIET_LOGGERS)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import trio
@@ -53,7 +53,7 @@ KEY = "sk_test_0123456789"
 class Bank:
     """The stand-in for a card provider, whose webhooks go nowhere."""
 
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     provider: StripeProvider
 
     async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
@@ -79,7 +79,7 @@ async def bank(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Bank]:
     port = await nursery.start(serve)
     url = f"http://127.0.0.1:{port}"
     provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=5.0)
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx2.AsyncClient(base_url=url) as http:
         yield Bank(http, provider)
     await provider.close()
 

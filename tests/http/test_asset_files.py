@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 import trio
 
@@ -103,7 +103,7 @@ async def test_what_the_caller_has_is_not_sent_again(world: World) -> None:
 async def test_head_opens_no_file_and_tells_its_length(world: World) -> None:
     path = await kept(world, stored=False)
     with trio.fail_after(30):
-        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
+        async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             whole, part = await client.head(path), await client.head(path, headers={"Range": "bytes=0-9"})
     assert (whole.status_code, whole.headers["Content-Length"]) == (200, str(len(DATA)))
     assert (part.status_code, part.headers["Content-Length"]) == (206, "10")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import sqlalchemy
@@ -57,7 +57,7 @@ async def test_more_than_ten_thousand_lines_come_whole_newest_first_in_short_rea
     await add_many(world, count)
     reads = world.rows.reads
     with trio.fail_after(30):
-        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
+        async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             text = (await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     assert world.rows.reads - reads == count // PAGE_ROWS + 1
@@ -239,8 +239,8 @@ async def test_half_a_file_does_not_look_like_a_whole_one(world: World) -> None:
     rows = FailingRows(world, 1)
     world.change(database=rows)
     with trio.fail_after(30):
-        async with world.serving() as base, httpx.AsyncClient(base_url=base) as client:
-            with pytest.raises(httpx.RemoteProtocolError):
+        async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
+            with pytest.raises(httpx2.RemoteProtocolError):
                 await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})
             rows.good = 100
             whole = await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})

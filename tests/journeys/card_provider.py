@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from holdfast.providers.signatures import sign
@@ -183,7 +183,7 @@ class Payer:
         """Order credit by card."""
         return ok(await self.try_order(amount, key=key))
 
-    async def try_order(self, amount: str = "10.00", *, key: str | None = None) -> httpx.Response:
+    async def try_order(self, amount: str = "10.00", *, key: str | None = None) -> httpx2.Response:
         """Request a card order and return the response, whatever it is."""
         path = "/v2/control/payments/cardprovider"
         return await self.customer.call("POST", path, {"amount": amount}, key=key, as_session=True)

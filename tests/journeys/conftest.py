@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeAlias
 
-import httpx
+import httpx2
 import pytest
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -85,7 +85,7 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
     async with AsyncExitStack() as stack:
 
         async def make(service: Service, *, credit: str | None = None, connections: int = 100) -> Customer:
-            limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+            limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
             http = loopback_client(base_url=service.url, timeout=30, limits=limits)
             customer = Customer(await stack.enter_async_context(http))
             await customer.sign_in()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from .service_process import ENDED, Customer, Totals, ok, until
@@ -30,7 +30,7 @@ class Witness:
     keys: list[str] = field(default_factory=list)
     created: dict[str, dict[str, Any]] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
-    turned_away: list[httpx.Response] = field(default_factory=list)
+    turned_away: list[httpx2.Response] = field(default_factory=list)
     answered: int = 0
     is_stopping: bool = False
     _numbers: Any = field(default_factory=itertools.count)
@@ -66,10 +66,10 @@ class Witness:
         for request_id, status in self.ends.items():
             assert tasks[request_id]["status"] == status
 
-    async def _repeat(self, key: str) -> httpx.Response:
+    async def _repeat(self, key: str) -> httpx2.Response:
         """Repeat a request, waiting as Retry-After says."""
 
-        async def answered() -> httpx.Response | None:
+        async def answered() -> httpx2.Response | None:
             answer = await self.customer.create(key=key)
             return None if answer.status_code == 503 else answer
 
@@ -95,7 +95,7 @@ class Witness:
     async def _create(self, key: str) -> str | None:
         try:
             answer = await self.customer.create(key=key)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return None
         if not self._heard(answer):
             return None
@@ -106,7 +106,7 @@ class Witness:
     async def _note(self, method: str, path: str) -> None:
         try:
             answer = await self.customer.call(method, path)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return
         if answer.status_code == 409:
             assert answer.json()["error"]["code"] == "task_already_terminal"
@@ -115,7 +115,7 @@ class Witness:
             if task["status"] in ENDED:
                 assert self.ends.setdefault(task["request_id"], task["status"]) == task["status"]
 
-    def _heard(self, answer: httpx.Response) -> bool:
+    def _heard(self, answer: httpx2.Response) -> bool:
         if answer.status_code >= 500:
             self.turned_away.append(answer)
             return False

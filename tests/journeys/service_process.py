@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import httpx
+import httpx2
 import trio
 
 from holdfast.persistence.audit.audit import run_audit
@@ -145,7 +145,7 @@ class Service:
 
     def metric(self, name: str) -> float:
         """Return the sum of a counter over its labels."""
-        text = httpx.get(f"{self.url}/metrics", verify=False).text
+        text = httpx2.get(f"{self.url}/metrics", verify=False).text
         found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
@@ -155,8 +155,8 @@ class Service:
             return False
         self.url = str(started[0]["url"])
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5, verify=False).status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"{self.url}/readyz", timeout=5, verify=False).status_code == 200
+        except httpx2.TransportError:
             return False
 
 
@@ -178,7 +178,7 @@ def running_service(folder: Path, **settings: str) -> Iterator[Service]:
 class Customer:
     """A client with an account, a session and an API key, on its own connections."""
 
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     email: str = field(default_factory=lambda: f"{secrets.token_hex(8)}@example.com")
     account_id: str = ""
     session: str = ""
@@ -193,7 +193,7 @@ class Customer:
         key: str | None = None,
         as_session: bool = False,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send one request with the API key (or the session), and with an Idempotency-Key if given."""
         credential = self.session if as_session else self.key
         sent = dict(headers or {})
@@ -219,7 +219,7 @@ class Customer:
 
     async def create(
         self, model: str = "studio/image-1", *, key: str | None = None, **wanted: object
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Create a task for a small image, or with other input."""
         return await self.call("POST", "/v2/task/create", {"model": model, "input": {**IMAGE, **wanted}}, key=key)
 
@@ -252,19 +252,19 @@ class Customer:
         return await until(ended, within_s=within_s)
 
 
-def loopback_client(**options: Any) -> httpx.AsyncClient:
+def loopback_client(**options: Any) -> httpx2.AsyncClient:
     """Return a client for plain HTTP, without CA certificates, whose loading takes longer than the requests."""
-    return httpx.AsyncClient(verify=False, **options)
+    return httpx2.AsyncClient(verify=False, **options)
 
 
-def ok(response: httpx.Response) -> dict[str, Any]:
+def ok(response: httpx2.Response) -> dict[str, Any]:
     """Return the body of a response that must be a success."""
     assert response.status_code == 200, f"{response.request.url.path}: {response.status_code} {response.text}"
     body: dict[str, Any] = response.json()
     return body
 
 
-def code_of(response: httpx.Response) -> str:
+def code_of(response: httpx2.Response) -> str:
     """Return the error code of a response that must be an error."""
     assert response.status_code >= 400, response.text
     return str(response.json()["error"]["code"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-import httpx
+import httpx2
 import psycopg
 import trio
 
@@ -86,7 +86,7 @@ class TaskRun:
         }
         return json.dumps(body).encode()
 
-    async def post(self, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+    async def post(self, body: bytes, headers: dict[str, str] | None = None) -> httpx2.Response:
         """Send a callback with this body, signed by the provider unless ``headers`` are given."""
         headers = signed(body) if headers is None else headers
         return await self.customer.http.post("/v2/callback", content=body, headers=headers)
@@ -95,11 +95,11 @@ class TaskRun:
         """Report success, with outputs at these URLs."""
         return await self.send_update("succeeded", outputs=[{"url": url} for url in outputs], **fields)
 
-    async def cancel(self) -> httpx.Response:
+    async def cancel(self) -> httpx2.Response:
         """Cancel the task as the customer."""
         return await self.customer.call("POST", f"/v2/task/{self.request_id}/cancel")
 
-    async def decide_review(self, decision: str) -> httpx.Response:
+    async def decide_review(self, decision: str) -> httpx2.Response:
         """Decide the review as an operator."""
         case_id = (await self.task())["review_case_id"]
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}

@@ -6,7 +6,7 @@ from collections import Counter
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from .conftest import NewCustomer
@@ -54,8 +54,8 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
     with trio.fail_after(180):
         ada = await new_customer(quiet_service, credit=str(PAIRS))
         made = await make_running(ada, PAIRS)
-        canceled: dict[str, httpx.Response] = {}
-        reported: dict[str, httpx.Response] = {}
+        canceled: dict[str, httpx2.Response] = {}
+        reported: dict[str, httpx2.Response] = {}
 
         async def race(request_id: str) -> None:
             body = provider.success(request_id, event_id="evt_1", sequence=1)

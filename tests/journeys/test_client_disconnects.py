@@ -8,7 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import pytest
 import trio
 
@@ -73,10 +73,10 @@ async def test_a_disconnect_leaves_a_whole_operation_or_none(
     assert quiet_service.faults() == []
 
 
-async def repeat(customer: Customer, key: str) -> httpx.Response:
+async def repeat(customer: Customer, key: str) -> httpx2.Response:
     """The same call again under its key, once what may be under way has come to its end."""
 
-    async def answered() -> httpx.Response | None:
+    async def answered() -> httpx2.Response | None:
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {customer.key}", "Idempotency-Key": key}
         answer = await customer.http.post("/v2/task/create", content=BODY, headers=headers)

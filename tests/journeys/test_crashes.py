@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 
 from .conftest import NewCustomer, NewService
@@ -53,7 +53,7 @@ async def test_repeated_kills_lose_and_duplicate_nothing(
 
 async def until_cut(deliver: Callable[[Customer, list[str]], Awaitable[None]], *given: Any) -> None:
     """Go on until the connection breaks."""
-    with suppress(httpx.TransportError):
+    with suppress(httpx2.TransportError):
         await deliver(*given)
 
 

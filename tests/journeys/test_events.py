@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import standardwebhooks
 import trio
@@ -41,7 +41,7 @@ async def deliver(service: Service, provider: QuietProvider, request_id: str) ->
 
     await until(has_job)
     body = provider.success(request_id, event_id=f"evt-{request_id}", sequence=1)
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         ok(await http.post(f"{service.url}/v2/callback", content=body, headers=signed(body)))
 
 
@@ -218,7 +218,7 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
 ) -> None:
     with trio.fail_after(120):
         ada = await new_customer(twins[0], credit="100.00")
-        async with httpx.AsyncClient(base_url=twins[1].url, timeout=30) as other:
+        async with httpx2.AsyncClient(base_url=twins[1].url, timeout=30) as other:
             homes = [ada.http, other]
 
             async def run(number: int) -> None:

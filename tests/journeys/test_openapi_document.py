@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import schemathesis
 import trio
@@ -115,7 +115,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         events = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
         email = {"email": "ada@example.com"}
         code = ok(await http.post("/v2/control/auth/otp", json=email))
-    link = httpx.URL(ended["output"][0]["url"])
+    link = httpx2.URL(ended["output"][0]["url"])
     callback = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
     callback |= {"status": "processing", "sequence": 1}
     things = {
@@ -164,7 +164,7 @@ def visitor(card_provider: CardProviderProcess) -> Iterator[Visitor]:
 @pytest.fixture(scope="module")
 def document(visitor: Visitor) -> Any:
     """The document as it is served."""
-    served = httpx.get(f"{visitor.service.url}/openapi.json", verify=False).json()
+    served = httpx2.get(f"{visitor.service.url}/openapi.json", verify=False).json()
     schema = schemathesis.openapi.from_dict(served)
     # Credentials are ours to send; a call without them is tried once for each operation.
     schema.config.generation.with_security_parameters = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import av
-import httpx
+import httpx2
 import pytest
 import trio
 from PIL import Image
@@ -217,7 +217,7 @@ def test_a_browser_that_opens_a_link_gets_a_player(made: dict[str, Made], browse
 
 
 def test_the_api_page_fits_desktop_and_phone(shared_service: Service, browser: Browser) -> None:
-    operations = httpx.get(f"{shared_service.url}/openapi.json", verify=False).json()["paths"]
+    operations = httpx2.get(f"{shared_service.url}/openapi.json", verify=False).json()["paths"]
     troubles: list[str] = []
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 844})

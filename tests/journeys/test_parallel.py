@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from decimal import Decimal
 
-import httpx
+import httpx2
 import trio
 
 from .conftest import NewCustomer
@@ -13,9 +13,9 @@ from .quiet_provider import MODEL
 from .service_process import Customer, Service, Totals, code_of, ok
 
 
-async def gather(customer: Customer, keys: list[str | None]) -> list[httpx.Response]:
+async def gather(customer: Customer, keys: list[str | None]) -> list[httpx2.Response]:
     """Create a task with each key, all at once."""
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     async def create(key: str | None) -> None:
         answers.append(await customer.create(MODEL, key=key))
@@ -66,7 +66,7 @@ async def test_concurrent_cancels_release_a_hold_once(quiet_service: Service, ne
     with trio.fail_after(90):
         ada = await new_customer(quiet_service, credit="5.00")
         made = [ok(answer)["request_id"] for answer in await gather(ada, [None] * 5)]
-        answers: list[httpx.Response] = []
+        answers: list[httpx2.Response] = []
 
         async def cancel(request_id: str) -> None:
             answers.append(await ada.call("POST", f"/v2/task/{request_id}/cancel"))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import trio
@@ -149,15 +149,15 @@ async def test_orders_are_right_after_kills_and_resent_webhooks(
         answered: list[dict[str, Any]] = []
         enough = len(storm) * seed // 4
 
-        async def deliver(http: httpx.AsyncClient, events: list[dict[str, Any]]) -> None:
+        async def deliver(http: httpx2.AsyncClient, events: list[dict[str, Any]]) -> None:
             for event in events:
                 body = written(event)
                 answer = await http.post(WEBHOOK, content=body, headers=signed(body))
                 assert answer.status_code == 200, answer.text
                 answered.append(event)
 
-        async def until_cut(http: httpx.AsyncClient, events: list[dict[str, Any]]) -> None:
-            with suppress(httpx.TransportError):
+        async def until_cut(http: httpx2.AsyncClient, events: list[dict[str, Any]]) -> None:
+            with suppress(httpx2.TransportError):
                 await deliver(http, events)
 
         async def is_enough() -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import trio
 
@@ -26,7 +26,7 @@ async def sandbox_order(customer: Customer, amount: str = "10.00") -> dict[str, 
     return ok(await customer.call("POST", path, {"amount": amount}, as_session=True))
 
 
-async def call_back(http: httpx.AsyncClient, created: dict[str, Any], **changed: str) -> httpx.Response:
+async def call_back(http: httpx2.AsyncClient, created: dict[str, Any], **changed: str) -> httpx2.Response:
     callback = created["callback"]
     headers = {callback["signature_header"]: callback["signature"]}
     return await http.post(CALLBACK, json={**callback["payload"], **changed}, headers=headers)
@@ -55,7 +55,7 @@ async def test_a_sandbox_order_is_credited_once(card_service: Service, new_custo
             refused = await call_back(ada.http, created, **altered)
             assert (refused.status_code, code_of(refused)) == (401, "invalid_signature")
         assert await ada.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
-        answers: list[httpx.Response] = []
+        answers: list[httpx2.Response] = []
 
         async def pay() -> None:
             answers.append(await call_back(ada.http, created))
@@ -309,7 +309,7 @@ async def test_100_copies_of_a_webhook_over_two_processes_credit_once(
         events = await card_provider.events_of(order["provider_payment_id"])
         [event_sent] = [event for event in events if event["type"] == "payment_intent.succeeded"]
         sandbox = await sandbox_order(ada, "5.00")
-        answers: list[tuple[str, httpx.Response]] = []
+        answers: list[tuple[str, httpx2.Response]] = []
         doors = (ada.http, other)
 
         async def send(number: int) -> None:

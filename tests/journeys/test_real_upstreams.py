@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import pytest
 import trio
 from PIL import Image
@@ -181,7 +181,7 @@ async def is_submitted(ada: Customer, request_id: str) -> None:
     await until(submitted)
 
 
-async def post(ada: Customer, address: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+async def post(ada: Customer, address: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
     """Post to an address as the provider was given it."""
     parts = urlsplit(address)
     return await ada.http.post(f"{parts.path}?{parts.query}", content=body, headers=headers)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import trio
 
@@ -42,7 +42,7 @@ class Operator:
 
         return await until(opened)
 
-    async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx.Response:
+    async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx2.Response:
         """Approve or reject."""
         path = f"/ops/reviews/{case['review_case_id']}/{word}"
         return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
@@ -207,7 +207,7 @@ async def resolve_three(payer: Payer, operator: Operator) -> None:
         await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay", **how)
         await payer.wait_for(order["order_id"], status="held")
 
-    async def resolve(order: dict[str, Any], **said: object) -> httpx.Response:
+    async def resolve(order: dict[str, Any], **said: object) -> httpx2.Response:
         return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=said)
 
     listed = {each["order_id"] for each in ok(await operator.http.get("/ops/payments?limit=100"))["data"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 
 from .conftest import NewService
 
@@ -15,10 +15,10 @@ EMAIL = "ada@example.com"
 
 
 @contextmanager
-def caller(url: str, address: str) -> Iterator[httpx.Client]:
+def caller(url: str, address: str) -> Iterator[httpx2.Client]:
     """A client whose connections come from an address."""
-    transport = httpx.HTTPTransport(local_address=address)
-    with httpx.Client(base_url=url, transport=transport, timeout=30, trust_env=False) as http:
+    transport = httpx2.HTTPTransport(local_address=address)
+    with httpx2.Client(base_url=url, transport=transport, timeout=30, trust_env=False) as http:
         yield http
 
 
@@ -31,10 +31,10 @@ def test_an_attacker_cannot_lock_a_user_out_of_signing_in(new_service: NewServic
     service.start()
     with caller(service.url, VICTIM) as victim, caller(service.url, ATTACKER) as attacker:
 
-        def request(http: httpx.Client, **headers: str) -> httpx.Response:
+        def request(http: httpx2.Client, **headers: str) -> httpx2.Response:
             return http.post(OTP, json={"email": EMAIL}, headers=headers)
 
-        def verify(http: httpx.Client, otp_id: str, code: str) -> httpx.Response:
+        def verify(http: httpx2.Client, otp_id: str, code: str) -> httpx2.Response:
             return http.post(VERIFY, json={"email": EMAIL, "otp_id": otp_id, "otp": code})
 
         mine = request(victim).json()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import trio
@@ -67,7 +67,7 @@ class Caller:
             if key in self.created:
                 continue
 
-            async def answered(key: str = key) -> httpx.Response | None:
+            async def answered(key: str = key) -> httpx2.Response | None:
                 answer = await self.customer.create(key=key)
                 return None if answer.status_code == 503 else answer
 
@@ -76,7 +76,7 @@ class Caller:
         assert len(set(self.created.values())) == len(self.keys)
         assert set(tasks) == set(self.created.values())
 
-    async def _call(self, method: str, path: str, key: str | None = None) -> httpx.Response:
+    async def _call(self, method: str, path: str, key: str | None = None) -> httpx2.Response:
         asked_at = trio.current_time()
         body = {"model": "studio/image-1", "input": {"prompt": "a pier", "width": 256, "height": 256}}
         with trio.fail_after(ANSWER_MAX_S):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from .conftest import NewService
 from .service_process import Service
@@ -49,7 +49,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def served(service: Service) -> None:
-    with httpx.Client(base_url=service.url, verify=False, timeout=20) as client:
+    with httpx2.Client(base_url=service.url, verify=False, timeout=20) as client:
         for path in ("/healthz", "/readyz", "/v2/models"):
             assert client.get(path).status_code == 200, path
 
@@ -120,12 +120,12 @@ def test_operators_routes_have_their_own_listener(new_service: NewService) -> No
     service.start()
     logged = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
     asks = {"Authorization": "Bearer operator-token-of-the-listener-0123456789"}
-    with httpx.Client(base_url=service.url, verify=False) as public:
+    with httpx2.Client(base_url=service.url, verify=False) as public:
         for path in ("/metrics", "/ops/reviews", "/ops/payments"):
             assert public.get(path, headers=asks).status_code == 404
         for path in ("/healthz", "/readyz", "/v2/models"):
             assert public.get(path).status_code == 200
-    with httpx.Client(base_url=str(logged["operators"]), verify=False, headers=asks) as operators:
+    with httpx2.Client(base_url=str(logged["operators"]), verify=False, headers=asks) as operators:
         for path in ("/healthz", "/readyz", "/metrics", "/ops/reviews", "/ops/payments"):
             assert operators.get(path).status_code == 200
         assert operators.get("/v2/models").status_code == 404

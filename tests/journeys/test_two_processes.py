@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-import httpx
+import httpx2
 import trio
 
 from .conftest import NewCustomer, NewService
@@ -25,7 +25,7 @@ async def test_two_processes_serve_one_account_consistently(
     for service in services:
         await trio.to_thread.run_sync(service.start)
     ada = await new_customer(services[0], credit="500.00")
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     shared_keys: dict[str, set[str]] = {}
     canceled = 0
     recharged = 0
@@ -76,7 +76,7 @@ async def test_two_processes_never_overspend_an_account(
     for service in services:
         await trio.to_thread.run_sync(service.start)
     ada = await new_customer(services[0], credit="7.00")
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     async with loopback_client(base_url=services[1].url, timeout=30) as other:
         twins = [ada, replace(ada, http=other)]
 

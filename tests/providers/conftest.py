@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import trio
 from hypercorn.config import Config
@@ -85,9 +85,9 @@ class RunningStudio:
 
     url: str
     shop: Renderer
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
 
-    async def put(self, job_id: str, **order: Any) -> httpx.Response:
+    async def put(self, job_id: str, **order: Any) -> httpx2.Response:
         return await self.http.put(f"/predictions/{job_id}", json=order)
 
     async def get(self, job_id: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
 
             port = await nursery.start(run)
             url = f"http://127.0.0.1:{port}"
-            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
                 yield RunningStudio(url, shop, http)
             nursery.cancel_scope.cancel()
 
@@ -234,7 +234,7 @@ class RunningBank:
     """A card emulator with its address, a client of its controls, and the adapter that speaks to it."""
 
     url: str
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     provider: StripeProvider
 
     async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
@@ -308,7 +308,7 @@ def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
             port = await nursery.start(run)
             url = f"http://127.0.0.1:{port}"
             provider = StripeProvider(CARD_KEY, api_base=url, **(adapter or {}))
-            async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
                 yield RunningBank(url, http, provider)
             await provider.close()
             nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
+import httpx2
 from tests.threaded_server import serving
 
 SECRET = "container-webhook-token-0123456789"
@@ -61,8 +61,8 @@ class Container:
             headers["Authorization"] = f"Bearer {self.token}"
         for number in range(tries):
             status = 0
-            with suppress(httpx.HTTPError):
-                status = httpx.post(address, content=body, headers=headers, timeout=20).status_code
+            with suppress(httpx2.HTTPError):
+                status = httpx2.post(address, content=body, headers=headers, timeout=20).status_code
             self.answered.append(status)
             if status != 429 and 0 < status < 500:
                 return

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
+import httpx2
 from tests.threaded_server import serving
 
 from holdfast.providers.standard_webhooks import standard_headers
@@ -112,8 +112,8 @@ class Hosted:
     def _deliver(self, address: str, message_id: str, body: bytes, headers: dict[str, str]) -> None:
         for _ in range(SENDINGS_MAX):
             status = 0
-            with suppress(httpx.HTTPError):
-                status = httpx.post(address, content=body, headers=headers, timeout=10).status_code
+            with suppress(httpx2.HTTPError):
+                status = httpx2.post(address, content=body, headers=headers, timeout=10).status_code
             self.deliveries.append((message_id, status))
             if 200 <= status < 300:
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import stripe
 import trio
@@ -268,7 +268,7 @@ async def test_the_page_is_self_contained_and_shows_no_client_secret(start_bank:
     assert len(payment["charges"]) == 1
 
 
-async def _state_of(http: httpx.AsyncClient, event_id: str, wanted: str) -> dict[str, Any]:
+async def _state_of(http: httpx2.AsyncClient, event_id: str, wanted: str) -> dict[str, Any]:
     """Wait until an event's delivery has come to ``wanted``."""
     while True:
         events = (await http.get("/control/state")).json()["events"]

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import stripe
 import trio
 
 from holdfast.providers.card.wire import TrioHttp
-from holdfast.providers.outbound.exchange import exchange
 from holdfast.standins.card.errors import ApiError
 from holdfast.standins.card.forms import parse_form
 
@@ -362,13 +361,13 @@ async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: S
         assert process.stdout is not None
         async with process.stdout as told:
             url = f"http://127.0.0.1:{int(await told.receive_some(64))}/v1/payment_intents"
-            async with httpx.AsyncClient(trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=10) as http:
 
                 async def create() -> None:
-                    with contextlib.suppress(httpx.HTTPError):
+                    with contextlib.suppress(httpx2.HTTPError):
                         while True:
                             # The client's own posting would leave a generator behind when the connection breaks.
-                            async with exchange(http, "POST", url, content=order, headers=form) as made:
+                            async with http.stream("POST", url, content=order, headers=form) as made:
                                 answered.add(json.loads(await made.aread())["id"])
                             if len(answered) >= 40:
                                 process.kill()
@@ -397,7 +396,7 @@ async def test_an_unreadable_state_file_is_set_aside(start_bank: StartBank, tmp_
     assert (folder / "card-emulator.json").stat().st_mode & 0o077 == 0
 
 
-async def _charge(http: httpx.AsyncClient, charge_id: str) -> dict[str, Any]:
+async def _charge(http: httpx2.AsyncClient, charge_id: str) -> dict[str, Any]:
     return dict((await http.get(f"/v1/charges/{charge_id}", headers=BEARER)).json())
 
 

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpcore
+import httpcore2
 import pytest
 import trio
 from hypothesis import given
@@ -92,21 +92,21 @@ class Network:
             raise OSError("no such name")
         return self.names[host]
 
-    async def dial(self, address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
+    async def dial(self, address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
         self.dialed.append((address, port))
         if self.port is None:
-            raise httpcore.ConnectError("nobody there")
-        stream = await httpcore.TrioBackend().connect_tcp("127.0.0.1", self.port, timeout=timeout_s)
+            raise httpcore2.ConnectError("nobody there")
+        stream = await httpcore2.TrioBackend().connect_tcp("127.0.0.1", self.port, timeout=timeout_s)
         return PretendedTls(stream, self)
 
     def client(self, *allow: tuple[str, int], **options: Any) -> GuardedClient:
         return GuardedClient(frozenset(allow), resolve=self.resolve, dial=self.dial, ssl_context=CONTEXT, **options)
 
 
-class PretendedTls(httpcore.AsyncNetworkStream):
+class PretendedTls(httpcore2.AsyncNetworkStream):
     """A stream whose TLS is only noted down, so that https can be tried against a plain server."""
 
-    def __init__(self, inner: httpcore.AsyncNetworkStream, network: Network) -> None:
+    def __init__(self, inner: httpcore2.AsyncNetworkStream, network: Network) -> None:
         self._inner = inner
         self._network = network
 
@@ -121,7 +121,7 @@ class PretendedTls(httpcore.AsyncNetworkStream):
 
     async def start_tls(
         self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         assert ssl_context.check_hostname
         self._network.tls_names.append(server_hostname)
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import structlog.testing
 import trio
@@ -87,14 +87,14 @@ async def test_a_call_now_and_then_without_an_answer_is_no_silence(mock_clock: M
 def serve(provider: CogProvider | ReplicateProvider, answers: list[int | None], asked: list[str]) -> None:
     """Let the provider's server answer with these statuses in turn, None for not at all."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         asked.append(request.url.path)
         status = answers.pop(0) if answers else 200
         if status is None:
-            raise httpx.ConnectError("refused")
-        return httpx.Response(status)
+            raise httpx2.ConnectError("refused")
+        return httpx2.Response(status)
 
-    provider._line._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    provider._line._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
 
 
 @pytest.mark.parametrize("kind", ["cog", "replicate"])

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import trio
 from PIL import Image
@@ -253,7 +253,7 @@ async def test_token_guards_predictions_but_not_files(start_studio: StartStudio)
             studio.http.headers["Authorization"] = "Bearer open-sesame"
             assert (await studio.put("a.1", **POSTER)).status_code == 202
             url = (await studio.finished("a.1"))["output"][0]["url"]
-            async with httpx.AsyncClient(trust_env=False, verify=False) as anybody:
+            async with httpx2.AsyncClient(trust_env=False, verify=False) as anybody:
                 assert (await anybody.get(url)).status_code == 200
 
 
@@ -336,7 +336,7 @@ async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_pa
                     await serve_studio(secret=SECRET, files_dir=tmp_path, renderer=shop, task_status=task_status)
 
                 port = await nursery.start(run)
-                async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+                async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
                     url = f"http://127.0.0.1:{port}/predictions/a.1"
                     assert (await http.put(url, json={"model": "slow", "input": {}})).status_code == 202
                     await slow.begun.wait()
@@ -357,7 +357,7 @@ async def test_files_of_an_earlier_life_stay_while_links_to_them_are_good(
         (directory / name).write_bytes(b"a picture")
     os.utime(directory / old, (0, 0))
     with trio.fail_after(60):
-        async with start_studio() as studio, httpx.AsyncClient(trust_env=False, verify=False) as http:
+        async with start_studio() as studio, httpx2.AsyncClient(trust_env=False, verify=False) as http:
             assert names_in(directory) == sorted([fresh, "secrets.json"])
             for name, status in ((fresh, 200), (old, 404), ("secrets.json", 404)):
                 expires_at = utc_now() + timedelta(minutes=5)

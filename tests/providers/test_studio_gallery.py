@@ -8,7 +8,7 @@ import html
 import re
 from html.parser import HTMLParser
 
-import httpx
+import httpx2
 import pytest
 import trio
 
@@ -110,5 +110,5 @@ async def test_there_is_no_gallery_unless_it_was_asked_for(start_studio: StartSt
         async with start_studio(token="a token") as closed:
             assert (await closed.http.get("/")).status_code == 401
             asked = await closed.http.get("/", headers={"Authorization": "Bearer a token"})
-            assert isinstance(asked, httpx.Response)
+            assert isinstance(asked, httpx2.Response)
             assert asked.status_code == 404

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import httpcore
+import httpcore2
 import pytest
 import trio
 
@@ -215,7 +215,7 @@ async def test_a_name_that_leads_inside_is_found_out_at_the_connection() -> None
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["93.184.216.34", "10.0.0.7"]
 
-    async def dial_(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
+    async def dial_(address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
         dialed.append(address)
         return await dial(address, port, timeout_s)
 

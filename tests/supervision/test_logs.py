@@ -20,7 +20,7 @@ from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
-TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx", "httpcore")
+TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx2", "httpcore2")
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.providers.outbound.exchange import exchange
 from holdfast.providers.signatures import sign
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
@@ -33,11 +32,11 @@ class SignedPost:
         self._header = header
         self._key_name = key_name
         self._now = now
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
             timeout=POST_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=15),
+            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=15),
         )
 
     async def send(self, url: str, body: bytes, *, timeout_s: float = POST_TIMEOUT_S) -> bool:
@@ -47,9 +46,9 @@ class SignedPost:
         heard = False
         with trio.move_on_after(timeout_s):
             try:
-                async with exchange(self._http, "POST", url, content=body, headers=headers) as answer:
+                async with self._http.stream("POST", url, content=body, headers=headers) as answer:
                     heard = answer.is_success
-            except (httpx.HTTPError, httpx.InvalidURL) as fault:
+            except (httpx2.HTTPError, httpx2.InvalidURL) as fault:
                 _log.info("callback_failed", sender=self._name, fault=type(fault).__name__)
         return heard
 

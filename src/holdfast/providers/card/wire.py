@@ -11,13 +11,12 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import httpx
+import httpx2
 import msgspec
 import stripe
 import trio
 
 from holdfast.providers.outbound.bounded import BodyTooLarge, drain
-from holdfast.providers.outbound.exchange import exchange
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
@@ -45,12 +44,12 @@ class TrioHttp(stripe.HTTPClient):
     def __init__(self, *, timeout_s: float, connect_timeout_s: float) -> None:
         super().__init__()
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
             verify=ssl.create_default_context(cafile=stripe.ca_bundle_path),
-            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX_COUNT, keepalive_expiry=KEEP_ALIVE_S),
+            timeout=httpx2.Timeout(timeout_s, connect=connect_timeout_s),
+            limits=httpx2.Limits(max_connections=CONNECTIONS_MAX_COUNT, keepalive_expiry=KEEP_ALIVE_S),
         )
 
     async def request_async(
@@ -60,11 +59,11 @@ class TrioHttp(stripe.HTTPClient):
         content = post_data.encode() if isinstance(post_data, str) else post_data
         try:
             with trio.fail_after(self._timeout_s):
-                async with exchange(self._http, method, url, content=content, headers=headers) as answer:
+                async with self._http.stream(method, url, content=content, headers=headers) as answer:
                     body = await drain(answer.aiter_bytes(), ANSWER_MAX_BYTES)
-        except (trio.TooSlowError, httpx.TimeoutException) as fault:
+        except (trio.TooSlowError, httpx2.TimeoutException) as fault:
             error: NoResponse = TimedOut(type(fault).__name__, retry=True)
-        except (httpx.HTTPError, BodyTooLarge) as fault:
+        except (httpx2.HTTPError, BodyTooLarge) as fault:
             error = NoResponse(type(fault).__name__, retry=True)
         else:
             if _sensible(answer.status_code, body):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-import httpx
+import httpx2
 import msgspec
 import trio
 
@@ -15,15 +15,16 @@ from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
 from holdfast.providers.outbound.bounded import BodyTooLarge, drain
 from holdfast.providers.outbound.retry_after import parse_retry_after
+from holdfast.providers.outbound.tls import tls_context
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 PROBE_TIMEOUT_S = 5.0
 
-NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 """No byte of the request has left: the server surely has nothing of it."""
 
-NO_ANSWER = (httpx.HTTPError, trio.TooSlowError, BodyTooLarge)
+NO_ANSWER = (httpx2.HTTPError, trio.TooSlowError, BodyTooLarge)
 """The request may have arrived, and no answer told what became of it."""
 
 
@@ -59,19 +60,20 @@ class Line:
         connections_max_count: int,
     ) -> None:
         try:
-            base = httpx.URL(url)
-        except httpx.InvalidURL as fault:
+            base = httpx2.URL(url)
+        except httpx2.InvalidURL as fault:
             raise ValueError(f"the url of provider {name}: {fault}") from fault
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"the url of provider {name} is not an http or https URL")
         self.base = str(base).rstrip("/")
         self.health = ProviderHealth(name)
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
+            verify=tls_context(),
             headers={"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
-            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
-            limits=httpx.Limits(max_connections=connections_max_count, keepalive_expiry=5),
+            timeout=httpx2.Timeout(timeout_s, connect=connect_timeout_s),
+            limits=httpx2.Limits(max_connections=connections_max_count, keepalive_expiry=5),
         )
 
     async def ask(
@@ -89,10 +91,10 @@ class Line:
                     method, self.base + path, content=content, headers=headers
                 ) as response:
                     body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
-        except httpx.PoolTimeout:
+        except httpx2.PoolTimeout:
             # Our own side was too busy to ask.
             raise
-        except (httpx.HTTPError, trio.TooSlowError) as fault:
+        except (httpx2.HTTPError, trio.TooSlowError) as fault:
             self.health.failed("calls", type(fault).__name__)
             raise
         self.health.call_answered(response.status_code)

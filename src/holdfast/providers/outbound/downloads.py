@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
-import httpcore
+import httpcore2
 import trio
 
 from holdfast.providers.outbound.bounded import BodyTooLarge, drain
@@ -221,7 +221,7 @@ async def _sink(directory: Path) -> AsyncIterator[_Sink]:
         raise
 
 
-async def _receive(response: httpcore.Response, sink: _Sink, bytes_max: int) -> None:
+async def _receive(response: httpcore2.Response, sink: _Sink, bytes_max: int) -> None:
     waiting = bytearray()
 
     async def take(block: bytes) -> None:
@@ -235,7 +235,7 @@ async def _receive(response: httpcore.Response, sink: _Sink, bytes_max: int) -> 
     await trio.to_thread.run_sync(sink.write, bytes(waiting), limiter=_threads)
 
 
-def _check_answer(response: httpcore.Response, claim: Claim) -> str | None:
+def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
     """Judge an answer by its head; the content type it declares, where it declares one."""
     status = response.status
     if status in (404, 410):

@@ -15,12 +15,13 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import httpcore
-import httpx
+import httpcore2
+import httpx2
 import trio
 
 from holdfast.providers.outbound.addresses import is_plain_host, is_public
 from holdfast.providers.outbound.name_lookups import NameLookups
+from holdfast.providers.outbound.tls import tls_context
 
 URL_MAX_CHARS = 8192
 REDIRECTS_MAX_COUNT = 5
@@ -31,7 +32,7 @@ Origin = tuple[str, int]
 """Host in lower case, and port."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-Dial = Callable[[str, int, float | None], Awaitable[httpcore.AsyncNetworkStream]]
+Dial = Callable[[str, int, float | None], Awaitable[httpcore2.AsyncNetworkStream]]
 
 
 class Blocked(Exception):
@@ -43,7 +44,7 @@ class Unreachable(Exception):
 
 
 _requester: ContextVar[str] = ContextVar("requester", default="")
-"""For whom the running request looks up names; httpcore connects in its caller's task."""
+"""For whom the running request looks up names; httpcore2 connects in its caller's task."""
 
 
 def resolver(names: NameLookups) -> Resolve:
@@ -55,12 +56,12 @@ def resolver(names: NameLookups) -> Resolve:
     return resolve
 
 
-async def dial(address: str, port: int, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
-    """Connect to an address. Raises ``httpcore.ConnectError`` or ``httpcore.ConnectTimeout``."""
-    return await httpcore.TrioBackend().connect_tcp(address, port, timeout=timeout_s)
+async def dial(address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
+    """Connect to an address. Raises ``httpcore2.ConnectError`` or ``httpcore2.ConnectTimeout``."""
+    return await httpcore2.TrioBackend().connect_tcp(address, port, timeout=timeout_s)
 
 
-class _GuardedBackend(httpcore.AsyncNetworkBackend):
+class _GuardedBackend(httpcore2.AsyncNetworkBackend):
     def __init__(self, allow: AbstractSet[Origin], resolve_: Resolve, dial_: Dial, *, local_allowed: bool) -> None:
         self._allow = allow
         self._local_allowed = local_allowed
@@ -72,9 +73,9 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         host: str,
         port: int,
         timeout: float | None = None,
-        local_address: str | None = None,  # noqa: ARG002 - the signature is httpcore's
+        local_address: str | None = None,  # noqa: ARG002 - the signature is httpcore2's
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         allowed = self._local_allowed or (host.lower(), port) in self._allow
         if not allowed and not is_plain_host(host):
             raise Blocked("the host is not written plainly")
@@ -82,25 +83,25 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
             with trio.fail_after(float("inf") if timeout is None else timeout):
                 addresses = await self._resolve(host, port)
         except trio.TooSlowError as fault:
-            raise httpcore.ConnectTimeout("the name was not resolved in time") from fault
+            raise httpcore2.ConnectTimeout("the name was not resolved in time") from fault
         except (OSError, UnicodeError) as fault:
-            raise httpcore.ConnectError("the name does not resolve") from fault
+            raise httpcore2.ConnectError("the name does not resolve") from fault
         if not allowed and not all(map(is_public, addresses)):
             raise Blocked("the host is not on the public network")
-        failure: Exception = httpcore.ConnectError("the name has no address")
+        failure: Exception = httpcore2.ConnectError("the name has no address")
         for address in addresses[:ADDRESSES_MAX_COUNT]:
             try:
                 return await self._dial(address, port, timeout)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as fault:
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as fault:
                 failure = fault
         raise failure
 
     async def connect_unix_socket(
         self,
-        path: str,  # noqa: ARG002 - the signature is httpcore's
+        path: str,  # noqa: ARG002 - the signature is httpcore2's
         timeout: float | None = None,  # noqa: ARG002
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         raise Blocked("sockets of this machine are not for strangers")
 
     async def sleep(self, seconds: float) -> None:
@@ -137,8 +138,8 @@ class GuardedClient:
             "write": idle_timeout_s,
             "pool": connect_timeout_s,
         }
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context or httpcore.default_ssl_context(),
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=ssl_context or tls_context(),
             max_connections=connections_max_count,
             max_keepalive_connections=connections_max_count // 4,
             keepalive_expiry=5.0,
@@ -158,7 +159,7 @@ class GuardedClient:
         redirects_max_count: int = REDIRECTS_MAX_COUNT,
         only: AbstractSet[Origin] | None = None,
         requester: str = "",
-    ) -> AsyncIterator[httpcore.Response]:
+    ) -> AsyncIterator[httpcore2.Response]:
         """The answer to a request, its body still to be read.
 
         Redirects are followed up to ``redirects_max_count``, each judged anew, with no headers carried to another
@@ -196,19 +197,19 @@ class GuardedClient:
         """Give back connections."""
         await self._pool.aclose()
 
-    async def _send(self, request: httpcore.Request, requester: str) -> httpcore.Response:
+    async def _send(self, request: httpcore2.Request, requester: str) -> httpcore2.Response:
         token = _requester.set(requester)
         try:
             return await self._pool.handle_async_request(request)
         finally:
             _requester.reset(token)
 
-    def _admit(self, url: str, base: httpx.URL | None, only: AbstractSet[Origin] | None = None) -> httpx.URL:
+    def _admit(self, url: str, base: httpx2.URL | None, only: AbstractSet[Origin] | None = None) -> httpx2.URL:
         if len(url) > URL_MAX_CHARS:
             raise Blocked("the URL is too long")
         try:
-            target = httpx.URL(url) if base is None else base.join(url)
-        except (httpx.InvalidURL, ValueError) as fault:
+            target = httpx2.URL(url) if base is None else base.join(url)
+        except (httpx2.InvalidURL, ValueError) as fault:
             raise Blocked("the URL cannot be read") from fault
         if target.userinfo:
             raise Blocked("the URL carries credentials")
@@ -225,8 +226,8 @@ class GuardedClient:
         return target
 
     def _request(
-        self, method: str, target: httpx.URL, headers: Mapping[str, str], content: bytes
-    ) -> httpcore.Request:
+        self, method: str, target: httpx2.URL, headers: Mapping[str, str], content: bytes
+    ) -> httpcore2.Request:
         sent = [
             (b"Host", target.netloc),
             (b"User-Agent", b"holdfast"),
@@ -237,9 +238,9 @@ class GuardedClient:
         if content or method == "POST":
             sent.append((b"Content-Length", str(len(content)).encode("ascii")))
         host, port = _origin(target)
-        return httpcore.Request(
+        return httpcore2.Request(
             method,
-            httpcore.URL(scheme=target.raw_scheme, host=host.encode("ascii"), port=port, target=target.raw_path),
+            httpcore2.URL(scheme=target.raw_scheme, host=host.encode("ascii"), port=port, target=target.raw_path),
             headers=sent,
             content=content,
             extensions={"timeout": self._timeouts},
@@ -247,20 +248,20 @@ class GuardedClient:
 
 
 _TRANSPORT_FAULTS = (
-    httpcore.NetworkError,
-    httpcore.TimeoutException,
-    httpcore.ProtocolError,
-    httpcore.ConnectionNotAvailable,
-    httpcore.UnsupportedProtocol,
+    httpcore2.NetworkError,
+    httpcore2.TimeoutException,
+    httpcore2.ProtocolError,
+    httpcore2.ConnectionNotAvailable,
+    httpcore2.UnsupportedProtocol,
 )
 
 
-def _origin(url: httpx.URL) -> Origin:
+def _origin(url: httpx2.URL) -> Origin:
     host = url.raw_host.decode("ascii").strip("[]").lower()
     return host, url.port or (443 if url.scheme == "https" else 80)
 
 
-def header(response: httpcore.Response, name: str) -> str | None:
+def header(response: httpcore2.Response, name: str) -> str | None:
     """The first header of that name, as text."""
     wanted = name.encode("ascii")
     for key, value in response.headers:

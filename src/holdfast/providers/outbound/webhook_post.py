@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import httpx
+import httpx2
 import trio
 
 from holdfast.ledger.clock import Now
@@ -33,9 +33,9 @@ def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
     if not url.isascii() or not url.isprintable() or " " in url or len(url) > URL_MAX_CHARS:
         return False
     try:
-        parts = httpx.URL(url)
+        parts = httpx2.URL(url)
         host = parts.raw_host.decode("ascii").strip("[]").lower()
-    except (httpx.InvalidURL, ValueError):
+    except (httpx2.InvalidURL, ValueError):
         return False
     port = parts.port
     if not host or parts.userinfo or (port is not None and not 1 <= port <= 65535):

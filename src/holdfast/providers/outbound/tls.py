@@ -1,0 +1,12 @@
+"""Which certificates outbound connections trust."""
+
+from __future__ import annotations
+
+import ssl
+
+import certifi
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts certifi's bundle alone, whatever the environment or the machine says."""
+    return ssl.create_default_context(cafile=certifi.where())
