@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -136,6 +137,29 @@ def test_every_metric_is_documented() -> None:
     table = page[page.index("| Metric | Meaning |") :].partition("\n\n")[0]
     documented = {name.removesuffix("_total") for name in re.findall(r"`(holdfast_[a-z_]+)`", table)}
     assert documented == set(re.findall(r"\"(holdfast_[a-z_]+)\"", source))
+
+
+def test_the_runbook_names_log_events_that_exist() -> None:
+    page = " ".join((ROOT / "docs" / "operating.md").read_text("utf-8").split())
+    named_events = set(re.findall(r"`(?!make |holdfast )([a-z][a-z']*(?: [A-Za-z_']+)+)`", page))
+    patterns = _log_events()
+    assert len(named_events) > 10
+    assert [event for event in named_events if not any(re.fullmatch(each, event) for each in patterns)] == []
+
+
+def _log_events() -> set[str]:
+    """Return a pattern for each message that src logs; a formatted part matches anything."""
+    levels = {"debug", "info", "warning", "error", "critical", "exception"}
+    sources = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
+    calls = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    patterns = set()
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in levels and call.args:
+            message = call.args[0]
+            parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+            texts = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".+" for part in parts]
+            patterns.add("".join(texts))
+    return patterns - {".+"}
 
 
 def test_every_make_target_is_documented() -> None:
