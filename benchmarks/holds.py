@@ -27,6 +27,7 @@ from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask, KeyClaim, Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.turns import Tell
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
@@ -55,11 +56,11 @@ THREADS = 16
 CREDIT_MICRO = 10**14
 
 
-class Nobody:
-    """Hears of new tasks and lets them lie: only the write path is measured."""
+class IgnoringRef(TrioActorRef):
+    """An address that drops its messages: only the write path is measured."""
 
-    def tell(self, key: str, command: Command[Any]) -> None:
-        """Ignore the news."""
+    def tell(self, message: object) -> None:
+        """Drop the message."""
 
 
 def priced() -> PricedInput:
@@ -75,14 +76,14 @@ def priced() -> PricedInput:
 def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
     """A journal and the directory of account actors on it; new tasks are announced to nobody."""
     journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
-    nobody = Nobody()
+    dispatcher = IgnoringRef("urn:benchmark:dispatcher")
     limits = AccountLimits(tasks_in_flight_max=10**9)
 
     async def load(account_id: str) -> Any:
         return await database.read(load_account, account_id)
 
     def announce(task: Task) -> Tell:
-        return Tell(nobody, task.request_id, Command())
+        return Tell(dispatcher, Command())
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
@@ -144,7 +145,7 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
                 ),
             )
             assert isinstance(await journal.write(Unit(rows=rows)), Committed)
-            await directory.ask(account_id, Recharge(CREDIT_MICRO))
+            await directory.ref(account_id).ask(Recharge(CREDIT_MICRO))
             opened.append((account_id, key_id))
         end = trio.current_time() + seconds
         batches, units = _journal_counts()
@@ -156,7 +157,7 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
                 turn += 7919
                 command = CreateTask(work.input_json, work.terms, "quo_bench", KeyClaim(key_id, "tasks:write"))
                 begun = trio.current_time()
-                reply = await directory.ask(account_id, command)
+                reply = await directory.ref(account_id).ask(command)
                 assert isinstance(reply, TaskAccepted), reply
                 latencies.append(trio.current_time() - begun)
 

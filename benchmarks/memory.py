@@ -61,7 +61,7 @@ async def measure(url: str, ids: list[str]) -> float:
 
         async def caller() -> None:
             for account_id in left:
-                reply: Any = await directory.ask(account_id, Recharge(1_000_000))
+                reply: Any = await directory.ref(account_id).ask(Recharge(1_000_000))
                 assert isinstance(reply, Recharged)
 
         async with trio.open_nursery() as callers:

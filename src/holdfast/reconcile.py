@@ -15,7 +15,7 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.write_path import WritePath
@@ -110,7 +110,7 @@ def _accounts(settings: Settings, database: Database, journal: Journal) -> Keyed
         return True
 
     # This process creates no tasks, so nothing is ever sent to this address.
-    factory: Any = account_factory(settings, database, journal, WorkerAddress("dispatcher"), now=utc_now)
+    factory: Any = account_factory(settings, database, journal, WorkerRef("dispatcher"), now=utc_now)
     return KeyedDirectory(
         "accounts",
         factory,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import trio
+from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask, KeyClaim
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.runtime.turns import Tell
+from holdfast.actors.task.worker_messages import TaskQueued
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
@@ -80,24 +82,14 @@ def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = N
 
 
 @dataclass
-class Announcements:
-    """Where new tasks are announced to."""
-
-    heard: list[str] = field(default_factory=list)
-
-    def tell(self, key: str, command: Command[Any]) -> None:
-        """Note the task."""
-        self.heard.append(key)
-
-
-@dataclass
 class World:
     """One process's worth of accounts on a database."""
 
     database: Database
     journal: Journal
     accounts: KeyedDirectory
-    announcements: Announcements
+    announced: list[str]
+    """The ids of new tasks, as announced to the dispatcher."""
     reporter: Reporter
 
     async def open_account(self) -> tuple[str, str]:
@@ -121,14 +113,15 @@ def make_world(
 ) -> World:
     """Put a world together; :func:`running` runs it."""
     journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
-    announcements = Announcements()
+    announced: list[str] = []
+    dispatcher = RecordedRef(lambda queued: announced.append(queued.request_id))
     reporter = Reporter()
 
     async def load(account_id: str) -> Any:
         return await database.read(lambda connection: load_account(connection, account_id))
 
     def announce(task: Task) -> Tell:
-        return Tell(announcements, task.request_id, None)  # type: ignore[arg-type]  # only counted
+        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
     def factory(key: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
@@ -155,7 +148,7 @@ def make_world(
         limits=limits,
         rng=random.Random(1),
     )
-    return World(database, journal, accounts, announcements, reporter)
+    return World(database, journal, accounts, announced, reporter)
 
 
 StartWorld = Callable[..., Awaitable[World]]

@@ -146,14 +146,14 @@ async def test_of_200_parallel_tasks_exactly_those_the_credit_covers_are_accepte
 ) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
-        replies = await in_parallel([lambda: world.accounts.ask(account_id, new_task(key_id))] * 200)
+        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(new_task(key_id))] * 200)
     accepted = [reply for reply in replies if isinstance(reply, TaskAccepted)]
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert (len(accepted), len(refused)) == (7, 193)
     assert {refusal.code for refusal in refused} == {"insufficient_credit"}
     assert await read_totals(world.database, account_id) == (7 * CREDIT, 7 * CREDIT, 8)
-    assert sorted(world.announcements.heard) == sorted(reply.request_id for reply in accepted)
+    assert sorted(world.announced) == sorted(reply.request_id for reply in accepted)
     assert_audit_clean(world.database)
 
 
@@ -162,22 +162,22 @@ async def test_50_parallel_calls_with_one_key_make_one_task_and_50_equal_answers
 ) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
-        replies = await in_parallel([lambda: world.accounts.ask(account_id, new_task(key_id, key="k"))] * 50)
+        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(new_task(key_id, key="k"))] * 50)
     answers = [unwrapped(reply) for reply in replies]
     assert sum(isinstance(reply, Replayed) for reply in replies) == 49
     assert all(answer == answers[0] for answer in answers)
     assert isinstance(answers[0], TaskAccepted)
     assert await count(world.database, "tasks") == 1
     assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 2)
-    assert len(world.announcements.heard) == 1
+    assert len(world.announced) == 1
 
 
 async def test_a_key_used_for_another_request_is_refused_and_nothing_happens(world: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
-        first = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k")))
-        other = await world.accounts.ask(account_id, Recharge(2 * CREDIT, keyed("k", b"other body")))
+        first = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
+        other = await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
     assert isinstance(first, Recharged)
     assert isinstance(other, Refusal)
     assert other.code == "idempotency_key_reused"
@@ -189,7 +189,7 @@ async def test_the_same_key_on_another_route_is_another_key(world: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         for route in ("POST /a", "POST /b"):
-            reply = await world.accounts.ask(account_id, Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
+            reply = await world.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
             assert isinstance(reply, Recharged)
     assert await read_totals(world.database, account_id) == (2 * CREDIT, 0, 2)
 
@@ -201,9 +201,9 @@ async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
     with trio.fail_after(30):
         world = await start_world(limits=KeyedLimits(idle_s=0.02))
         account_id, _ = await world.open_account()
-        first = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k")))
+        first = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
         await fallen_asleep(world)
-        again = await world.accounts.ask(account_id, Recharge(CREDIT, keyed("k", fingerprint)))
+        again = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k", fingerprint)))
     if fingerprint == b"same body":
         assert again == Replayed(first)
     else:
@@ -218,10 +218,10 @@ async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_wor
         first, second = await start_world(), await start_world()
         account_id, _ = await first.open_account()
         made = await in_parallel(
-            [partial(first.accounts.ask, account_id, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
+            [partial(first.accounts.ref(account_id).ask, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
         )
         for i in range(keys):
-            found = await second.accounts.ask(account_id, Recharge(CREDIT, keyed(f"k{i}")))
+            found = await second.accounts.ref(account_id).ask(Recharge(CREDIT, keyed(f"k{i}")))
             assert found == Replayed(made[i])
     assert second.reporter.recent() == ()
     assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
@@ -230,10 +230,10 @@ async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_wor
 async def test_a_refusal_for_lack_of_credit_is_remembered_under_its_key(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        refused = await world.accounts.ask(account_id, new_task(key_id, key="k"))
-        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
-        again = await world.accounts.ask(account_id, new_task(key_id, key="k"))
-        fresh = await world.accounts.ask(account_id, new_task(key_id, key="another"))
+        refused = await world.accounts.ref(account_id).ask(new_task(key_id, key="k"))
+        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        again = await world.accounts.ref(account_id).ask(new_task(key_id, key="k"))
+        fresh = await world.accounts.ref(account_id).ask(new_task(key_id, key="another"))
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.required_micro, refused.available_micro) == ("insufficient_credit", CREDIT, 0)
     assert again == Replayed(refused)
@@ -243,18 +243,18 @@ async def test_a_refusal_for_lack_of_credit_is_remembered_under_its_key(world: A
 async def test_a_revoked_key_is_refused_by_the_very_next_command(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(7 * CREDIT))
+        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
         revoked, refused, again = await in_parallel(
             [
-                lambda: world.accounts.ask(account_id, RevokeApiKey(key_id)),
-                lambda: world.accounts.ask(account_id, new_task(key_id)),
-                lambda: world.accounts.ask(account_id, RevokeApiKey(key_id)),
+                lambda: world.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
+                lambda: world.accounts.ref(account_id).ask(new_task(key_id)),
+                lambda: world.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
             ]
         )
     replies = [revoked, refused, again]
     # The three arrive in any order; whatever came behind the revocation is refused.
     assert any(isinstance(reply, ApiKeyRevoked) for reply in replies)
-    last = await world.accounts.ask(account_id, new_task(key_id))
+    last = await world.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
@@ -263,8 +263,8 @@ async def test_a_key_without_the_scope_is_refused(world: Any, new_task: NewTask)
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
-        assert isinstance(await world.accounts.ask(account_id, reader), ApiKeyCreated)
-        refused = await world.accounts.ask(account_id, new_task("key_reader"))
+        assert isinstance(await world.accounts.ref(account_id).ask(reader), ApiKeyCreated)
+        refused = await world.accounts.ref(account_id).ask(new_task("key_reader"))
     assert isinstance(refused, Refusal)
     assert refused.code == "insufficient_scope"
 
@@ -273,7 +273,7 @@ async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         at = utc_now()
-        await world.accounts.ask(account_id, RecordKeyUse(key_id, at))
+        await world.accounts.ref(account_id).ask(RecordKeyUse(key_id, at))
         sql = text("select version, last_used_at from accounts a join api_keys k on k.account_id = a.id")
         row = await world.database.read(lambda connection: connection.execute(sql).one())
     assert (row.version, row.last_used_at) == (0, at)
@@ -285,12 +285,12 @@ async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
 async def test_a_hold_ends_once_however_often_it_is_settled(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(2 * CREDIT))
-        accepted = await world.accounts.ask(account_id, new_task(key_id))
+        await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
+        accepted = await world.accounts.ref(account_id).ask(new_task(key_id))
         capture = await settle_command(world.database, accepted.request_id, 400_000)
         release = await settle_command(world.database, accepted.request_id, None)
-        settled = await world.accounts.ask(account_id, capture)
-        refused = await world.accounts.ask(account_id, release)
+        settled = await world.accounts.ref(account_id).ask(capture)
+        refused = await world.accounts.ref(account_id).ask(release)
     assert settled == TaskSettled(capture.operation_id)
     assert isinstance(refused, Refusal)
     assert refused.code == "hold_not_open"
@@ -301,25 +301,25 @@ async def test_a_hold_ends_once_however_often_it_is_settled(world: Any, new_task
 async def test_a_task_that_moved_on_is_told_so_and_the_account_loses_nothing(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(2 * CREDIT))
-        accepted = await world.accounts.ask(account_id, new_task(key_id))
+        await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
+        accepted = await world.accounts.ref(account_id).ask(new_task(key_id))
         stale = await settle_command(world.database, accepted.request_id, 400_000, version=7)
         outcomes: list[Any] = []
 
         async def settle() -> None:
             try:
-                outcomes.append(await world.accounts.ask(account_id, stale))
+                outcomes.append(await world.accounts.ref(account_id).ask(stale))
             except StaleFence as fault:
                 outcomes.append(str(fault))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(settle)
             for _ in range(5):
-                nursery.start_soon(world.accounts.ask, account_id, Recharge(CREDIT))
+                nursery.start_soon(world.accounts.ref(account_id).ask, Recharge(CREDIT))
         assert outcomes == [f"task {accepted.request_id}"]
         assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 7)
         good = await settle_command(world.database, accepted.request_id, 400_000)
-        assert isinstance(await world.accounts.ask(account_id, good), TaskSettled)
+        assert isinstance(await world.accounts.ref(account_id).ask(good), TaskSettled)
     assert_audit_clean(world.database)
 
 
@@ -355,9 +355,9 @@ async def test_no_reply_leaves_before_its_commit_not_even_a_replay_or_a_refusal(
         replies: dict[str, Any] = {}
 
         async def ask(name: str, command: Any) -> None:
-            replies[name] = await world.accounts.ask(account_id, command)
+            replies[name] = await world.accounts.ref(account_id).ask(command)
 
-        await world.accounts.ask(account_id, Recharge(CREDIT))
+        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
         try:
             async with trio.open_nursery() as nursery:
                 writer.may_write.clear()
@@ -379,10 +379,10 @@ async def test_an_account_moved_by_another_process_is_reloaded_and_decided_again
 ) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(CREDIT))
+        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
         before = stale_count()
         await database.work(move_behind_its_back(account_id))
-        replies = await in_parallel([lambda: world.accounts.ask(account_id, Recharge(CREDIT))] * 20)
+        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
     assert all(isinstance(reply, Recharged) for reply in replies)
     assert stale_count() > before
     balances = sorted(reply.account.balance_micro for reply in replies)
@@ -398,15 +398,15 @@ async def test_two_processes_on_one_account_lose_and_double_nothing(
         worlds = [await start_world(), await start_world()]
         account_id, key_id = await worlds[0].open_account()
         # Both remember the account before they race, so at least the first one's memory is overtaken.
-        await worlds[0].accounts.ask(account_id, Recharge(5 * CREDIT))
-        await worlds[1].accounts.ask(account_id, Recharge(5 * CREDIT))
+        await worlds[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+        await worlds[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
 
         async def hammer(world: Any, name: str) -> list[Any]:
             replies = []
             for i in range(15):
                 # Both send the same keys: whoever comes second must hear the first one's answer.
-                replies.append(await world.accounts.ask(account_id, new_task(key_id, key=f"shared-{i}")))
-                replies.append(await world.accounts.ask(account_id, Recharge(1, keyed(f"{name}-{i}"))))
+                replies.append(await world.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
+                replies.append(await world.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
             return replies
 
         first, second = await in_parallel([partial(hammer, worlds[0], "a"), partial(hammer, worlds[1], "b")])
@@ -416,9 +416,7 @@ async def test_two_processes_on_one_account_lose_and_double_nothing(
     assert len(accepted) == 10
     assert stale_count() > before
     assert await read_totals(database, account_id) == (10 * CREDIT + 30, 10 * CREDIT, 42)
-    assert sorted(worlds[0].announcements.heard + worlds[1].announcements.heard) == sorted(
-        reply.request_id for reply in accepted
-    )
+    assert sorted(worlds[0].announced + worlds[1].announced) == sorted(reply.request_id for reply in accepted)
     assert_audit_clean(database)
 
 
@@ -428,15 +426,15 @@ async def test_no_process_refuses_on_a_memory_that_another_one_has_overtaken(
     with trio.fail_after(30):
         here, there = await start_world(), await start_world()
         account_id, key_id = await here.open_account()
-        assert isinstance(await here.accounts.ask(account_id, new_task(key_id)), Refusal)
-        await there.accounts.ask(account_id, Recharge(CREDIT))
-        assert isinstance(await here.accounts.ask(account_id, new_task(key_id)), TaskAccepted)
+        assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
+        await there.accounts.ref(account_id).ask(Recharge(CREDIT))
+        assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), TaskAccepted)
         fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
-        await there.accounts.ask(account_id, Recharge(CREDIT))
-        await there.accounts.ask(account_id, fresh)
-        assert isinstance(await here.accounts.ask(account_id, new_task("key_2")), TaskAccepted)
-        await there.accounts.ask(account_id, RevokeApiKey(key_id))
-        last = await here.accounts.ask(account_id, new_task(key_id))
+        await there.accounts.ref(account_id).ask(Recharge(CREDIT))
+        await there.accounts.ref(account_id).ask(fresh)
+        assert isinstance(await here.accounts.ref(account_id).ask(new_task("key_2")), TaskAccepted)
+        await there.accounts.ref(account_id).ask(RevokeApiKey(key_id))
+        last = await here.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
@@ -449,7 +447,7 @@ async def test_a_command_the_database_refuses_fails_alone(world: Any, database: 
 
         async def ask(command: Any) -> None:
             try:
-                outcomes.append(await world.accounts.ask(account_id, command))
+                outcomes.append(await world.accounts.ref(account_id).ask(command))
             except Crashed as crash:
                 outcomes.append(crash)
 
@@ -559,7 +557,7 @@ async def test_random_histories_under_crashes_voids_and_lost_commits_add_up(
         """Ask again, with the same key, until somebody says how it stands."""
         while True:
             try:
-                return await rng.choice(worlds).accounts.ask(account_id, command)
+                return await rng.choice(worlds).accounts.ref(account_id).ask(command)
             except (AskFault, Crashed):
                 await trio.lowlevel.checkpoint()
 
@@ -591,7 +589,7 @@ async def test_random_histories_under_crashes_voids_and_lost_commits_add_up(
                 case "void":
                     await until_there(partial(database.work, move_behind_its_back(account_id)))
                 case "crash":
-                    worlds[0].accounts.tell(account_id, Poison())
+                    worlds[0].accounts.ref(account_id).tell(Poison())
                 case _:
                     pass
 

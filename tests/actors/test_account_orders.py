@@ -68,7 +68,7 @@ def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
 
 
 async def made(world: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any) -> Order:
-    reply = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, provider, **fields)))
+    reply = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, provider, **fields)))
     assert isinstance(reply, OrderResult)
     order: Order = reply.order
     return order
@@ -77,7 +77,7 @@ async def made(world: Any, payments: Any, account_id: str, provider: str = "card
 async def told(world: Any, order: Order, *events: PaymentEvent) -> Order:
     newest = order
     for event in events:
-        reply = await world.accounts.ask(order.account_id, heard(event, order.order_id))
+        reply = await world.accounts.ref(order.account_id).ask(heard(event, order.order_id))
         assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest
@@ -138,7 +138,7 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
             for event, order in zip(events, orders, strict=True)
         ]
         calls = [
-            partial(world.accounts.ask, order.account_id, command)
+            partial(world.accounts.ref(order.account_id).ask, command)
             for order, command in zip(orders, commands, strict=True)
         ]
         if at_once and same_account:
@@ -166,7 +166,7 @@ async def test_100_copies_of_one_event_through_two_processes_credit_once(
         order = await made(first, payments, account_id)
         command = heard(payments.paid(order.order_id), order.order_id)
         worlds = [first, second] * 50
-        replies = await in_parallel([partial(world.accounts.ask, account_id, command) for world in worlds])
+        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, command) for world in worlds])
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
     assert {reply.order.status for reply in replies} == {"credited"}
@@ -180,7 +180,7 @@ async def test_100_copies_of_one_sandbox_callback_credit_once(world: Any, paymen
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id, "sandbox")
         command = sandbox_payment(order)
-        replies = await in_parallel([partial(world.accounts.ask, account_id, command)] * 100)
+        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, command)] * 100)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
     assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
     assert (await stored(world.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
@@ -201,8 +201,8 @@ async def test_the_reply_equals_the_row(world: Any, payments: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
-        attached = await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        again = await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        attached = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        again = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
         after = await told(world, order, payments.attempt("processing"), payments.paid(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (attached.verdict, again.verdict) == ("applied", "duplicate")
@@ -216,8 +216,8 @@ async def test_a_repeated_key_returns_the_order_it_created(world: Any, payments:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
-        first = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
-        again = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
+        first = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+        again = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
     assert again == Replayed(first)
     assert first.order.status == "pending"
 
@@ -227,10 +227,10 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_world: StartWorld
         world = await start_world(account_limits=AccountLimits(orders_pending_max=3))
         account_id, _ = await world.open_account()
         creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
-        replies = await in_parallel([partial(world.accounts.ask, account_id, create) for create in creates])
+        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, create) for create in creates])
         orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
-        await world.accounts.ask(account_id, sandbox_payment(orders[0]))
-        one_more = await world.accounts.ask(account_id, CreateOrder(payments.request(account_id, "sandbox")))
+        await world.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
+        one_more = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
     assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
@@ -244,10 +244,10 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(world: Any, 
         card = await made(world, payments, account_id)
         sandbox = await made(world, payments, account_id, "sandbox")
         replies = [
-            await world.accounts.ask(other_id, heard(payments.paid(card.order_id), card.order_id)),
-            await world.accounts.ask(account_id, heard(payments.paid(sandbox.order_id), sandbox.order_id)),
-            await world.accounts.ask(account_id, sandbox_payment(card)),
-            await world.accounts.ask(account_id, AttachIntent("ord_never", "pi_1")),
+            await world.accounts.ref(other_id).ask(heard(payments.paid(card.order_id), card.order_id)),
+            await world.accounts.ref(account_id).ask(heard(payments.paid(sandbox.order_id), sandbox.order_id)),
+            await world.accounts.ref(account_id).ask(sandbox_payment(card)),
+            await world.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
         ]
     assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
     assert await totals(world.database, account_id) == (0, 0, 0)
@@ -294,7 +294,7 @@ async def test_voided_decisions_are_retried_and_posted_once(
         calls = []
         for order in orders:
             for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-                calls += [partial(world.accounts.ask, account_id, heard(event, order.order_id))] * 5
+                calls += [partial(world.accounts.ref(account_id).ask, heard(event, order.order_id))] * 5
         random.Random(5).shuffle(calls)
         replies = await in_parallel(calls)
     assert writer.failed
@@ -322,7 +322,7 @@ async def test_a_message_waits_until_its_order_can_be_read(
         # Another incarnation, which does not remember the order.
         bump = text("update accounts set version = version + 1 where id = :id")
         await world.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
-        await world.accounts.ask(account_id, Recharge(CREDIT))
+        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
         monkeypatch.setattr(OrderReads, "order", away_at_first)
         after = await told(world, order, payments.paid(order.order_id))
     assert failures < 0
@@ -338,10 +338,10 @@ async def test_undurable_orders_are_not_evicted_from_the_cache(world: Any, payme
         calls = []
         for order in orders:
             calls.append(
-                partial(world.accounts.ask, account_id, heard(payments.attempt("processing"), order.order_id))
+                partial(world.accounts.ref(account_id).ask, heard(payments.attempt("processing"), order.order_id))
             )
             calls.append(
-                partial(world.accounts.ask, account_id, heard(payments.paid(order.order_id), order.order_id))
+                partial(world.accounts.ref(account_id).ask, heard(payments.paid(order.order_id), order.order_id))
             )
         # Every order twice, the second telling when many others have been decided in between.
         calls = calls[::2] + calls[1::2]
@@ -362,15 +362,15 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
         account_id, key_id = await world.open_account()
         order = await made(world, payments, account_id)
         await told(world, order, payments.paid(order.order_id))
-        running = await world.accounts.ask(account_id, new_task(key_id, hold_micro=7 * CREDIT))
+        running = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
         refunded = await told(world, order, payments.refunded(order.order_id, 4 * CREDIT))
         below = await totals(world.database, account_id)
-        refused = await world.accounts.ask(account_id, new_task(key_id, hold_micro=0))
+        refused = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
         disputed = await told(world, order, payments.disputed(order.order_id, "needs_response"))
         lowest = await totals(world.database, account_id)
         won = await told(world, order, payments.disputed(order.order_id, "won"))
-        await world.accounts.ask(account_id, Recharge(5 * CREDIT))
-        accepted = await world.accounts.ask(account_id, new_task(key_id, hold_micro=CREDIT))
+        await world.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+        accepted = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
     assert isinstance(running, TaskAccepted)
     assert below == (6 * CREDIT, 7 * CREDIT, 3)
     assert (refused.code, refused.available_micro) == ("insufficient_credit", -CREDIT)
@@ -416,7 +416,7 @@ async def test_a_payment_of_another_order_is_refused_and_stored(world: Any, paym
         other = await made(world, payments, other_id)
         await told(world, order, payments.paid(order.order_id))
         event = payments.paid(order.order_id)
-        refused = await world.accounts.ask(other_id, heard(event, other.order_id))
+        refused = await world.accounts.ref(other_id).ask(heard(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
     assert (event.event_id, "refused", True) in await events_kept(world.database)
     assert await totals(world.database, other_id) == (0, 0, 0)
@@ -432,10 +432,10 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(world: Any
         account_id, _ = await world.open_account()
         fresh = await made(world, payments, account_id, "sandbox")
         old = await made(world, payments, account_id, "sandbox", expires_at=past)
-        too_early = await world.accounts.ask(account_id, ExpireOrder(fresh.order_id))
-        late = await world.accounts.ask(account_id, sandbox_payment(old))
-        expired = await world.accounts.ask(account_id, ExpireOrder(old.order_id))
-        again = await world.accounts.ask(account_id, ExpireOrder(old.order_id))
+        too_early = await world.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
+        late = await world.accounts.ref(account_id).ask(sandbox_payment(old))
+        expired = await world.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+        again = await world.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
     assert (too_early.verdict, too_early.order.status) == ("ignored", "pending")
     assert late.code == "payment_order_expired"
     assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
@@ -449,8 +449,8 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(wo
         account_id, _ = await world.open_account()
         late = await made(world, payments, account_id, expires_at=past)
         refused = await made(world, payments, account_id)
-        expired = await world.accounts.ask(account_id, ExpireOrder(late.order_id))
-        failed = await world.accounts.ask(account_id, RecordIntentRefused(refused.order_id, "amount_too_small"))
+        expired = await world.accounts.ref(account_id).ask(ExpireOrder(late.order_id))
+        failed = await world.accounts.ref(account_id).ask(RecordIntentRefused(refused.order_id, "amount_too_small"))
         credited = [await told(world, order, payments.paid(order.order_id)) for order in (late, refused)]
     assert (expired.order.status, failed.order.status) == ("expired", "failed")
     assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
@@ -461,11 +461,11 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(wor
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
-        await world.accounts.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
         seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1", synthetic=True)
         snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
-        looked = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, snapshot))
-        away = await world.accounts.ask(account_id, ReconcileOrder(order.order_id, fault="no answer"))
+        looked = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
+        away = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, fault="no answer"))
         after = await told(world, order, payments.paid(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
@@ -483,7 +483,7 @@ async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(world: An
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id, expires_at=past)
         await told(world, order, payments.attempt("processing"))
-        ignored = await world.accounts.ask(account_id, ExpireOrder(order.order_id))
+        ignored = await world.accounts.ref(account_id).ask(ExpireOrder(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (ignored.verdict, row.status) == ("ignored", "pending")
     assert row.wake_at is not None
@@ -527,7 +527,7 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
             commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
             commands.append(ReconcileOrder(order_id, fault="no answer"))
         chance.shuffle(commands)
-        calls = [partial(chance.choice(worlds).accounts.ask, account_id, command) for command in commands]
+        calls = [partial(chance.choice(worlds).accounts.ref(account_id).ask, command) for command in commands]
         replies = await in_parallel(calls)
         rows = [await stored(database, order.order_id) for order in orders]
     assert all(isinstance(reply, OrderResult) for reply in replies)

@@ -22,16 +22,16 @@ import trio
 import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
+from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.messages import Command
 from holdfast.actors.task.actor import TaskActor, TaskDependencies
 from holdfast.actors.task.messages import DecideReview, ExpireAssets, ReceiveProviderUpdate, RecordHosting, Wake
 from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
@@ -77,8 +77,11 @@ class Ear:
     heard: list[tuple[str, Any]] = field(default_factory=list)
     news: trio.Event = field(default_factory=trio.Event)
 
-    def tell(self, key: str, command: Command[Any]) -> None:
-        self.heard.append((key, command))
+    def ref(self, key: str) -> RecordedRef:
+        return RecordedRef(lambda message: self._tell(key, message))
+
+    def _tell(self, key: str, message: object) -> None:
+        self.heard.append((key, message))
         self.news.set()
         self.news = trio.Event()
 
@@ -149,7 +152,7 @@ class Shop:
             "now": self.now,
             **parts,
         }
-        return AssetSweeper(WorkerAddress("asset-sweeper"), **given)
+        return AssetSweeper(WorkerRef("asset-sweeper"), **given)
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
@@ -205,20 +208,20 @@ class Shop:
         key_id = new_id("key")
         key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
         assert isinstance(await self.world.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
-        await self.world.accounts.ask(self.account_id, Recharge(5_000_000))
-        created = await self.world.accounts.ask(self.account_id, create_task(key_id))
+        await self.world.accounts.ref(self.account_id).ask(Recharge(5_000_000))
+        created = await self.world.accounts.ref(self.account_id).ask(create_task(key_id))
         assert isinstance(created, TaskAccepted)
         request_id = created.request_id
         self.passes(60)
-        await self.tasks.ask(request_id, Wake())
-        await self.tasks.ask(request_id, news(request_id, "evt_1", "succeeded", outputs=2))
-        await self.tasks.ask(request_id, await self.stored(0, first))
+        await self.tasks.ref(request_id).ask(Wake())
+        await self.tasks.ref(request_id).ask(news(request_id, "evt_1", "succeeded", outputs=2))
+        await self.tasks.ref(request_id).ask(await self.stored(0, first))
         return request_id
 
     async def conflict(self, first: bytes) -> str:
         """The same in review: its provider told of failure after success."""
         request_id = await self.storing(first)
-        await self.tasks.ask(request_id, news(request_id, "evt_2", "failed"))
+        await self.tasks.ref(request_id).ask(news(request_id, "evt_2", "failed"))
         assert (await self.row(request_id)).status == "review"
         return request_id
 
@@ -249,7 +252,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     """A running shop with one account."""
     account_id, _ = await world.open_account()
     shop = Shop(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    nobody = shop.order_checks
+    nobody = shop.order_checks.ref("")
     about = TaskDependencies(
         accounts=world.accounts,
         dispatcher=nobody,
@@ -295,8 +298,8 @@ def host(*pictures: bytes, request_id: str = "task_other") -> Host:
     return Host(request_id, 1, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
 
 
-async def hosting_worker(shop: Shop, ear: Ear) -> WorkerAddress:
-    post = WorkerAddress("hosting")
+async def hosting_worker(shop: Shop, ear: Ear) -> WorkerRef:
+    post = WorkerRef("hosting")
     worker = HostingWorker(
         post,
         downloads=None,  # type: ignore[arg-type]  # everything comes inside the news
@@ -379,7 +382,7 @@ async def test_only_ended_tasks_without_results_drop_their_assets(shop: Shop) ->
     failed = await shop.task(picture(1), status="failed")
     running = await shop.task(picture(2), status="processing")
     for request_id in (failed, running):
-        await shop.tasks.ask(request_id, ExpireAssets())
+        await shop.tasks.ref(request_id).ask(ExpireAssets())
     assert await shop.count("assets") == 1
     assert (await shop.row(running)).state.hosting.status == "ready"
 
@@ -390,8 +393,8 @@ async def test_early_outputs_expire_with_the_rest(shop: Shop) -> None:
     shop.passes(RETENTION_S + 1)
     sweeper = shop.sweeper()
     assert await sweeper.sweep() == Swept(0, 0)
-    await shop.tasks.ask(request_id, DecideReview(approve=True))
-    await shop.tasks.ask(request_id, await shop.stored(1, second, round_number=2))
+    await shop.tasks.ref(request_id).ask(DecideReview(approve=True))
+    await shop.tasks.ref(request_id).ask(await shop.stored(1, second, round_number=2))
     done = await shop.row(request_id)
     until = shop.at + timedelta(seconds=RETENTION_S)
     assert (done.status, [item.expires_at for item in done.state.output]) == ("succeeded", [until] * 2)
@@ -409,7 +412,7 @@ async def test_early_outputs_expire_with_the_rest(shop: Shop) -> None:
 async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     request_id = await shop.storing(picture(1))
     # Another process moves the row; ours does not know it.
-    await shop.rival.ask(request_id, news(request_id, "evt_2", "failed"))
+    await shop.rival.ref(request_id).ask(news(request_id, "evt_2", "failed"))
     last = await shop.stored(1, picture(2))
     writer = shop.world.journal._writer
     write, begun, go_on = writer.write, threading.Event(), threading.Event()
@@ -423,30 +426,30 @@ async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pyte
     with trio.fail_after(20):
         # Ours moves it as well, to a version of the same number, and ends the task on top of that while this is
         # still on its way to the disk.
-        shop.tasks.tell(request_id, news(request_id, "evt_3", "succeeded", outputs=2))
+        shop.tasks.ref(request_id).tell(news(request_id, "evt_3", "succeeded", outputs=2))
         assert await trio.to_thread.run_sync(begun.wait, 10)
-        shop.tasks.tell(request_id, last)
+        shop.tasks.ref(request_id).tell(last)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
-        await shop.tasks.ask(request_id, Wake())
+        await shop.tasks.ref(request_id).ask(Wake())
     assert (await shop.row(request_id)).status == "review"
 
 
 async def test_an_idle_wake_checks_for_changes_by_other_processes(shop: Shop) -> None:
     request_id = await shop.conflict(picture(1))
-    await shop.rival.ask(request_id, DecideReview(approve=True))
+    await shop.rival.ref(request_id).ask(DecideReview(approve=True))
     shop.order_checks.heard.clear()
     # The process that approved is gone, and with it the word to store the rest.
     shop.passes(61)
-    await shop.tasks.ask(request_id, Wake())
+    await shop.tasks.ref(request_id).ask(Wake())
     assert [type(command) for _, command in shop.order_checks.heard] == [Host]
 
 
 async def test_an_outdated_actor_reloads_before_it_replies(shop: Shop) -> None:
     request_id = await shop.task(picture(1), status="processing")
-    await shop.tasks.ask(request_id, ExpireAssets())
+    await shop.tasks.ref(request_id).ask(ExpireAssets())
     await shop.change("update tasks set status = 'succeeded', version = version + 1")
-    await shop.tasks.ask(request_id, ExpireAssets())
+    await shop.tasks.ref(request_id).ask(ExpireAssets())
     assert (await shop.row(request_id)).state.hosting.status == "expired"
     assert await shop.count("assets") == 0
 
@@ -489,13 +492,13 @@ async def test_storing_content_waits_for_its_removal(shop: Shop) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shop.sweeper().sweep)
             await shop.store.begun.wait()
-            hosting.tell("task_other", host(shared))
+            hosting.tell(host(shared))
             _, heard = await ear.next()
             (refused,) = heard.results
             assert isinstance(refused, HostingFailure)
             assert not refused.final
             shop.store.go_on.set()
-        hosting.tell("task_other", host(shared))
+        hosting.tell(host(shared))
         _, heard = await ear.next()
     (stored,) = heard.results
     assert isinstance(stored, HostedOutput)
@@ -510,7 +513,7 @@ async def test_content_claimed_before_the_sweep_is_retained(shop: Shop) -> None:
     ear = Ear()
     hosting = await hosting_worker(shop, ear)
     with trio.fail_after(10):
-        hosting.tell("task_other", host(shared))
+        hosting.tell(host(shared))
         await ear.next()
     assert await shop.sweeper().sweep() == Swept(1, 0)
     assert await shop.has(shared)
@@ -521,7 +524,7 @@ async def test_storage_faults_are_reported_without_details(shop: Shop) -> None:
     hosting = await hosting_worker(shop, ear)
     (shop.folder / "data").write_text("in the way")
     with trio.fail_after(10):
-        hosting.tell("task_other", host(picture(1)))
+        hosting.tell(host(picture(1)))
         _, heard = await ear.next()
     (failure,) = heard.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
@@ -556,7 +559,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(shop: Shop) ->
         width=2, height=2, duration_s=None,
     )  # fmt: skip
     shop.passes(HEARD_WITHIN_S + 1)
-    await shop.tasks.ask(task.request_id, RecordHosting(1, 1, (result,)))
+    await shop.tasks.ref(task.request_id).ask(RecordHosting(1, 1, (result,)))
     assert await shop.row(task.request_id) == task
     assert await shop.count("assets") == 0
 

@@ -52,13 +52,13 @@ async def test_an_account_is_refused_what_comes_too_fast_and_repeats_are_not_cou
 ) -> None:
     world = await start_world(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))
     account_id, key_id = await world.open_account()
-    await world.accounts.ask(account_id, Recharge(100_000_000))
-    first = await world.accounts.ask(account_id, create_task(key_id, key="one"))
+    await world.accounts.ref(account_id).ask(Recharge(100_000_000))
+    first = await world.accounts.ref(account_id).ask(create_task(key_id, key="one"))
     for _ in range(5):
-        again = await world.accounts.ask(account_id, create_task(key_id, key="one"))
+        again = await world.accounts.ref(account_id).ask(create_task(key_id, key="one"))
         assert not isinstance(again, Refusal)
     assert isinstance(first, TaskAccepted)
-    assert isinstance(await world.accounts.ask(account_id, create_task(key_id)), TaskAccepted)
-    refused = await world.accounts.ask(account_id, create_task(key_id, key="three"))
+    assert isinstance(await world.accounts.ref(account_id).ask(create_task(key_id)), TaskAccepted)
+    refused = await world.accounts.ref(account_id).ask(create_task(key_id, key="three"))
     assert isinstance(refused, Refusal)
     assert (refused.code, (refused.retry_after_s or 0) > 900) == ("rate_limit_exceeded", True)

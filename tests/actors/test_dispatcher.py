@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -14,13 +13,13 @@ import sqlalchemy
 import trio
 import trio.testing
 from sqlalchemy import Connection
+from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.runtime.messages import Command
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
 from holdfast.actors.workers.loop_load import LoopLoad
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
 from holdfast.persistence.claims.tasks import claim_waiting
@@ -35,10 +34,13 @@ class Tasks:
     woken: list[tuple[str, bool]] = field(default_factory=list)
     told: trio.Event = field(default_factory=trio.Event)
 
-    def tell(self, key: str, command: Command[Any]) -> None:
-        """Note the wake."""
-        assert isinstance(command, Wake)
-        self.woken.append((key, command.recovering))
+    def ref(self, key: str) -> RecordedRef:
+        """Return an address that records the wake."""
+        return RecordedRef(lambda message: self._wake(key, message))
+
+    def _wake(self, key: str, message: object) -> None:
+        assert isinstance(message, Wake)
+        self.woken.append((key, message.recovering))
         self.told.set()
 
     async def count(self, number: int) -> list[tuple[str, bool]]:
@@ -55,7 +57,7 @@ class Desk:
     """A dispatcher with two places at the studio, and its surroundings."""
 
     database: Database
-    post: WorkerAddress
+    post: WorkerRef
     tasks: Tasks
     nursery: trio.Nursery
     process: Process = field(default_factory=this_process)
@@ -119,7 +121,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(database: Database, nursery: trio.Nursery) -> AsyncIterator[Desk]:
-    yield Desk(database, WorkerAddress("dispatcher"), Tasks(), nursery)
+    yield Desk(database, WorkerRef("dispatcher"), Tasks(), nursery)
     nursery.cancel_scope.cancel()
 
 
@@ -130,8 +132,8 @@ async def test_slots_go_to_the_oldest_tasks_first(desk: Desk) -> None:
 
     assert await desk.tasks.count(2) == [("task_3", False), ("task_2", False)]
 
-    desk.post.tell("", TaskQueued("studio", "task_new"))
-    desk.post.tell("", SlotFreed("studio", "task_3"))
+    desk.post.tell(TaskQueued("studio", "task_new"))
+    desk.post.tell(SlotFreed("studio", "task_3"))
     assert (await desk.tasks.count(3))[2] == ("task_1", False)
 
 

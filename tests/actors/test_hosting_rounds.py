@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import trio
+from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordHosting
 from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers import hosting
 from holdfast.actors.workers.hosting import HostingWorker
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
@@ -32,9 +33,9 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[RecordHosting] = []
 
-    def tell(self, key: str, command: Any) -> None:
+    def ref(self, key: str) -> RecordedRef:
         assert key == "task_1"
-        self.heard.append(command)
+        return RecordedRef(self.heard.append)
 
 
 class Fetches:
@@ -67,7 +68,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 async def test_a_later_hosting_round_cancels_an_earlier_one(
     nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    ear, post = Ear(), WorkerAddress("hosting")
+    ear, post = Ear(), WorkerRef("hosting")
     nobody: Any = None
     worker = HostingWorker(
         post,
@@ -81,7 +82,7 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
     for host in (ROUND_1, ROUND_1, ROUND_2, ROUND_2, ROUND_1):
-        post.tell("task_1", host)
+        post.tell(host)
         await trio.testing.wait_all_tasks_blocked()
     assert fetches.begun == ["https://x.test/1", "https://x.test/2"]
     assert fetches.broken_off == ["https://x.test/1"]
@@ -90,6 +91,6 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
     failure = HostingFailure(0, "not_found: https://x.test/2", final=True)
     assert ear.heard == [RecordHosting(1, 2, (failure,))]
     # Asked for again once it has ended, the same round is run again.
-    post.tell("task_1", ROUND_2)
+    post.tell(ROUND_2)
     await trio.testing.wait_all_tasks_blocked()
     assert len(ear.heard) == 2

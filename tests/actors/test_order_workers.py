@@ -28,7 +28,7 @@ from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.payment_facts import Attempt, Paid
@@ -105,12 +105,12 @@ class Office:
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
         order_checks = self.order_checks(self.bank.provider if card else None)
-        return kind(WorkerAddress("orders"), database=self.database, order_checks=order_checks)
+        return kind(WorkerRef("orders"), database=self.database, order_checks=order_checks)
 
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
         """An order; a card order has its intent unless told otherwise."""
         create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
-        made = await self.world.accounts.ask(self.account_id, create)
+        made = await self.world.accounts.ref(self.account_id).ask(create)
         assert isinstance(made, OrderResult)
         request = made.order.request
         if intent and provider == "cardprovider":
@@ -118,7 +118,7 @@ class Office:
                 request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
             )
             attach = AttachIntent(request.order_id, asked.provider_payment_id)
-            made = await self.world.accounts.ask(self.account_id, attach)
+            made = await self.world.accounts.ref(self.account_id).ask(attach)
         order: Order = made.order
         return order
 
@@ -248,7 +248,7 @@ async def test_a_webhook_after_a_reconcile_moves_no_money(office: Office) -> Non
         await office.run(Reconciler)
         looked = await office.read(order)
         told = msgspec.structs.replace(office.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await office.world.accounts.ask(office.account_id, ReceivePaymentEvent(order.order_id, told, b"{}"))
+        await office.world.accounts.ref(office.account_id).ask(ReceivePaymentEvent(order.order_id, told, b"{}"))
         after = await office.read(order)
     assert after.state.moves == looked.state.moves
     assert after.state.real_event_id == told.event_id
@@ -339,8 +339,8 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
             told = ReceivePaymentEvent(
                 order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}"
             )
-            canceled.append(await office.world.accounts.ask(office.account_id, told))
-            after.append(await office.world.accounts.ask(office.account_id, ExpireOrder(order.order_id)))
+            canceled.append(await office.world.accounts.ref(office.account_id).ask(told))
+            after.append(await office.world.accounts.ref(office.account_id).ask(ExpireOrder(order.order_id)))
     assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
     # The second one was cancelled while it could still be paid: that was somebody's will, not time.
     assert [(heard.verdict, heard.order.status) for heard in after] == [
@@ -461,13 +461,13 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(of
         await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
         await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
         event = office.payments.paid(order.order_id)
-        await office.world.accounts.ask(office.account_id, ReceivePaymentEvent(order.order_id, event, b"{}"))
+        await office.world.accounts.ref(office.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         rows = text("select event_id, body from payment_events order by event_id")
         kept = await office.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
         await office.change(
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
-        swept = await Sweeper(WorkerAddress("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
+        swept = await Sweeper(WorkerRef("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
         left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1
@@ -480,8 +480,8 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(office: Office) -
         event = office.payments.paid(order.order_id)
         inbox = UnmatchedEventStore("cardprovider", office.world.journal, utc_now)
         await inbox.keep(event.event_id, event.type, "unmatched", b"early")
-        heard = await office.world.accounts.ask(
-            office.account_id, ReceivePaymentEvent(order.order_id, event, b"late")
+        heard = await office.world.accounts.ref(office.account_id).ask(
+            ReceivePaymentEvent(order.order_id, event, b"late")
         )
     assert heard.verdict == "applied"
     assert await office.balance() == 10 * CREDIT

@@ -15,13 +15,14 @@ import trio
 
 from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.task.actor import TaskActor, TaskDependencies
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows
 from holdfast.actors.workers.sweeper import OUTBOX_KEPT_S, Sweeper
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.deliveries import PAUSES_S
@@ -124,14 +125,15 @@ def box(world: Any, new_task: Callable[..., CreateTask]) -> Box:
     return Box(world, new_task("key_1"))
 
 
-@dataclass
-class Outbox:
-    """Who would be told that events are due."""
+class Outbox(TrioActorRef):
+    """The address of an outbox worker that counts its messages."""
 
-    heard: int = 0
+    def __init__(self) -> None:
+        super().__init__("urn:test:outbox")
+        self.heard = 0
 
-    def tell(self, key: str, command: Any) -> None:
-        assert isinstance(command, EventsDue)
+    def tell(self, message: object) -> None:
+        assert isinstance(message, EventsDue)
         self.heard += 1
 
 
@@ -264,7 +266,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
-    await Sweeper(WorkerAddress("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
+    await Sweeper(WorkerRef("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:
         events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())
@@ -317,9 +319,9 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
         earlier = msgspec.structs.replace(task, status="processing", version=2)
         await box.write(TaskChangedRow(earlier))
         lost = RecordAnnouncement(False, ())
-        await tasks.ask(task.request_id, lost)
+        await tasks.ref(task.request_id).ask(lost)
         await box.write(TaskChangedRow(msgspec.structs.replace(task, version=3)))
-        await tasks.ask(task.request_id, RecordAnnouncement(True, (box.end(claimed),)))
+        await tasks.ref(task.request_id).ask(RecordAnnouncement(True, (box.end(claimed),)))
     now = await box.database.read(lambda rows: load_task(rows, task.request_id))
     assert (now.version, now.state.hosting.assets_ready_event) == (4, "sent")
     assert (await box.row(event.event_id)).status == "delivered"

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import trio
 import trio.testing
+from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.runtime.messages import Command
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.tasks.deliveries import PAUSES_S, Answer, pause_after
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
@@ -38,7 +38,7 @@ TICK_S = 60.0
 class Office:
     """A worker with rows, a journal, tasks and receivers that are all in memory."""
 
-    post: WorkerAddress = field(default_factory=lambda: WorkerAddress("outbox"))
+    post: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
     events: dict[str, DueEvent] = field(default_factory=dict)
     due_at: dict[str, datetime] = field(default_factory=dict)
     sent: list[tuple[float, str, dict[str, str], bytes]] = field(default_factory=list)
@@ -93,10 +93,13 @@ class Office:
             self.due_at[outcome.event_id] = outcome.due_at
         return Committed()
 
-    def tell(self, key: str, command: Command[Any]) -> None:
+    def ref(self, key: str) -> RecordedRef:
         """The tasks' part of it."""
-        assert isinstance(command, RecordAnnouncement)
-        self.told.append((key, command))
+        return RecordedRef(lambda message: self._tell(key, message))
+
+    def _tell(self, key: str, message: object) -> None:
+        assert isinstance(message, RecordAnnouncement)
+        self.told.append((key, message))
 
     async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         assert url == f"https://{account_id}.test/"
@@ -207,7 +210,7 @@ async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: t
         await office.run(nursery)
         await trio.sleep(10)
         office.add("evt_1")
-        office.post.tell("task_1", EventsDue())
+        office.post.tell(EventsDue())
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert [at for at, *_ in office.sent] == [10]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.providers.media.base import Accepted, Job, NotSent
 from holdfast.providers.media.health import ProviderHealth
 
@@ -20,8 +21,8 @@ class Tasks:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
 
-    def tell(self, key: str, command: Any) -> None:
-        self.told.append((key, command))
+    def ref(self, key: str) -> RecordedRef:
+        return RecordedRef(lambda message: self.told.append((key, message)))
 
 
 class Good:
@@ -61,14 +62,14 @@ async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> No
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"stuck": stuck}
     submits: set[tuple[str, int]] = set()
-    post = WorkerAddress("desk")
+    post = WorkerRef("desk")
     desk = ProviderCaller(post, providers=providers, tasks=tasks, submits=submits)
     with trio.fail_after(600):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: desk.run(task_status=task_status))
             for _ in range(5):
                 for number in range(CALLS_MAX + 1):
-                    post.tell("", submit("stuck", f"task_s{number}"))
+                    post.tell(submit("stuck", f"task_s{number}"))
                 await trio.sleep(1)
             assert len(submits) == CALLS_MAX + 1
             assert stuck.asked == CALLS_MAX
@@ -89,17 +90,17 @@ def submit(provider: str, request_id: str) -> Submit:
 async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"good": Good(), "stuck": stuck, "odd": Odd()}
-    post = WorkerAddress("desk")
+    post = WorkerRef("desk")
     desk = ProviderCaller(post, providers=providers, tasks=tasks)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: desk.run(task_status=task_status))
             for number in range(3 * CALLS_MAX):
-                post.tell("", submit("stuck", f"task_s{number}"))
-            post.tell("", submit("odd", "task_o"))
-            post.tell("", submit("good", "task_1"))
-            post.tell("", Poll("good", "task_1", 1, "job"))
-            post.tell("", CancelJob("nobody", "task_1", 1, "job"))
+                post.tell(submit("stuck", f"task_s{number}"))
+            post.tell(submit("odd", "task_o"))
+            post.tell(submit("good", "task_1"))
+            post.tell(Poll("good", "task_1", 1, "job"))
+            post.tell(CancelJob("nobody", "task_1", 1, "job"))
             await trio.sleep(1)
             told = [("task_1", RecordSubmission(1, Accepted("task_1", "queued"))), ("task_1", RecordPoll(1, None))]
             assert sorted(tasks.told, key=str) == sorted(told, key=str)

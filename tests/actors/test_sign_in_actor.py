@@ -24,7 +24,7 @@ from holdfast.actors.sign_in.messages import (
     VerifyCode,
 )
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
@@ -78,18 +78,18 @@ class Desk:
     codes: list[CodeIssued] = field(default_factory=list)
 
     async def request(self, key: str = ADA, origin: str = HOME) -> CodeIssued:
-        issued = await self.directory.ask(key, RequestCode(origin))
+        issued = await self.directory.ref(key).ask(RequestCode(origin))
         assert isinstance(issued, CodeIssued)
         self.codes.append(issued)
         return issued
 
     async def refused(self, command: Any, key: str = ADA) -> Refusal:
-        reply = await self.directory.ask(key, command)
+        reply = await self.directory.ref(key).ask(command)
         assert isinstance(reply, Refusal)
         return reply
 
     async def verify(self, otp_id: str, code: str, key: str = ADA) -> SignedIn | Refusal:
-        return await self.directory.ask(key, VerifyCode(otp_id, code))
+        return await self.directory.ref(key).ask(VerifyCode(otp_id, code))
 
 
 OpenDesk = Callable[[], Awaitable[Desk]]
@@ -293,7 +293,7 @@ async def test_rows_as_the_first_version_wrote_them_are_read(desk: Desk) -> None
         issued = await desk.request()
         assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
         for _ in range(29):
-            assert await desk.directory.ask(f"origin:{HOME}", AdmitOrigin()) == OriginAdmitted()
+            assert await desk.directory.ref(f"origin:{HOME}").ask(AdmitOrigin()) == OriginAdmitted()
         assert (await desk.refused(AdmitOrigin(), f"origin:{HOME}")).code == "otp_rate_limited"
     assert desk.reporter.recent() == ()
 
@@ -313,7 +313,7 @@ async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> Non
 async def test_rows_of_made_up_addresses_are_swept_and_those_of_accounts_kept_longer(desk: Desk) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
-    sweeper = Sweeper(WorkerAddress("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
+    sweeper = Sweeper(WorkerRef("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
 
     async def left_after(hours: int) -> list[str]:
         await change(desk.database, age, hours=hours)
@@ -349,13 +349,13 @@ async def test_codes_are_30_seconds_apart_and_5_an_hour(desk: Desk) -> None:
 async def test_an_address_of_origin_asks_30_times_an_hour(desk: Desk) -> None:
     with trio.fail_after(20):
         for _ in range(30):
-            assert await desk.directory.ask("origin:10.0.0.1", AdmitOrigin()) == OriginAdmitted()
+            assert await desk.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
             desk.clock.forward(10)
         limited = await desk.refused(AdmitOrigin(), "origin:10.0.0.1")
         assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 300)
-        assert await desk.directory.ask("origin:10.0.0.2", AdmitOrigin()) == OriginAdmitted()
+        assert await desk.directory.ref("origin:10.0.0.2").ask(AdmitOrigin()) == OriginAdmitted()
         desk.clock.forward(3600 - 300)
-        assert await desk.directory.ask("origin:10.0.0.1", AdmitOrigin()) == OriginAdmitted()
+        assert await desk.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
 
 
 async def test_two_processes_count_together_and_know_each_others_codes(open_desk: OpenDesk) -> None:

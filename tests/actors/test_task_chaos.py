@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy
 import trio
 from sqlalchemy import Connection, text
+from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -87,13 +88,6 @@ class LosingWriter(BatchWriter):
         return self._written[batch_id]
 
 
-class Nobody:
-    """Who does none of the errands: chance brings all that comes of them."""
-
-    def tell(self, key: str, command: Command[Any]) -> None:
-        """Nothing."""
-
-
 class Chaos:
     """Two processes, and whoever talks to them."""
 
@@ -105,7 +99,8 @@ class Chaos:
         self.tasks: list[str] = []
 
     def directory(self, world: World) -> KeyedDirectory:
-        nobody = Nobody()
+        # No worker runs: random messages stand for the results of their work.
+        nobody = RecordedRef(lambda _message: None)
         about = TaskDependencies(
             accounts=world.accounts,
             dispatcher=nobody,
@@ -140,12 +135,12 @@ class Chaos:
     async def begin(self) -> None:
         world = self.processes[0][0]
         account_id, key_id = await world.open_account()
-        await world.accounts.ask(account_id, Recharge(500_000_000))
+        await world.accounts.ref(account_id).ask(Recharge(500_000_000))
         command = dataclasses.replace(
             create_task(key_id), webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
         )
         for _ in range(TASKS):
-            created = await world.accounts.ask(account_id, command)
+            created = await world.accounts.ref(account_id).ask(command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)
         self.now += timedelta(seconds=30)
@@ -165,9 +160,9 @@ class Chaos:
         task = await self.row(request_id)
         message = await self.message(task, task.state.attempt or 1)
         if rng.random() < 0.6:
-            tasks.tell(request_id, message)
+            tasks.ref(request_id).tell(message)
         else:
-            await tasks.ask(request_id, message)
+            await tasks.ref(request_id).ask(message)
 
     async def message(self, task: Task, attempt: int) -> Command[Any]:
         rng = self.rng
@@ -234,7 +229,7 @@ class Chaos:
                 OutboxOutcomeRow(*ids, event.round_at, None, status, utc_now(), None),
             )
             if event.kind == "task.assets_ready":
-                tasks.tell(event.request_id, RecordAnnouncement(status == "delivered", rows))
+                tasks.ref(event.request_id).tell(RecordAnnouncement(status == "delivered", rows))
             else:
                 await world.journal.write(Unit(rows=rows))
 
@@ -248,9 +243,9 @@ class Chaos:
     async def ends(self) -> None:
         """Whatever is still open is canceled, and everybody hears the last of it."""
         for request_id in self.tasks:
-            await self.processes[0][1].ask(request_id, CancelTask())
+            await self.processes[0][1].ref(request_id).ask(CancelTask())
             for _, tasks in self.processes:
-                await tasks.ask(request_id, Wake())
+                await tasks.ref(request_id).ask(Wake())
 
 
 def audited(url: str) -> list[Any]:

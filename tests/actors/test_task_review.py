@@ -95,7 +95,7 @@ async def decided(actor: TaskActor, message: Any) -> Commit:
 
 
 def told(commit: Commit) -> Sequence[Any]:
-    return [tell.command for tell in commit.tells]
+    return [tell.message for tell in commit.tells]
 
 
 async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: TaskActor) -> None:

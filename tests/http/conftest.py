@@ -19,6 +19,7 @@ from quart import Response
 
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
 from holdfast.http.app import HoldfastApp, create_app
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
@@ -68,7 +69,10 @@ class FakeDirectory:
     deadlines_s: list[float] = field(default_factory=list)
     told: list[tuple[str, RecordKeyUse]] = field(default_factory=list)
 
-    async def ask(self, key: str, command: Command[R], *, deadline_s: float = 10.0) -> R | Refusal:
+    def ref(self, key: str) -> FakeRef:
+        return FakeRef(self, key)
+
+    async def ask(self, key: str, command: Command[R], deadline_s: float) -> R | Refusal:
         self.asked.append((key, command))
         self.deadlines_s.append(deadline_s)
         answer = await self.answer(key, command) if callable(self.answer) else self.answer
@@ -80,6 +84,23 @@ class FakeDirectory:
     def tell(self, key: str, command: Command[R]) -> None:
         assert isinstance(command, RecordKeyUse), "but for the use of keys, the front end only asks"
         self.told.append((key, command))
+
+
+class FakeRef(TrioActorRef):
+    """The address of an actor in a :class:`FakeDirectory`."""
+
+    def __init__(self, directory: FakeDirectory, key: str) -> None:
+        super().__init__(f"urn:test:{key}")
+        self._directory = directory
+        self._key = key
+
+    def ask(  # type: ignore[override]  # as in TrioActorRef
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+    ) -> Awaitable[R | Refusal]:
+        return self._directory.ask(self._key, message, deadline_s)
+
+    def tell(self, message: Command[object]) -> None:
+        self._directory.tell(self._key, message)
 
 
 class NoRows:

@@ -566,7 +566,7 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
         await accounts.run(task_status)
 
     async def ask() -> None:
-        answered.append(await accounts.ask("a", Sign()))
+        answered.append(await accounts.ref("a").ask(Sign()))
 
     with trio.fail_after(20):
         async with trio.open_nursery() as askers:
@@ -583,7 +583,7 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
                 # Both were handed back, and whoever decides them again would only fill a queue that nobody reads.
                 await wait_all_tasks_blocked()
                 with pytest.raises(Unavailable):
-                    await accounts.ask("b", Sign())
+                    await accounts.ref("b").ask(Sign())
                 await accounts.drain()
             assert answered == []
             async with trio.open_nursery() as tree:

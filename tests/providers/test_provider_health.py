@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.workers.provider_watch import PROBE_S, ProviderWatch
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
@@ -109,7 +109,7 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
         for _ in range(FAILURES_MAX):
             provider.health.failed("calls", "ConnectError")
     serve(provider, [None, None, None, 404], asked)
-    watch = ProviderWatch(WorkerAddress("provider-watch"), providers={"box": provider})
+    watch = ProviderWatch(WorkerRef("provider-watch"), providers={"box": provider})
     states = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))

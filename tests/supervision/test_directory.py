@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pykka
 import pytest
 import structlog
 import trio
@@ -132,7 +133,7 @@ class Stage:
         return [report for report in reversed(self.reporter.recent()) if report.kind == kind]
 
     async def ask(self, key: str, command: Command[str] | None = None) -> Any:
-        return await self.directory.ask(key, command or Say(), deadline_s=LONG_S)
+        return await self.directory.ref(key).ask(command or Say(), deadline_s=LONG_S)
 
 
 class _OnStage(TrioActor):
@@ -176,7 +177,7 @@ class _OnStage(TrioActor):
                 return self.key + await stage.ask(first, Relay(tuple(rest)))
             case Write(word=word, tell_to=tell_to):
                 stage.heard[self.key].append(word)
-                tells = (Tell(stage.directory, tell_to, Say(word)),) if tell_to else ()
+                tells = (Tell(stage.directory.ref(tell_to), Say(word)),) if tell_to else ()
                 return Commit(Unit(), word, tells)
             case _:
                 raise ValueError("broken on purpose")
@@ -231,6 +232,25 @@ async def test_many_first_messages_wake_an_actor_once(autojump_clock: MockClock)
         assert stage.woken == {"a": 1}
         assert stage.directory.awake_count == 1
     assert stage.heard["a"] == ["hello"] * 50
+
+
+async def test_an_address_stays_valid_across_passivation_and_restart(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=KeyedLimits(idle_s=10))
+    ref = stage.directory.ref("a")
+    assert isinstance(ref, pykka.ActorRef)
+    async with stage.running() as directory:
+        assert await ref.ask(Say("first")) == "first"
+        await trio.sleep(60)
+        assert directory._slots == {}
+        assert await ref.ask(Say("after passivation")) == "after passivation"
+        assert isinstance(await outcome(lambda: ref.ask(Break())), Crashed)
+        assert await ref.ask(Say("after a restart")) == "after a restart"
+    assert stage.woken == {"a": 3}
+    assert ref.is_alive()
+    assert str(ref) == "Actor (urn:holdfast:players:a)"
+    for refused in (ref.stop, ref.proxy):
+        with pytest.raises(RuntimeError, match="players:a"):
+            refused()
 
 
 async def test_an_idle_actor_sleeps_and_a_used_one_stays_awake(autojump_clock: MockClock) -> None:
@@ -314,7 +334,7 @@ async def test_a_crash_loop_ends_in_quarantine_and_no_other_key_notices(autojump
         with pytest.raises(Unavailable, match="quarantined"):
             await stage.ask("sick")
         assert trio.current_time() == begun
-        directory.tell("sick", Say("told"))
+        directory.ref("sick").tell(Say("told"))
         assert stage.dead_letters.counts()["dead"] == 1
         assert directory.release("sick")
         assert not directory.release("sick")
@@ -380,7 +400,7 @@ async def test_a_closed_gate_refuses_at_once_and_counts_no_crash(autojump_clock:
         assert trio.current_time() == begun
         # What is told is kept, and heard once the gate is open; a start that fails meanwhile is nobody's crash.
         stage.failing_starts["b"] = 1
-        directory.tell("b", Say("kept"))
+        directory.ref("b").tell(Say("kept"))
         await trio.sleep(10)
         assert stage.heard["b"] == []
         stage.failing_starts["b"] = 0
@@ -397,7 +417,7 @@ async def test_a_full_mailbox_refuses_at_once_and_buries_what_is_told(autojump_c
         nursery.start_soon(collect, stage, [("a", Rest(100))] + [("a", Say(str(i))) for i in range(5)], replies)
         await trio.sleep(50)
         assert [type(replies.get(i)) for i in (4, 5)] == [Overloaded] * 2
-        directory.tell("a", Say("told"))
+        directory.ref("a").tell(Say("told"))
         assert stage.dead_letters.counts()["full"] == 1
         assert await stage.ask("b") == "hello"
     assert stage.heard["a"] == ["0", "1", "2"]
@@ -411,7 +431,7 @@ async def test_an_expired_message_is_skipped_and_a_begun_one_finished(autojump_c
             nursery.start_soon(stage.ask, "a", Rest(20))
             await wait_all_tasks_blocked()
             with pytest.raises(OutcomeUnknown):
-                await directory.ask("a", Say("too late"), deadline_s=5)
+                await directory.ref("a").ask(Say("too late"), deadline_s=5)
             assert trio.current_time() - begun == pytest.approx(5)
         assert await stage.ask("a", Say("in time")) == "in time"
     assert stage.heard["a"] == ["in time"]
@@ -546,7 +566,7 @@ async def test_each_failed_trial_sends_the_key_back_for_longer(autojump_clock: M
             assert isinstance(found, Unavailable)
             await trio.sleep(found.retry_after_s)
         # What is told is a trial too.
-        stage.directory.tell("a", Say("told"))
+        stage.directory.ref("a").tell(Say("told"))
         await wait_all_tasks_blocked()
         assert stage.heard["a"] == ["told"]
     assert [report.delay_s for report in stage.reports("quarantine")] == [100, 200, 400, 800, 1000, 1000]
@@ -599,7 +619,7 @@ async def test_a_drain_finishes_the_mail_takes_no_asks_and_lets_tells_wait(autoj
         with pytest.raises(Unavailable):
             await stage.ask("a")
     assert replies == {0: "rested", 1: "1", 2: "2"}
-    stage.directory.tell("c", Say("kept"))
+    stage.directory.ref("c").tell(Say("kept"))
     assert stage.heard["c"] == []
     async with stage.running():
         await wait_all_tasks_blocked()
@@ -612,7 +632,7 @@ async def test_a_drain_does_not_wait_for_actors_that_cannot_begin(autojump_clock
     stage = Stage()
     stage.gate.close("away")
     async with stage.running() as directory:
-        directory.tell("a", Say("kept"))
+        directory.ref("a").tell(Say("kept"))
         await wait_all_tasks_blocked()
         begun = trio.current_time()
     assert trio.current_time() - begun < 1
@@ -648,7 +668,7 @@ async def test_a_tell_at_any_moment_of_the_end_is_kept_or_heard(autojump_clock: 
     async def keep_telling() -> None:
         nonlocal sent
         while not stop.is_set():
-            stage.directory.tell(f"k{sent % 3}", Say(str(sent)))
+            stage.directory.ref(f"k{sent % 3}").tell(Say(str(sent)))
             sent += 1
             await trio.lowlevel.checkpoint()
 
@@ -707,7 +727,7 @@ async def test_a_void_decision_sends_all_later_ones_back_in_their_order(autojump
         await trio.sleep(1)
         stage.settle(Committed(), MOVED)
         # Mail that comes while the void incarnation waits for its last verdict stands behind what is sent back.
-        stage.directory.tell("a", Write("6"))
+        stage.directory.ref("a").tell(Write("6"))
         await trio.sleep(1)
         assert stage.live["a"] == 1
         assert stage.woken["a"] == 1
@@ -761,7 +781,7 @@ async def test_an_actor_put_to_sleep_waits_for_its_last_commit(autojump_clock: M
         nursery.start_soon(collect, stage, [("a", Write("1"))], replies)
         await trio.sleep(100)
         assert directory.awake_count == 1
-        directory.tell("a", Say("2"))
+        directory.ref("a").tell(Say("2"))
         await trio.sleep(1)
         stage.settle(Committed())
         await trio.sleep(100)
@@ -781,7 +801,7 @@ async def test_a_void_decision_of_a_killed_incarnation_is_decided_by_the_next(au
             await trio.sleep(1)
             tree.cancel_scope.cancel()
         async with stage.running():
-            stage.directory.tell("a", Say("wakes it"))
+            stage.directory.ref("a").tell(Say("wakes it"))
             await trio.sleep(1)
             assert stage.live["a"] == 1
             stage.settle(Committed(), NotWritten("the batch was lost"), Committed())
@@ -819,7 +839,7 @@ async def test_mail_handed_back_after_a_kill_wakes_its_key_in_the_next_run(
 async def test_decisions_void_time_after_time_end_as_a_crash(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe, limits=KeyedLimits(voids_in_row_max=5))
     async with stage.running() as directory:
-        directory.tell("a", Write("1"))
+        directory.ref("a").tell(Write("1"))
         for _ in range(6):
             await trio.sleep(1)
             stage.settle(MOVED)
@@ -879,7 +899,7 @@ async def play(steps: list[Step]) -> None:
                         asked[number] = (key, commands[what])
                         nursery.start_soon(ask, number, key, commands[what])
                     case "tell":
-                        directory.tell(key, Write(word))
+                        directory.ref(key).tell(Write(word))
                     case "verdict" | "void":
                         for _ in range(min(3, len(stage.queue))):
                             stage.settle(Committed() if what == "verdict" else MOVED)

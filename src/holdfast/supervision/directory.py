@@ -28,6 +28,7 @@ from holdfast.actors.runtime.faults import Overloaded, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
 from holdfast.actors.runtime.trace import trace_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -43,6 +44,32 @@ from holdfast.supervision.quarantine import Quarantine
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
+
+
+class KeyedRef(TrioActorRef):
+    """The address of one virtual actor. ``tell`` records a dead letter where the message is not accepted."""
+
+    def __init__(self, directory: KeyedDirectory, key: str) -> None:
+        self._directory = directory
+        self._key = key
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]  # computed: most addresses are used once
+        """The directory and the key."""
+        return f"urn:holdfast:{self._directory.name}:{self._key}"
+
+    @property
+    def actor_inbox(self) -> Mailbox:  # type: ignore[override]  # the same
+        """The key's mailbox. To put into it starts no actor: send messages with ``ask`` and ``tell``."""
+        return self._directory._slot(self._key).mailbox
+
+    def ask(self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S) -> Awaitable[R | Refusal]:  # type: ignore[override]  # as above
+        """Send a command and wait for its durable reply."""
+        return self._directory._ask(self._key, message, deadline_s)
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command without waiting for a reply."""
+        self._directory._tell(self._key, message)
 
 
 class KeyedDirectory:
@@ -76,10 +103,13 @@ class KeyedDirectory:
         self._awake_count = 0
         self._deadlines = AskDeadlines()
 
-    # ------------------------------------------------------------------------------------------------- talking
+    # ------------------------------------------------------------------------------------------------ messages
 
-    async def ask(self, key: str, command: Command[R], *, deadline_s: float = 10.0) -> R | Refusal:
-        """Send a command and wait for its durable answer; faults as ``Directory`` names them."""
+    def ref(self, key: str) -> KeyedRef:
+        """Return the address of the actor with this key."""
+        return KeyedRef(self, key)
+
+    async def _ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
         self._refuse_if_unavailable()
         slot = self._slot(key)
         if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
@@ -89,7 +119,7 @@ class KeyedDirectory:
             refuse_cycle(asker, slot)
         now = trio.current_time()
         future: TrioFuture[Any] = TrioFuture()
-        self._put(slot, Envelope(command, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
+        self._put(slot, Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
         if asker is not None:
             asker.waiting_on = slot
         self._deadlines.add(future, now + deadline_s, deadline_s)
@@ -101,10 +131,9 @@ class KeyedDirectory:
             if asker is not None:
                 asker.waiting_on = None
 
-    def tell(self, key: str, command: Command[Any]) -> None:
-        """Send a command nobody waits for. A full or quarantined mailbox makes it a dead letter."""
+    def _tell(self, key: str, message: Command[object]) -> None:
         slot = self._slot(key)
-        envelope = Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get())
+        envelope = Envelope(message, sent_at=trio.current_time(), trace_id=trace_id.get())
         if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
             self._notes.bury("dead", slot, envelope)
             return

@@ -6,7 +6,8 @@ from typing import Any
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.turns import Tell, TellTarget
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.turns import Tell
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor, TaskDependencies
 from holdfast.actors.task.worker_messages import TaskQueued
@@ -21,7 +22,7 @@ from holdfast.settings import Settings
 
 
 def account_factory(
-    settings: Settings, database: Database, journal: Journal, dispatcher: TellTarget, *, now: Now
+    settings: Settings, database: Database, journal: Journal, dispatcher: TrioActorRef, *, now: Now
 ) -> Any:
     """Makes the account actors of one process; ``now`` tells service time."""
     limits = AccountLimits(
@@ -35,7 +36,7 @@ def account_factory(
         return await database.read(load_account, account_id)
 
     def announce(task: Task) -> Tell:
-        return Tell(dispatcher, task.request_id, TaskQueued(task.provider, task.request_id))
+        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
     def factory(account_id: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(

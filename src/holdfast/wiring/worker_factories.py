@@ -16,7 +16,7 @@ from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerAddress
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
@@ -40,15 +40,15 @@ WORKERS = (
 )  # fmt: skip
 
 
-def worker_addresses() -> dict[str, WorkerAddress]:
+def worker_addresses() -> dict[str, WorkerRef]:
     """A post for each worker. Posts outlive the workers' incarnations, so whoever tells one keeps its post."""
-    return {name: WorkerAddress(name) for name in WORKERS}
+    return {name: WorkerRef(name) for name in WORKERS}
 
 
 def worker_factories(
     settings: Settings,
     *,
-    posts: Mapping[str, WorkerAddress],
+    posts: Mapping[str, WorkerRef],
     database: Database,
     journal: Journal,
     accounts: KeyedDirectory,
@@ -130,7 +130,7 @@ def outbox_factory(
     settings: Settings,
     database: Database,
     journal: Journal,
-    post: WorkerAddress,
+    post: WorkerRef,
     tasks: KeyedDirectory,
     *,
     urls: PublicUrls,

@@ -27,6 +27,7 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, Order
+from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.actors.runtime.trace import trace_id
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.journal import Journal
@@ -60,23 +61,8 @@ class Reload(Exception):
     """Raised by a handler whose memory turned out to be behind the rows: reload, and decide the message again."""
 
 
-class _Flag:
-    """What pykka wants of ``actor_stopped``, at a sixteenth of the size of a ``threading.Event``."""
-
-    __slots__ = ("_on",)
-
-    def __init__(self) -> None:
-        self._on = False
-
-    def is_set(self) -> bool:
-        return self._on
-
-    def set(self) -> None:
-        self._on = True
-
-
-class TrioActorRef(pykka.ActorRef[Any]):
-    """A reference whose ``ask`` returns an awaitable; the blocking form raises instead of freezing the loop."""
+class IncarnationRef(pykka.ActorRef[Any]):
+    """A reference to one incarnation. ``ask`` returns an awaitable; its blocking form raises RuntimeError."""
 
     def ask(self, message: Any, *, block: bool = False, timeout: float | None = None) -> Any:
         """Send a message; await the returned future for the reply."""
@@ -98,8 +84,8 @@ class TrioActor(pykka.Actor):
         # Not super().__init__(): it would draw a random urn and build a threading.Event for each incarnation.
         self.actor_urn = f"urn:holdfast:{type(self).__name__}:{id(self):x}"
         self.actor_inbox: Mailbox = mailbox if mailbox is not None else self._create_actor_inbox()
-        self.actor_stopped = _Flag()  # type: ignore[assignment]  # the same two methods
-        self._actor_ref = TrioActorRef(self)
+        self.actor_stopped = StoppedFlag()  # type: ignore[assignment]  # the same two methods
+        self._actor_ref = IncarnationRef(self)
         self.last_message: type[Any] | None = None
 
     @classmethod
@@ -347,7 +333,7 @@ class JournaledActor(TrioActor):
         token = trace_id.set(trace)
         try:
             for tell in result.tells:
-                tell.to.tell(tell.key, tell.command)
+                tell.to.tell(tell.message)
         finally:
             trace_id.reset(token)
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.persistence.journal.units import Unit
 
 
-class TellTarget(Protocol):
-    """Where news can be told."""
-
-    def tell(self, key: str, command: Command[Any]) -> None: ...
-
-
 class Tell(msgspec.Struct, frozen=True):
-    """News to send once the unit is durable: after the commit, outside the turn."""
+    """A message to send once the unit is durable."""
 
-    to: TellTarget
-    key: str
-    command: Command[Any]
+    to: TrioActorRef
+    message: Command[object]
 
 
 class Commit(msgspec.Struct, frozen=True, eq=False):

@@ -17,10 +17,10 @@ import structlog
 
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.actor import JournaledActor, Reload
-from holdfast.actors.runtime.directory import Directory
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.turns import Commit, Tell, TellTarget
+from holdfast.actors.runtime.refs import Directory, TrioActorRef
+from holdfast.actors.runtime.turns import Commit, Tell
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -89,10 +89,10 @@ class TaskDependencies:
     """
 
     accounts: Directory
-    dispatcher: TellTarget
-    desk: TellTarget
-    hosting: TellTarget
-    outbox: TellTarget
+    dispatcher: TrioActorRef
+    desk: TrioActorRef
+    hosting: TrioActorRef
+    outbox: TrioActorRef
     traits: Callable[[str], ProviderTraits]
     callback_url: Callable[[str], str]
     now: Now
@@ -282,7 +282,7 @@ class TaskActor(JournaledActor):
             return Commit(Unit(rows=tuple(rows)), self._ref(), tuple(tells))
         events = new_event_rows(before, after)
         if events:
-            tells.append(Tell(self._world.outbox, self._request_id, EventsDue()))
+            tells.append(Tell(self._world.outbox, EventsDue()))
         rows = (TaskChangedRow(after, self._world.process_id), *rows, *events)
         if after.request is not before.request:
             rows = (*rows, TaskRequestRow(self._request_id, after.request))
@@ -300,7 +300,7 @@ class TaskActor(JournaledActor):
         if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
             self._world.health(after.provider).failed("news", "a job was given up without any update")
         for tell in tells:
-            tell.to.tell(tell.key, tell.command)
+            tell.to.tell(tell.message)
         return self._ref()
 
     def _confirm(self, reply: Any, *rows: Row) -> Commit:
@@ -323,7 +323,7 @@ class TaskActor(JournaledActor):
         )
         await self.await_durable()
         try:
-            reply = await self._world.accounts.ask(before.account_id, command, deadline_s=SETTLE_DEADLINE_S)
+            reply = await self._world.accounts.ref(before.account_id).ask(command, deadline_s=SETTLE_DEADLINE_S)
         except StaleFence as stale:
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):
@@ -342,13 +342,13 @@ class TaskActor(JournaledActor):
                         task.request.input,
                         world.callback_url(task.provider),
                     )
-                    tells.append(Tell(world.desk, task.request_id, Submit(task.provider, job)))
+                    tells.append(Tell(world.desk, Submit(task.provider, job)))
                 case task_moves.PollJob(attempt=attempt, provider_ref=ref):
                     poll = Poll(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(world.desk, task.request_id, poll))
+                    tells.append(Tell(world.desk, poll))
                 case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
                     cancel = CancelJob(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(world.desk, task.request_id, cancel))
+                    tells.append(Tell(world.desk, cancel))
                 case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
                     terms = task.request.terms
                     host = Host(
@@ -360,7 +360,7 @@ class TaskActor(JournaledActor):
                         terms.hosting,
                         output_timeout_s=terms.deadlines.hosting_s,
                     )
-                    tells.append(Tell(world.hosting, task.request_id, host))
+                    tells.append(Tell(world.hosting, host))
         return tells
 
     def _freed_slot(self, before: Task, after: Task | None) -> list[Tell]:
@@ -368,7 +368,7 @@ class TaskActor(JournaledActor):
         if after is None or not _occupies(before) or _occupies(after):
             return []
         freed = SlotFreed(after.provider, after.request_id)
-        return [Tell(self._world.dispatcher, after.request_id, freed)]
+        return [Tell(self._world.dispatcher, freed)]
 
     def _ref(self) -> TaskRef:
         return TaskRef(self._request_id, self._task.account_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.unfenced.write import write_unfenced
 from holdfast.ledger.clock import Now
@@ -14,7 +14,7 @@ from holdfast.persistence.records.outbox import OutboxResendRow, WebhookSecretRo
 class EventCommands:
     """Both methods raise as :func:`write_unfenced` does."""
 
-    def __init__(self, journal: Journal, outbox: TellTarget, now: Now) -> None:
+    def __init__(self, journal: Journal, outbox: TrioActorRef, now: Now) -> None:
         self._journal = journal
         self._outbox = outbox
         self._now = now
@@ -33,7 +33,7 @@ class EventCommands:
             reason=None,
         )
         await write_unfenced(self._journal, row)
-        self._outbox.tell(event_id, EventsDue())
+        self._outbox.tell(EventsDue())
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
         """Start signing with ``generation``. A repeat for the same generation keeps the first time."""

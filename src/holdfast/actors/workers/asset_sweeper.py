@@ -16,11 +16,11 @@ from typing import Any, Final
 import structlog
 import trio
 
-from holdfast.actors.runtime.directory import Directory
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskRef
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
     LEASE_S,
@@ -58,7 +58,7 @@ class AssetSweeper(Worker):
     """Sweeps every few seconds, a bounded piece at once."""
 
     def __init__(
-        self, post: WorkerAddress, *, database: Database, tasks: Directory, store: AssetStore, now: Now
+        self, post: WorkerRef, *, database: Database, tasks: Directory, store: AssetStore, now: Now
     ) -> None:
         super().__init__(post)
         self._database = database
@@ -99,7 +99,7 @@ class AssetSweeper(Worker):
 
     async def _tell(self, request_id: str, command: Command[TaskRef]) -> bool:
         try:
-            await self._tasks.ask(request_id, command, deadline_s=ASK_DEADLINE_S)
+            await self._tasks.ref(request_id).ask(command, deadline_s=ASK_DEADLINE_S)
         except (AskFault, Crashed) as fault:
             # Its rows stay, and the next sweep finds them.
             log.info("a task's assets are put off", request_id=request_id, reason=str(fault))

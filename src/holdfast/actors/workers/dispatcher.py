@@ -28,11 +28,11 @@ import trio
 
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.loop_load import LoopLoad
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.persistence.claims.processes import Process, take_over
@@ -77,10 +77,10 @@ class Dispatcher(Worker):
 
     def __init__(
         self,
-        post: WorkerAddress,
+        post: WorkerRef,
         *,
         database: Database,
-        tasks: TellTarget,
+        tasks: Directory,
         places: Callable[[], Mapping[str, int]],
         now: Now,
         process: Process,
@@ -182,7 +182,7 @@ class Dispatcher(Worker):
         if taken:
             log.info("tasks of an ended process are taken over", tasks=len(taken))
         for row in taken:
-            self._tasks.tell(row.request_id, Wake(recovering=True))
+            self._tasks.ref(row.request_id).tell(Wake(recovering=True))
 
     async def _follow_up(self) -> None:
         now, me = self._now(), self._process.process_id
@@ -190,7 +190,7 @@ class Dispatcher(Worker):
         for row in due:
             is_ours = row.owner_before == me
             is_fresh = row.owner_before is None and row.updated_at >= self._began_at
-            self._tasks.tell(row.request_id, Wake(recovering=not (is_ours or is_fresh)))
+            self._tasks.ref(row.request_id).tell(Wake(recovering=not (is_ours or is_fresh)))
 
     async def _wake_overdue(self) -> None:
         """End the waiting of tasks that wait in vain: they need no place to fail and give their credit back."""
@@ -210,7 +210,7 @@ class Dispatcher(Worker):
         while True:
             claimed = await self._database.work(claim)
             for request_id in claimed:
-                self._tasks.tell(request_id, Wake(silence=silence))
+                self._tasks.ref(request_id).tell(Wake(silence=silence))
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
 
@@ -258,4 +258,4 @@ class Dispatcher(Worker):
         now = trio.current_time()
         self._held.setdefault(provider, {})[request_id] = now
         self._placed_at[provider] = now
-        self._tasks.tell(request_id, Wake())
+        self._tasks.ref(request_id).tell(Wake())

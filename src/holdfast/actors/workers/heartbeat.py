@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, beat, end_lease
 from holdfast.persistence.server.database import Database, DatabaseAway
 from holdfast.persistence.server.service_clock import ServiceClock
@@ -47,7 +47,7 @@ class Heartbeat(Worker):
 
     def __init__(
         self,
-        post: WorkerAddress,
+        post: WorkerRef,
         *,
         database: Database,
         presence: Presence,

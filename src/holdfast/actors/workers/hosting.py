@@ -15,10 +15,10 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordHosting
 from holdfast.actors.task.worker_messages import Host
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
@@ -53,14 +53,14 @@ class HostingWorker(Worker):
 
     def __init__(
         self,
-        post: WorkerAddress,
+        post: WorkerRef,
         *,
         downloads: GuardedClient,
         origins_of: Callable[[str], frozenset[Origin]],
         store: AssetStore,
         database: Database,
         incoming_dir: Path,
-        tasks: TellTarget,
+        tasks: Directory,
         now: Now,
     ) -> None:
         super().__init__(post)
@@ -100,7 +100,9 @@ class HostingWorker(Worker):
             with scope:
                 async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
                     results = [await self._store_output(output, host) for output in host.outputs]
-                self._tasks.tell(host.request_id, RecordHosting(host.attempt, host.round_number, tuple(results)))
+                self._tasks.ref(host.request_id).tell(
+                    RecordHosting(host.attempt, host.round_number, tuple(results))
+                )
         except Exception:
             # The task's own deadline for this round brings it up again.
             log.exception("hosting round broke", request_id=host.request_id)

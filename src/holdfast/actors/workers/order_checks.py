@@ -18,8 +18,8 @@ from holdfast.actors.account.order_messages import (
     ReconcileOrder,
     RecordIntentRefused,
 )
-from holdfast.actors.runtime.directory import Directory
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import Directory
 from holdfast.ledger.clock import Now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import can_expire
@@ -110,7 +110,7 @@ class OrderChecks:
         return "attached"
 
     async def _ask(self, order: Order, command: Command[OrderResult]) -> OrderResult | None:
-        reply = await self._accounts.ask(order.account_id, command)
+        reply = await self._accounts.ref(order.account_id).ask(command)
         if isinstance(reply, Refusal):
             log.warning("a check of an order was refused", order_id=order.order_id, code=reply.code)
             return None

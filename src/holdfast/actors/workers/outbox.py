@@ -18,10 +18,10 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import Answer, Outcome, judge
 from holdfast.ledger.tasks.events import ASSETS_READY
@@ -88,11 +88,11 @@ class OutboxWorker(Worker):
 
     def __init__(
         self,
-        post: WorkerAddress,
+        post: WorkerRef,
         *,
         rows: EventRows,
         journal: Journal,
-        tasks: TellTarget,
+        tasks: Directory,
         render: Render,
         send: Send,
         secrets_key: bytes,
@@ -212,7 +212,7 @@ class OutboxWorker(Worker):
     ) -> None:
         if event.kind == ASSETS_READY and outcome.status != "pending":
             # The task shows whether this one arrived: both change in one commit, made by the task's actor.
-            self._tasks.tell(event.request_id, RecordAnnouncement(outcome.status == "delivered", rows))
+            self._tasks.ref(event.request_id).tell(RecordAnnouncement(outcome.status == "delivered", rows))
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):

@@ -13,10 +13,10 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.runtime.turns import TellTarget
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
-from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerAddress
+from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
 from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault
 
 log = structlog.get_logger(__name__)
@@ -38,10 +38,10 @@ class ProviderCaller(Worker):
 
     def __init__(
         self,
-        post: WorkerAddress,
+        post: WorkerRef,
         *,
         providers: Mapping[str, MediaProvider],
-        tasks: TellTarget,
+        tasks: Directory,
         submits: set[SubmitKey] | None = None,
     ) -> None:
         super().__init__(post)
@@ -76,7 +76,7 @@ class ProviderCaller(Worker):
                     calls.release()
             elif isinstance(message, Submit):
                 none_free = NotSent("earlier calls to the provider are not answered yet")
-                self._tasks.tell(message.job.request_id, RecordSubmission(message.job.attempt, none_free))
+                self._tasks.ref(message.job.request_id).tell(RecordSubmission(message.job.attempt, none_free))
         except Exception:
             # One provider's odd answer must not end everybody's errands; the task's row brings it up again.
             log.exception("errand broke", message=type(message).__name__)
@@ -111,7 +111,7 @@ class ProviderCaller(Worker):
                     provider.health.failed("submissions", reason)
                 case _:
                     provider.health.succeeded("submissions")
-        self._tasks.tell(job.request_id, RecordSubmission(job.attempt, submission))
+        self._tasks.ref(job.request_id).tell(RecordSubmission(job.attempt, submission))
 
     async def _poll(self, poll: Poll) -> None:
         provider = self._providers.get(poll.provider)
@@ -125,7 +125,7 @@ class ProviderCaller(Worker):
             provider.health.failed("news", str(fault))
             return
         provider.health.succeeded("news")
-        self._tasks.tell(poll.request_id, RecordPoll(poll.attempt, news))
+        self._tasks.ref(poll.request_id).tell(RecordPoll(poll.attempt, news))
 
     async def _cancel(self, cancel: CancelJob) -> None:
         provider = self._providers.get(cancel.provider)
@@ -136,4 +136,4 @@ class ProviderCaller(Worker):
         except PollFault as fault:
             log.info("cancel failed", provider=cancel.provider, request_id=cancel.request_id, reason=str(fault))
             return
-        self._tasks.tell(cancel.request_id, RecordCancel(cancel.attempt, outcome))
+        self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))

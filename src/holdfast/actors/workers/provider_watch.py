@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.providers.media.base import MediaProvider
 
 log = structlog.get_logger(__name__)
@@ -21,7 +21,7 @@ PROBES_MAX = 8
 class ProviderWatch(Worker):
     """Starts probes every few seconds where they are due, one at a time for each provider."""
 
-    def __init__(self, post: WorkerAddress, *, providers: Mapping[str, MediaProvider]) -> None:
+    def __init__(self, post: WorkerRef, *, providers: Mapping[str, MediaProvider]) -> None:
         super().__init__(post)
         self._providers = providers
         self._places = trio.CapacityLimiter(PROBES_MAX)

@@ -15,7 +15,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
 from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -34,7 +34,7 @@ class OrderWorker(Worker):
 
     claim: ClassVar[Callable[..., list[str]]]
 
-    def __init__(self, post: WorkerAddress, *, database: Database, order_checks: OrderChecks) -> None:
+    def __init__(self, post: WorkerRef, *, database: Database, order_checks: OrderChecks) -> None:
         super().__init__(post)
         self._database = database
         self._errands = order_checks

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerAddress
+from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.journal.journal import MARKS_KEPT_S
@@ -29,7 +29,7 @@ OUTBOX_KEPT_S = 30 * 24 * 3600
 class Sweeper(Worker):
     """Sweeps once a minute, a bounded number of rows at a time."""
 
-    def __init__(self, post: WorkerAddress, *, database: Database, idempotency_ttl_s: int) -> None:
+    def __init__(self, post: WorkerRef, *, database: Database, idempotency_ttl_s: int) -> None:
         super().__init__(post)
         self._database = database
         self._kept_s = {

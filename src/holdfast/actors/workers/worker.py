@@ -12,6 +12,7 @@ from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.trace import trace_id
 
 log = structlog.get_logger(__name__)
@@ -19,30 +20,33 @@ log = structlog.get_logger(__name__)
 WORKER_MAILBOX_MAX = 10_000
 
 
-class WorkerAddress:
-    """A worker's address. What is told here while the worker restarts waits for its next incarnation.
+class WorkerRef(TrioActorRef):
+    """The address of a worker. Messages sent while it restarts wait for the next incarnation.
 
-    A full mailbox drops the message: every worker's work stands in rows as well, and is found there again.
+    A full mailbox drops the message: the work is in rows as well, and is found there again.
     """
 
-    def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
-        self.name = name
-        self.mailbox = Mailbox(mailbox_max)
+    actor_inbox: Mailbox
 
-    def tell(self, key: str, command: Command[Any]) -> None:  # noqa: ARG002 - a worker is one, whatever the key
-        """Send a command nobody waits for."""
+    def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
+        super().__init__(f"urn:holdfast:workers:{name}")
+        self.name = name
+        self.actor_inbox = Mailbox(mailbox_max)
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command; workers send no replies."""
         try:
-            self.mailbox.put(Envelope(command, sent_at=trio.current_time(), trace_id=trace_id.get()))
+            self.actor_inbox.put(Envelope(message, sent_at=trio.current_time(), trace_id=trace_id.get()))
         except MailboxFull:
             metrics.DEAD_LETTERS.labels("full").inc()
-            log.warning("worker mailbox full", worker=self.name, message=type(command).__name__)
+            log.warning("worker mailbox full", worker=self.name, message=type(message).__name__)
 
 
 class Worker(TrioActor):
     """One incarnation of a worker, run as a child of the tree. A handler that raises ends it."""
 
-    def __init__(self, post: WorkerAddress) -> None:
-        super().__init__(post.mailbox)
+    def __init__(self, post: WorkerRef) -> None:
+        super().__init__(post.actor_inbox)
         self.nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:

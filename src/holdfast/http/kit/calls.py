@@ -21,8 +21,8 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import KeyClaim, RecordKeyUse
 from holdfast.actors.account.stored_replies import Replayed, StoredReply
-from holdfast.actors.runtime.directory import Directory
 from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.http.kit import bodies
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.client_address import client_address, origin_of
@@ -243,7 +243,7 @@ class Call:
         assert self.bearer is not None
         now = self.deps.now()
         if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
-            self.deps.accounts.tell(key.account_id, RecordKeyUse(key.key_id, now))
+            self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Prove the session and run ``query`` in one read.
@@ -330,9 +330,9 @@ class Call:
         """The query string's keys, each with every value that was sent."""
         return self.request.args.to_dict(flat=False)
 
-    async def ask(self, directory: Directory, key: str, command: Command[T]) -> T | Refusal:
+    async def ask(self, ref: TrioActorRef, command: Command[T]) -> T | Refusal:
         """Ask an actor within the time a call may take; its faults pass through to the error table."""
-        return await directory.ask(key, command, deadline_s=self.deps.settings.ask_deadline_s)
+        return await ref.ask(command, deadline_s=self.deps.settings.ask_deadline_s)
 
     def claim(self, key_id: str) -> KeyClaim:
         """What the account's actor checks again when the command reaches it."""

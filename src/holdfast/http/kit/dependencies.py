@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from holdfast.actors.runtime.directory import Directory
+from holdfast.actors.runtime.refs import Directory
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
 from holdfast.ledger.catalog.catalog import Catalog

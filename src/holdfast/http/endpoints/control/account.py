@@ -67,7 +67,7 @@ async def create_api_key(call: Call) -> Outcome:
         name=name or "API key",
         scopes=scopes,
     )
-    created = await call.ask(call.deps.accounts, call.session.account_id, command)
+    created = await call.ask(call.deps.accounts.ref(call.session.account_id), command)
     if isinstance(created, Refusal):
         return created
     return ApiKeySecret(
@@ -111,7 +111,7 @@ async def revoke_api_key(call: Call) -> Outcome:
         return _KEY_NOT_FOUND
     if ours[0].revoked_at is not None:
         return ApiKeyRevokedBody(api_key_id=key_id, revoked_at=format_time(ours[0].revoked_at))
-    revoked = await call.ask(call.deps.accounts, account_id, RevokeApiKey(key_id=key_id))
+    revoked = await call.ask(call.deps.accounts.ref(account_id), RevokeApiKey(key_id=key_id))
     if isinstance(revoked, Refusal):
         return revoked
     return ApiKeyRevokedBody(api_key_id=revoked.key_id, revoked_at=format_time(revoked.revoked_at))
@@ -151,7 +151,7 @@ async def recharge(call: Call) -> Outcome:
         assert refusal is not None
         return told(await call.refuse(refusal, idempotency), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
-    return told(await call.ask(call.deps.accounts, call.session.account_id, command), _recharged)
+    return told(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 
 
 def _recharged(reply: Recharged) -> RechargedBody:

@@ -55,10 +55,10 @@ async def request_code(call: Call) -> Outcome:
     email = normalise_email(call.body(CodeRequest).email)
     if email is None:
         return _INVALID_EMAIL
-    admitted = await call.ask(deps.sign_ins, f"origin:{origin}", AdmitOrigin())
+    admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
-    issued = await call.ask(deps.sign_ins, f"email:{email}", RequestCode(origin))
+    issued = await call.ask(deps.sign_ins.ref(f"email:{email}"), RequestCode(origin))
     if isinstance(issued, Refusal):
         return issued
     try:
@@ -93,7 +93,7 @@ async def verify_code(call: Call) -> Outcome:
     if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
         return INVALID_OTP
     command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
-    signed_in = await call.ask(deps.sign_ins, f"email:{email}", command)
+    signed_in = await call.ask(deps.sign_ins.ref(f"email:{email}"), command)
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
@@ -136,7 +136,7 @@ async def sign_out(call: Call) -> Outcome:
     session = await call.read_as_session(lambda _rows, session: session)
     if isinstance(session, Refusal):
         return session
-    done = await call.ask(call.deps.accounts, session.account_id, SignOut(session_id=session.session_id))
+    done = await call.ask(call.deps.accounts.ref(session.account_id), SignOut(session_id=session.session_id))
     return done if isinstance(done, Refusal) else SignedOutBody(session_id=done.session_id, signed_out=True)
 
 

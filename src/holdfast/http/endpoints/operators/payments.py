@@ -102,5 +102,5 @@ async def resolve_payment_order(call: Call) -> Outcome:
     if order is None:
         return ORDER_NOT_FOUND
     command = ResolveOrder(order_id, body.credit, amount_micro, note)
-    reply = await call.ask(call.deps.accounts, order.account_id, command)
+    reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

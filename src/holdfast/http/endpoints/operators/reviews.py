@@ -164,7 +164,7 @@ async def _decide(call: Call, *, approve: bool) -> Outcome:
     task = await _task_of(call)
     if isinstance(task, Refusal):
         return task
-    done = await call.ask(call.deps.tasks, task.request_id, DecideReview(approve=approve, note=note))
+    done = await call.ask(call.deps.tasks.ref(task.request_id), DecideReview(approve=approve, note=note))
     if isinstance(done, Refusal):
         return done
     decided = await _task_of(call)

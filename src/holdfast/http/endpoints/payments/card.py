@@ -164,7 +164,7 @@ async def receive_card_webhook(call: Call) -> Outcome:
         await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if parsed.order_id is None else ORDER_NOT_FOUND
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
-    reply = await call.ask(deps.accounts, order.account_id, command)
+    reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
 
 
@@ -191,7 +191,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         )
     except CardRejected as fault:
         recorded = await call.ask(
-            deps.accounts, request.account_id, RecordIntentRefused(request.order_id, fault.provider_code)
+            deps.accounts.ref(request.account_id), RecordIntentRefused(request.order_id, fault.provider_code)
         )
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
         return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
@@ -199,7 +199,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
         return _refusal_of(fault)
     attached = await call.ask(
-        deps.accounts, request.account_id, AttachIntent(request.order_id, intent.provider_payment_id)
+        deps.accounts.ref(request.account_id), AttachIntent(request.order_id, intent.provider_payment_id)
     )
     return attached if isinstance(attached, Refusal) else intent
 

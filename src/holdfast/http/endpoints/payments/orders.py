@@ -155,7 +155,7 @@ async def write_order(
         signed_at=int(now.timestamp()) if is_sandbox else None,
     )
     command = CreateOrder(request=request, idempotency=idempotency)
-    return _written(await call.ask(call.deps.accounts, request.account_id, command))
+    return _written(await call.ask(call.deps.accounts.ref(request.account_id), command))
 
 
 def _written(reply: OrderResult | Replayed | Refusal) -> tuple[Order, bool] | Refusal | Replayed:

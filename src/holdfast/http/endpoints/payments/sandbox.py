@@ -104,7 +104,7 @@ async def receive_sandbox_callback(call: Call) -> Outcome:
         return refusal
     assert order is not None
     command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
-    reply = await call.ask(deps.accounts, order.account_id, command)
+    reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else sandbox_order_body(reply.order)
 
 

@@ -78,7 +78,7 @@ async def create_task(call: Call) -> Outcome:
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)
-        else await call.ask(call.deps.accounts, account_id, command)
+        else await call.ask(call.deps.accounts.ref(account_id), command)
     )
     return told(reply, lambda accepted: task_created(call.deps, accepted))
 
@@ -175,7 +175,7 @@ async def retry_task(call: Call) -> Outcome:
     reply = (
         await call.refuse(command, idempotency)
         if isinstance(command, Refusal)
-        else await call.ask(call.deps.accounts, original.account_id, command)
+        else await call.ask(call.deps.accounts.ref(original.account_id), command)
     )
     return told(reply, lambda accepted: task_created(call.deps, accepted))
 
@@ -225,7 +225,7 @@ async def cancel_task(call: Call) -> Outcome:
     task = await _own_task(call)
     if isinstance(task, Refusal):
         return task
-    done = await call.ask(call.deps.tasks, task.request_id, CancelTask())
+    done = await call.ask(call.deps.tasks.ref(task.request_id), CancelTask())
     if isinstance(done, Refusal):
         return done
     return await read_back(call.deps, task.account_id, task.request_id)
