@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias, cast
 
-import trio
 from prometheus_client import Histogram
-from quart import Request, Response
+from quart import Quart, Request, Response
+from quart.globals import request_ctx
+from quart.routing import QuartRule
+from quart.typing import ResponseTypes
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import NotFound
+from werkzeug.routing import MapAdapter
 
 from holdfast import metrics
-from holdfast.http.endpoints import catalog as catalog_listing
-from holdfast.http.endpoints.control import account, sign_in, statement
-from holdfast.http.endpoints.interface_pages import interface_pages
-from holdfast.http.endpoints.operators import health as ops
-from holdfast.http.endpoints.operators import payments as operator_payments
-from holdfast.http.endpoints.operators import reviews as operator_reviews
-from holdfast.http.endpoints.payments import card, orders, sandbox
-from holdfast.http.endpoints.tasks import (
-    asset_files,
-    callbacks,
-    events,
-    media_tasks,
-    usage_log,
-)
-from holdfast.http.endpoints.tasks import (
-    provider_webhooks as provider_hooks,
-)
-from holdfast.http.kit.answers import answer_call, render_fault, render_refusal
+from holdfast.http.endpoints import all_routes
+from holdfast.http.kit.answers import answer_call, render_error
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.connection import HoldfastConnection
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import refusal_of_http
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.kit.tracing import start_trace
 
-ROUTES: Final[tuple[Route, ...]] = (
-    *sign_in.route.routes,
-    *account.route.routes,
-    *statement.route.routes,
-    *sandbox.route.routes,
-    *card.route.routes,
-    *orders.route.routes,
-    *catalog_listing.route.routes,
-    *media_tasks.route.routes,
-    *events.route.routes,
-    *callbacks.route.routes,
-    *provider_hooks.route.routes,
-    *usage_log.route.routes,
-    *asset_files.route.routes,
-    *operator_reviews.route.routes,
-    *operator_payments.route.routes,
-    *ops.route.routes,
-    *interface_pages(lambda: ROUTES).routes,
-)
+ROUTES: Final = all_routes()
 
+Extension: TypeAlias = Callable[[Quart], object]
+"""A Quart extension's ``init_app``."""
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
@@ -72,77 +44,117 @@ OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(ro
 
 
 class HoldfastApp(QuartTrio):
-    """Quart on trio, with our answer to everything that goes wrong around a handler."""
+    """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
-    deps: Dependencies
-    asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task a call instead of quart-trio's three
+    Without extensions a request is matched by Quart's URL map and its view is called directly; with extensions
+    Quart dispatches it with request context, hooks, signals and error handlers (docs/decisions.md has the figures).
+    """
+
+    asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
     request_class = HoldfastRequest
 
-    def prepare_routing(self, routes: Sequence[Route]) -> None:
-        """Bind the routes once; they hang on path and method alone, never on what a request says its host is."""
+    def __init__(self, deps: Dependencies, routes: Sequence[Route], extensions: Sequence[Extension]) -> None:
+        super().__init__(__name__, static_folder=None)
+        self.deps = deps
+        self.config["PROPAGATE_EXCEPTIONS"] = False
+        self.url_map.merge_slashes = False
+        self.url_map.converters |= {"task": TaskIdConverter, "order": OrderIdConverter}
+        self._routes = {route.name: route for route in routes}
         for route in routes:
-            self.add_url_rule(route.rule, route.name, methods=[route.method])
+            self.add_url_rule(route.rule, route.name, self._view(route), methods=[route.method])
         self._adapter = self.url_map.bind("holdfast")
-        self._views: dict[str, Route] = {route.name: route for route in routes}
-        self._meters: dict[tuple[str, int], Histogram] = {}
+        self._has_extensions = bool(extensions)
+        self.before_request(self._begin_in_context)
+        self.after_request(self._finish_in_context)
+        self.register_error_handler(Exception, render_error)
+        for install in extensions:
+            install(self)
 
-    async def handle_request(self, request: Request) -> Response:
-        """Answer one request. Every answer has a request id, and every failure the one error shape."""
-        started_s = time.perf_counter()
-        request_id = start_trace()
-        name, response = await self._answer(request)
-        headers = response.headers
-        headers["X-Request-Id"] = request_id
-        headers.setdefault("X-Content-Type-Options", "nosniff")
-        headers.setdefault("Cache-Control", "no-store")
-        self._meter(name, response.status_code).observe(time.perf_counter() - started_s)
-        return _without_body(response) if request.method == "HEAD" else response
-
-    async def _answer(self, request: Request) -> tuple[str, Response]:
-        """The route's name and its answer.
-
-        The handlers work on what they are handed, so none of Quart's request context (globals, sessions,
-        signals) is set up around them.
-        """
-        name = "none"
+    async def handle_request(self, request: Request) -> ResponseTypes:
+        """Answer one request. Every response has a request id, and every failure the one error format."""
+        if self._has_extensions:
+            return await super().handle_request(request)
+        assert isinstance(request, HoldfastRequest)
         try:
-            if not is_normal_path(request.scope["raw_path"]):
-                raise NotFound
-            rule, path = self._adapter.match(request.path, request.method, return_rule=True, websocket=False)
-            name = rule.endpoint
+            _begin(request)
+            rule, path = self._adapter.match(request.path, request.method, return_rule=True)
+            request.url_rule = cast(QuartRule, rule)
             if request.method == "OPTIONS":
-                return name, self._options(request.path)
-            assert isinstance(request, HoldfastRequest)
-            return name, await answer_call(self.deps, self._views[name], request, dict(path))
-        except trio.Cancelled:
-            raise
-        except HTTPException as error:
-            return name, _framework_refusal(error)
-        except Exception as fault:  # the last place where it can become an answer
-            return name, render_fault(fault)
+                response = _options(self._adapter, request)
+            else:
+                response = await answer_call(self.deps, self._routes[rule.endpoint], request, {**path})
+        except Exception as error:
+            response = await render_error(error)
+        return _finish(request, response)
 
-    def _options(self, path: str) -> Response:
-        """OPTIONS has no body; ``Allow`` says everything."""
-        allowed = self._adapter.allowed_methods(path)
-        return Response(b"", status=204, headers={"Allow": ", ".join(sorted(allowed))})
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
+        """Bind the URL map to a request's path and method."""
+        if request is None:
+            return None
+        return self.url_map.bind("holdfast", path_info=request.path, default_method=request.method)
 
-    def _meter(self, name: str, status: int) -> Histogram:
-        meter = self._meters.get((name, status))
-        if meter is None:
-            meter = self._meters[name, status] = metrics.HTTP_ANSWER_S.labels(name, str(status))
-        return meter
+    async def make_default_options_response(self) -> Response:
+        """Answer OPTIONS within Quart's dispatch."""
+        return _options(self._adapter, _current())
+
+    def _view(self, route: Route) -> Callable[..., Awaitable[Response]]:
+        async def view(**path: str) -> Response:
+            return await answer_call(self.deps, route, _current(), path)
+
+        return view
+
+    async def _begin_in_context(self) -> None:
+        _begin(_current())
+
+    async def _finish_in_context(self, response: Response) -> Response:
+        return _finish(_current(), response)
 
 
-def create_app(deps: Dependencies, routes: Sequence[Route] = ROUTES) -> HoldfastApp:
-    """The application that serves ``routes``. It owns no task and no nursery: handlers only ask and read."""
-    app = HoldfastApp(__name__, static_folder=None)
-    app.deps = deps
-    app.config["PROPAGATE_EXCEPTIONS"] = False
-    app.url_map.merge_slashes = False
-    app.url_map.converters["task"] = TaskIdConverter
-    app.url_map.converters["order"] = OrderIdConverter
-    app.prepare_routing(routes)
-    return app
+def create_app(
+    deps: Dependencies, routes: Sequence[Route] = ROUTES, extensions: Sequence[Extension] = ()
+) -> HoldfastApp:
+    """Return the application that serves ``routes``; ``extensions`` are Quart extensions' ``init_app`` functions.
+
+    It owns no task and no nursery: handlers only ask and read.
+    """
+    return HoldfastApp(deps, routes, extensions)
+
+
+def _current() -> HoldfastRequest:
+    current = request_ctx.request
+    assert isinstance(current, HoldfastRequest)
+    return current
+
+
+def _begin(request: HoldfastRequest) -> None:
+    """Give the request its id, and refuse a path that is not in its normal form."""
+    request.started_s = time.perf_counter()
+    request.id = start_trace()
+    if not is_normal_path(request.scope["raw_path"]):
+        request.url_rule = None
+        raise NotFound
+
+
+def _finish(request: HoldfastRequest, response: Response) -> Response:
+    """Set the headers that every response has, and record its duration."""
+    headers = response.headers
+    headers["X-Request-Id"] = request.id
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Cache-Control", "no-store")
+    duration_s = time.perf_counter() - request.started_s
+    _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
+    return response
+
+
+def _options(adapter: MapAdapter, request: Request) -> Response:
+    """Answer OPTIONS: the ``Allow`` header, no body."""
+    allowed = adapter.allowed_methods(request.path)
+    return Response(b"", status=204, headers={"Allow": ", ".join(sorted(allowed))})
+
+
+@functools.cache
+def _histogram(endpoint: str, status: int) -> Histogram:
+    return metrics.HTTP_ANSWER_S.labels(endpoint, str(status))
 
 
 _MODELS: Final = b"/v1/models/"
@@ -163,20 +175,6 @@ def is_normal_path(raw_path: bytes) -> bool:
     if _UNRESERVED.search(raw_path):
         return False
     return b"%2f" not in raw_path.lower() or raw_path.startswith(_MODELS)
-
-
-def _framework_refusal(error: HTTPException) -> Response:
-    refusal, headers = refusal_of_http(error)
-    return render_refusal(refusal, headers)
-
-
-def _without_body(response: Response) -> Response:
-    """The same answer without its body; the length it would have had stays told."""
-    headers: dict[str, Any] = {name: value for name, value in response.headers if name != "Content-Length"}
-    bare = Response(b"", status=response.status_code, headers=headers)
-    if "Content-Length" in response.headers:
-        bare.headers["Content-Length"] = response.headers["Content-Length"]
-    return bare
 
 
 __all__ = ["OPERATORS_ROUTES", "PUBLIC_ROUTES", "ROUTES", "HoldfastApp", "create_app", "is_normal_path"]

@@ -16,7 +16,7 @@ from holdfast.actors.account.stored_replies import Replayed
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import INTERNAL_ERROR, error_answer, refusal_of_fault
+from holdfast.http.kit.errors import INTERNAL_ERROR, error_answer, refusal_of_fault, refusal_of_http
 from holdfast.http.kit.routes import Answer, Outcome, ReplayedAnswer, Route
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
@@ -38,28 +38,21 @@ def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[
 
 
 async def answer_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
-    """Serve one call: prepare, handle, render.
-
-    Only cancellation leaves it as an exception, and what the web framework refuses while the body is read.
-    """
+    """Serve one call: prepare, handle, render. Faults pass through to :func:`render_error`."""
     call = Call(deps, route, request, path)
     outcome: Outcome
     try:
         refusal = await call.prepare()
         outcome = await route.handler(call) if refusal is None else refusal
-        return render(outcome)
-    except HTTPException:
-        raise
-    except Exception as fault:
-        return render_fault(fault)
     except BaseExceptionGroup as group:
+        # Quart would look for a handler member by member; a group is one fault here.
         cancelled, faults = group.split(trio.Cancelled)
         if cancelled is None:
-            raise
+            return render_fault(group)
         if faults is not None:
-            # The client has left, so nobody reads an answer; the fault must still be seen.
-            log.error("fault in an abandoned call", exc_info=faults)
+            log.error("fault after the client disconnected", exc_info=faults)
         raise cancelled from None
+    return render(outcome)
 
 
 def render(outcome: Outcome) -> Response:
@@ -83,6 +76,13 @@ def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> R
     """Turn a refusal into a response by the error table."""
     status, body, table_headers = error_answer(refusal, current_request_id())
     return _json(body, status, {**table_headers, **(headers or {})})
+
+
+async def render_error(error: Exception) -> Response:
+    """Turn an exception into a response: the application's error handler."""
+    if isinstance(error, HTTPException):
+        return render_refusal(*refusal_of_http(error))
+    return render_fault(error)
 
 
 def render_fault(fault: BaseException) -> Response:

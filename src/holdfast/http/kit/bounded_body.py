@@ -16,6 +16,8 @@ class HoldfastRequest(TrioRequest):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.receive: ASGIReceiveCallable | None = None
+        self.started_s = 0.0
+        self.id = ""
 
     async def read_body(self, bytes_max: int) -> bytes:
         """The whole body, read once.

@@ -39,6 +39,9 @@ class HoldfastConnection(ASGIHTTPConnection):
             "headers": encode_headers(response.headers),
         }
         await send(cast(HTTPResponseStartEvent, start))
+        if request.method == "HEAD":
+            await send(_part(b"", more=False))
+            return
         if isinstance(response.response, DataBody):
             await send(_part(response.response.data, more=False))
             return

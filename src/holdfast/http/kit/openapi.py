@@ -14,11 +14,15 @@ from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorAnswer
 from holdfast.http.kit.routes import Parameter, Route
+from holdfast.http.kit.samples import code_samples
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 from holdfast.ledger.tasks.task import EventKind
 
 JsonSchema = dict[str, Any]
+
+_TAGS: Final = ("Sign-in and session", "Account", "Catalog", "Media tasks", "Events", "Assets", "Usage", "Payments")
+"""The sections that come first in the document; others follow in the order of their modules."""
 
 _REF: Final = "#/components/schemas/{name}"
 
@@ -88,12 +92,14 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     )
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
-        paths[route.path][route.method.lower()] = _operation(route)
+        paths[route.path][route.method.lower()] = _operation(route) | {
+            "x-codeSamples": code_samples(route, public_url, schemas)
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": public_url}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
+        "tags": [{"name": tag} for tag in dict.fromkeys((*_TAGS, *(route.tag for route in routes)))],
         "paths": dict(paths),
         "webhooks": {kind: {"post": _webhook(kind)} for kind in EVENT_KINDS},
         "components": {
@@ -160,7 +166,10 @@ def _operation(route: Route) -> JsonSchema:
             "content": _json(_reference(route.body)),
         }
     elif route.raw_body_bytes_max is not None:
-        operation["requestBody"] = {"required": True, "content": _json({"type": "object"})}
+        operation["requestBody"] = {
+            "required": True,
+            "content": _json({"type": "object", "examples": [route.raw_body_example]}),
+        }
     return operation
 
 

@@ -8,7 +8,7 @@ writes the document from it). There is no second list of endpoints anywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -71,6 +71,7 @@ class Route(Needs):
     summary: str
     tag: str
     handler: Handler
+    raw_body_example: Mapping[str, object] | None
     reply: type[msgspec.Struct] | None
     other_reply: type[msgspec.Struct] | None
     statuses: tuple[int, ...]
@@ -133,6 +134,7 @@ class RouteTable:
         takes_input: bool = False,
         raw_body_bytes_max: int | None = None,
         raw_body_limit: Callable[[Call], int] | None = None,
+        raw_body_example: Mapping[str, object] | None = None,
         reply: type[msgspec.Struct] | None = None,
         other_reply: type[msgspec.Struct] | None = None,
         statuses: tuple[int, ...] = (200,),
@@ -157,6 +159,7 @@ class RouteTable:
                     takes_input=takes_input,
                     raw_body_bytes_max=raw_body_bytes_max,
                     raw_body_limit=raw_body_limit,
+                    raw_body_example=raw_body_example,
                     reply=reply,
                     other_reply=other_reply,
                     statuses=statuses,

@@ -33,7 +33,9 @@ Email: TypeAlias = Annotated[
         }
     ),
 ]
-Code: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9]{6}$"})]
+Code: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9]{6}$", "examples": ["123456"]})]
+ModelId: TypeAlias = Annotated[str, msgspec.Meta(examples=["studio/image-1"])]
+Input: TypeAlias = Annotated[FreeForm, msgspec.Meta(examples=[{"prompt": "a lighthouse at dusk"}])]
 AmountGiven: TypeAlias = Annotated[
     str,
     msgspec.Meta(extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]}),
@@ -50,14 +52,14 @@ class VerifyRequest(msgspec.Struct, frozen=True):
     """A code and what it answers."""
 
     email: Email
-    otp_id: str
+    otp_id: Annotated[str, msgspec.Meta(examples=["otp_01935f6c2b7d7c3e8a4d5e6f70819203"])]
     otp: Code
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
     """The key to make. Without scopes it gets all of them."""
 
-    name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    name: Annotated[Annotated[str, msgspec.Meta(max_length=100)] | None, msgspec.Meta(examples=["server"])] = None
     scopes: list[str] | None = None
 
 
@@ -70,8 +72,8 @@ class RechargeRequest(msgspec.Struct, frozen=True):
 class QuoteRequest(msgspec.Struct, frozen=True):
     """What to price."""
 
-    model: str
-    input: FreeForm
+    model: ModelId
+    input: Input
 
 
 # ---------------------------------------------------------------------------------------------- answers

@@ -47,11 +47,11 @@ class CardOrderRequest(msgspec.Struct, frozen=True):
 class SandboxCallbackRequest(msgspec.Struct, frozen=True):
     """The payload of a sandbox order's callback, with its values unchanged; the event id may be omitted."""
 
-    order_id: SignedValue
-    account_id: SignedValue
-    amount: SignedValue
-    currency: SignedValue
-    status: SignedValue
+    order_id: Annotated[SignedValue, msgspec.Meta(examples=["ord_01935f6c2b7d7c3e8a4d5e6f70819203"])]
+    account_id: Annotated[SignedValue, msgspec.Meta(examples=["acct_01935f6c2b7d7c3e8a4d5e6f70819203"])]
+    amount: Annotated[SignedValue, msgspec.Meta(examples=["10.00"])]
+    currency: Annotated[SignedValue, msgspec.Meta(examples=["USD"])]
+    status: Annotated[SignedValue, msgspec.Meta(examples=["paid"])]
     provider_event_id: SignedValue | None = None
 
 

@@ -6,9 +6,10 @@ import msgspec
 
 from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.schemas.common import Input, ModelId
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
 from holdfast.ledger.tasks.task import EventKind, Progress, Task, UsageEntry
 
@@ -19,8 +20,8 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     ``webhook_events`` chooses what is told to ``webhook_url``; without it that is all but ``task.processing``.
     """
 
-    model: str
-    input: FreeForm
+    model: ModelId
+    input: Input
     quote_id: str | None = None
     metadata: dict[str, str] | None = None
     webhook_url: str | None = None

@@ -39,6 +39,12 @@ class _Sender(msgspec.Struct):
     summary="Tell news of a task, as its provider",
     auth=Auth.CALLBACK_SIGNATURE,
     raw_body_bytes_max=BODY_MAX_BYTES,
+    raw_body_example={
+        "event_id": "evt_1",
+        "request_id": "task_01935f6c2b7d7c3e8a4d5e6f70819203",
+        "attempt": 1,
+        "status": "processing",
+    },
     reply=TaskBody,
     parameters=(
         Parameter(

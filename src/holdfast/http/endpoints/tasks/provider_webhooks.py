@@ -51,6 +51,7 @@ def _bytes_max(call: Call) -> int:
     summary="Tell news of a task, as its provider's own webhook",
     auth=Auth.PROVIDER_WEBHOOK,
     raw_body_bytes_max=CALLBACK_BYTES_MOST,
+    raw_body_example={"id": "task_01935f6c2b7d7c3e8a4d5e6f70819203.1", "status": "processing"},
     raw_body_limit=_bytes_max,
     reply=TaskBody,
     parameters=(

@@ -1,0 +1,87 @@
+"""The examples in the OpenAPI document: each is run, and sends a request that its route accepts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+from quart import Quart, Response
+from quart.globals import request_ctx
+
+from holdfast.http.app import ROUTES, create_app
+from holdfast.http.kit import bodies
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.routes import Route
+from holdfast.ledger.refusals import Refusal
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Stage
+
+
+@dataclass
+class Recorder:
+    """A Quart extension that answers every request itself and records what it was sent."""
+
+    sent: list[tuple[str | None, dict[str, str], bytes]] = field(default_factory=list)
+
+    def init_app(self, app: Quart) -> None:
+        app.before_request(self.record)
+
+    async def record(self) -> Response:
+        current = request_ctx.request
+        assert isinstance(current, HoldfastRequest)
+        body = await current.read_body(1_000_000)
+        self.sent.append((current.endpoint, dict(current.headers), body))
+        return Response("recorded")
+
+
+@pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
+async def test_the_examples_of_each_section_are_run(stage: Stage, tag: str) -> None:
+    recorder = Recorder()
+    stage.app = create_app(stage.deps, extensions=[recorder.init_app])
+    routes = [route for route in ROUTES if route.tag == tag]
+    with trio.fail_after(120):
+        async with stage.serving() as base:
+            for route in routes:
+                for sample in samples(route, base):
+                    recorder.sent.clear()
+                    await run(sample["lang"], sample["source"])
+                    (sent,) = recorder.sent
+                    assert_fits(route, *sent)
+
+
+def samples(route: Route, base: str) -> list[dict[str, str]]:
+    document = describe(ROUTES, base)
+    found: list[dict[str, str]] = document["paths"][route.path][route.method.lower()]["x-codeSamples"]
+    assert [each["label"] for each in found] == ["curl", "Python"]
+    return found
+
+
+async def run(language: str, source: str) -> None:
+    environment = {name: f"value-of-{name.lower()}" for name in re.findall(r"\b[A-Z][A-Z_]+\b", source)}
+    command = ["sh", "-c", source] if language == "bash" else [sys.executable, "-c", source]
+    done = await trio.run_process(command, env={"PATH": "/usr/bin:/bin", **environment}, capture_stdout=True)
+    assert b"recorded" in done.stdout, done
+
+
+def assert_fits(route: Route, endpoint: str | None, headers: dict[str, str], body: bytes) -> None:
+    assert endpoint == route.name
+    needs_bearer = route.auth in {Auth.SESSION, Auth.API_KEY, Auth.OPERATOR}
+    assert headers.get("Authorization", "").startswith("Bearer value-of-") or not needs_bearer
+    for parameter in route.parameters:
+        assert parameter.name.title() in headers or not (parameter.required and parameter.place == "header")
+    if route.body is not None:
+        parsed = bodies.parse_object(body)
+        assert not isinstance(parsed, Refusal)
+        assert not isinstance(bodies.convert_body(parsed, route.body), Refusal)
+    elif route.raw_body_bytes_max is not None:
+        assert msgspec.json.decode(body) == route.raw_body_example
+    else:
+        assert body == b""
