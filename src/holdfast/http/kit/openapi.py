@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
+from inspect import cleandoc
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorAnswer
 from holdfast.http.kit.routes import Parameter, Route
-from holdfast.http.kit.samples import code_samples
+from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 from holdfast.ledger.tasks.task import EventKind
@@ -90,11 +91,12 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     _, schemas = msgspec.json.schema_components(
         sorted({*shapes, ErrorAnswer, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
     )
+    for schema in schemas.values():
+        # Docstrings are Markdown once their indentation and double backquotes are gone.
+        schema["description"] = cleandoc(schema.get("description", "")).replace("``", "`")
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
-        paths[route.path][route.method.lower()] = _operation(route) | {
-            "x-codeSamples": code_samples(route, public_url, schemas)
-        }
+        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION},
@@ -151,7 +153,8 @@ def error_codes(route: Route) -> list[str]:
     return list(dict.fromkeys(codes))
 
 
-def _operation(route: Route) -> JsonSchema:
+def _operation(route: Route, public_url: str, schemas: JsonSchema) -> JsonSchema:
+    body = example_body(route, schemas)
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
@@ -159,11 +162,12 @@ def _operation(route: Route) -> JsonSchema:
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
         "responses": _responses(route),
+        "x-codeSamples": code_samples(route, public_url, body),
     }
     if route.body is not None:
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": _json(_reference(route.body)),
+            "content": {"application/json": {"schema": _reference(route.body), "example": body}},
         }
     elif route.raw_body_bytes_max is not None:
         operation["requestBody"] = {

@@ -24,8 +24,8 @@ _CREDENTIALS: Final = {
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
-def code_samples(route: Route, public_url: str, schemas: JsonSchema) -> list[dict[str, str]]:
-    """Return the ``x-codeSamples`` of a route. ``schemas`` are the document's components."""
+def code_samples(route: Route, public_url: str, body: object | None) -> list[dict[str, str]]:
+    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body."""
     query = "&".join(
         f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
     )
@@ -35,7 +35,6 @@ def code_samples(route: Route, public_url: str, schemas: JsonSchema) -> list[dic
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
-    body = example_body(route, schemas)
     return [
         {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body)},
         {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body)},
@@ -43,7 +42,7 @@ def code_samples(route: Route, public_url: str, schemas: JsonSchema) -> list[dic
 
 
 def example_body(route: Route, schemas: JsonSchema) -> object | None:
-    """Return an example of the route's request body, None if it has none."""
+    """Return an example of the route's request body, None if it has none. ``schemas`` are the document's."""
     if route.raw_body_example is not None:
         return route.raw_body_example
     return None if route.body is None else example(schemas[route.body.__name__], schemas)
