@@ -38,7 +38,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import Prepared
-from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
@@ -334,7 +334,7 @@ class StallingWriter:
         self.may_write = threading.Event()
         self.may_write.set()
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         self.may_write.wait(20)
         return self.inner.write(units, prepared)
 
@@ -471,13 +471,13 @@ class FaultyWriter:
         self.rng = rng
         self.durable: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         luck = self.rng.random()
         if luck < 0.08:
             raise ConnectionLost(OSError("before anything was sent"))
         if luck < 0.16:
             return [NotWritten("injected")] * len(units)
-        void: list[Verdict] = [NotWritten("the commit did not happen")] * len(units)
+        void: list[UnitResult] = [NotWritten("the commit did not happen")] * len(units)
         batch_id = new_id("batch")
         if luck < 0.24:
             self.durable[batch_id] = False

@@ -38,7 +38,7 @@ from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import Prepared
-from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.queries.orders import order_by_id
@@ -264,7 +264,7 @@ class FailingWriter:
         self._rng = random.Random(seed)
         self.failed = 0
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         if self._rng.random() < 0.3:
             self.failed += 1
             return [NotWritten("a bad day")] * len(units)

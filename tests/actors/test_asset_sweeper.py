@@ -40,7 +40,7 @@ from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatu
 from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
-from holdfast.persistence.journal.units import Committed, Unit, Verdict
+from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.records.tasks import AssetRow
@@ -417,7 +417,7 @@ async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pyte
     writer = shop.world.journal._writer
     write, begun, go_on = writer.write, threading.Event(), threading.Event()
 
-    def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[Verdict]:
+    def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[UnitResult]:
         begun.set()
         assert go_on.wait(10)
         return write(units, prepared)

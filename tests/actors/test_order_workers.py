@@ -33,12 +33,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.payment_facts import Attempt, Paid
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.units import (
-    NotWritten,
-    Unit,
-    Unknown,
-    Verdict,
-)
+from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database, connected
 from holdfast.providers.card.base import CardProvider
@@ -490,9 +485,9 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(office: Office) -
 
 async def test_an_event_that_cannot_be_stored_is_not_acknowledged() -> None:
     class Refusing:
-        verdict: Verdict = NotWritten("away")
+        verdict: UnitResult = NotWritten("away")
 
-        async def write(self, _unit: Unit) -> Verdict:
+        async def write(self, _unit: Unit) -> UnitResult:
             return self.verdict
 
     journal = Refusing()

@@ -30,13 +30,7 @@ from holdfast.ledger.tasks.task import HostingState, Task, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
-from holdfast.persistence.journal.units import (
-    Committed,
-    NotWritten,
-    Unit,
-    Unknown,
-    Verdict,
-)
+from holdfast.persistence.journal.units import Committed, NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.events import events_of_task
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
@@ -230,9 +224,9 @@ async def test_a_claim_returns_the_newest_secret_generations(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "fault"), [(NotWritten("x"), Unavailable), (Unknown("x"), OutcomeUnknown)])
-async def test_an_event_command_that_was_not_written_fails(verdict: Verdict, fault: type[Exception]) -> None:
+async def test_an_event_command_that_was_not_written_fails(verdict: UnitResult, fault: type[Exception]) -> None:
     class Journal:
-        async def write(self, _: Unit) -> Verdict:
+        async def write(self, _: Unit) -> UnitResult:
             return verdict
 
     told = Outbox()

@@ -24,7 +24,7 @@ from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.units import Committed, Unit, Verdict
+from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.standard_webhooks import verify_standard
 
@@ -79,7 +79,7 @@ class Office:
         await trio.lowlevel.checkpoint()
         return len(self.due_at)
 
-    async def write(self, unit: Unit) -> Verdict:
+    async def write(self, unit: Unit) -> UnitResult:
         """The journal's part of it."""
         await trio.lowlevel.checkpoint()
         attempt, outcome = unit.rows

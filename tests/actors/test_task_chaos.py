@@ -45,7 +45,7 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.contents import Content, claim_content
 from holdfast.persistence.claims.outbox import claim_due
 from holdfast.persistence.journal.drafts import Prepared
-from holdfast.persistence.journal.units import NotWritten, Unit, Verdict
+from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
@@ -71,8 +71,8 @@ class LosingWriter(BatchWriter):
         self.is_losing = False
         self._written: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
-        void: list[Verdict] = [NotWritten("lost")] * len(units)
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+        void: list[UnitResult] = [NotWritten("lost")] * len(units)
         luck = self.rng.random() if self.is_losing else 1.0
         if luck < 0.1:
             return void

@@ -16,17 +16,17 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, Order
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.units import (
-    AlreadyAnswered,
+    AlreadyReplied,
     Broken,
     Committed,
     Fence,
     NotWritten,
     Stale,
     Unit,
+    UnitResult,
     Unknown,
-    Verdict,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
 
 OURS = Stale((Fence("account", "a", 0),))
 THEIRS = Stale((Fence("task", "t", 0),))
@@ -221,7 +221,7 @@ class Scribe(JournaledActor):
             raise ValueError("broken on purpose")
         return f"said {message}"
 
-    def hear(self, *verdicts: Verdict) -> None:
+    def hear(self, *verdicts: UnitResult) -> None:
         for verdict in verdicts:
             self.settle(self.submitted.pop(0), verdict)
 
@@ -235,7 +235,7 @@ class Play:
         self.replies: list[Any] = [self.scribe.actor_ref.ask(message) for message in messages]
         nursery.start_soon(serving, self.scribe, self.endings)
 
-    async def hear(self, *verdicts: Verdict) -> None:
+    async def hear(self, *verdicts: UnitResult) -> None:
         await wait_all_tasks_blocked()
         self.scribe.hear(*verdicts)
         await wait_all_tasks_blocked()
@@ -275,9 +275,9 @@ async def test_a_reply_waits_behind_every_undurable_decision_before_it(nursery: 
     assert play.endings == [Ending.PASSIVATED]
 
 
-@pytest.mark.parametrize("verdict", [OURS, NotWritten("lost"), AlreadyAnswered(RememberedAnswer(b"f", b"r"))])
+@pytest.mark.parametrize("verdict", [OURS, NotWritten("lost"), AlreadyReplied(RememberedReply(b"f", b"r"))])
 async def test_a_void_decision_ends_the_incarnation_and_hands_back_all_later_mail(
-    nursery: trio.Nursery, verdict: Verdict
+    nursery: trio.Nursery, verdict: UnitResult
 ) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, "a", 2, "b", 3, "c")
@@ -288,8 +288,8 @@ async def test_a_void_decision_ends_the_incarnation_and_hands_back_all_later_mai
     assert play.endings == [Ending.VOIDED]
     assert play.answers == ["written 1", "said a", None, None, None, None]
     assert play.handed_back == [2, "b", 3, "c"]
-    learned = [(IdempotencyProbe("a", "r", "2"), RememberedAnswer(b"f", b"r"))]
-    assert play.scribe.learned == (learned if isinstance(verdict, AlreadyAnswered) else [])
+    learned = [(IdempotencyProbe("a", "r", "2"), RememberedReply(b"f", b"r"))]
+    assert play.scribe.learned == (learned if isinstance(verdict, AlreadyReplied) else [])
 
 
 async def test_unknown_verdicts_tell_each_of_their_askers_and_hand_back_the_rest(nursery: trio.Nursery) -> None:

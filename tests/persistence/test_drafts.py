@@ -21,15 +21,9 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.drafts import prepare, question_of
+from holdfast.persistence.journal.drafts import preconditions_of, prepare
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
-from holdfast.persistence.journal.units import (
-    Committed,
-    Fence,
-    Stale,
-    Unit,
-    Verdict,
-)
+from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit, UnitResult
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.accounts import (
     AccountHead,
@@ -39,7 +33,7 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRow,
     IdempotencyProbe,
     IdempotencyRow,
-    RememberedAnswer,
+    RememberedReply,
     SignInRow,
 )
 from holdfast.persistence.records.rows import Row
@@ -140,7 +134,7 @@ class Books:
         probe = None
         if key is not None:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (*extra, IdempotencyRow(probe, RememberedAnswer(b"print", b"reply"), utc_now()))
+            extra = (*extra, IdempotencyRow(probe, RememberedReply(b"print", b"reply"), utc_now()))
         return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
 
 
@@ -150,14 +144,14 @@ def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
     return books
 
 
-def written(writer: BatchWriter, units: Sequence[Unit]) -> list[Verdict]:
+def written(writer: BatchWriter, units: Sequence[Unit]) -> list[UnitResult]:
     """What becomes of a batch that is handed over as the journal does."""
     ready = prepare(units)
     assert ready is not None
     return writer.write(units, ready)
 
 
-def kinds(verdicts: Sequence[Verdict]) -> list[str]:
+def kinds(verdicts: Sequence[UnitResult]) -> list[str]:
     return [type(verdict).__name__ for verdict in verdicts]
 
 
@@ -169,7 +163,7 @@ def rows_of(units: Sequence[Unit], kind: type[R]) -> list[R]:
     return [row for unit in units for row in unit.rows if isinstance(row, kind)]
 
 
-def committed(units: Sequence[Unit], verdicts: Sequence[Verdict]) -> list[Unit]:
+def committed(units: Sequence[Unit], verdicts: Sequence[UnitResult]) -> list[Unit]:
     return [unit for unit, verdict in zip(units, verdicts, strict=True) if isinstance(verdict, Committed)]
 
 
@@ -310,7 +304,7 @@ def test_rows_that_need_no_fence_stand_beside_units_that_fall(
 def test_an_empty_batch_asks_and_writes_nothing(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
     ready = prepare([])
     assert ready is not None
-    assert ready.question.is_empty
+    assert ready.preconditions.is_empty
     assert ready.draft.is_empty
     assert writer.write([], ready) == []
     assert found(rows, "select count(*) from journal_batches") == [0]
@@ -555,8 +549,8 @@ def test_a_question_names_each_row_once_and_new_sign_ins_first() -> None:
         Unit(fences=(Fence("account", "a", 2), seen), probe=probe),
         Unit(fences=(new._replace(expected=1),)),
     ]
-    question = question_of(units)
-    assert question.locks == {"account": '{"a"}', "sign_in": '{"email:new","email:seen"}'}
-    assert question.first_sign_ins == '{"email:new"}'
-    assert question.probes == ('{"a"}', '{"POST /x"}', '{"k"}')
-    assert not question.is_empty
+    preconditions = preconditions_of(units)
+    assert preconditions.locks == {"account": '{"a"}', "sign_in": '{"email:new","email:seen"}'}
+    assert preconditions.first_sign_ins == '{"email:new"}'
+    assert preconditions.probes == ('{"a"}', '{"POST /x"}', '{"k"}')
+    assert not preconditions.is_empty

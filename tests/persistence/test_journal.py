@@ -20,22 +20,14 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import journal as journal_module
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED, Journal
-from holdfast.persistence.journal.units import (
-    Broken,
-    Committed,
-    NotWritten,
-    Stale,
-    Unit,
-    Unknown,
-    Verdict,
-)
+from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database import DatabaseGate
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 
-Outcome = Exception | list[Verdict] | bool | None
+Outcome = Exception | list[UnitResult] | bool | None
 
 
 class ScriptedWriter:
@@ -49,7 +41,7 @@ class ScriptedWriter:
         self._begun = threading.Semaphore(0)
         self._script: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         self.batches.append(list(units))
         self.prepared.append(prepared)
         outcome = self._next()
@@ -81,12 +73,12 @@ class ScriptedWriter:
 class Author:
     """Notes what it hears; ``also`` runs at each verdict."""
 
-    def __init__(self, heard: list[tuple[Unit, Verdict]] | None = None) -> None:
+    def __init__(self, heard: list[tuple[Unit, UnitResult]] | None = None) -> None:
         self.is_void = False
-        self.heard: list[tuple[Unit, Verdict]] = [] if heard is None else heard
-        self.also: Callable[[Verdict], None] = lambda _: None
+        self.heard: list[tuple[Unit, UnitResult]] = [] if heard is None else heard
+        self.also: Callable[[UnitResult], None] = lambda _: None
 
-    def settle(self, unit: Unit, verdict: Verdict) -> None:
+    def settle(self, unit: Unit, verdict: UnitResult) -> None:
         self.heard.append((unit, verdict))
         self.also(verdict)
 
@@ -96,7 +88,7 @@ class Author:
             await trio.sleep(0.001)
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[UnitResult]:
         return [verdict for _, verdict in self.heard]
 
 
@@ -178,7 +170,7 @@ async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: RenderContex
 async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_its_place(
     bench: RenderContext,
 ) -> None:
-    heard: list[tuple[Unit, Verdict]] = []
+    heard: list[tuple[Unit, UnitResult]] = []
     authors = [Author(heard) for _ in range(5)]
     first = bench.submit(authors[0])
     await bench.writer.has_begun()
@@ -207,7 +199,7 @@ async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(b
 async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
-    def fall(verdict: Verdict) -> None:
+    def fall(verdict: UnitResult) -> None:
         void.is_void = void.is_void or not isinstance(verdict, Committed)
 
     void.also = fall
@@ -279,11 +271,11 @@ async def test_one_commit_is_under_way_at_a_time(bench: RenderContext) -> None:
 
 
 async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench: RenderContext) -> None:
-    heard: list[tuple[Unit, Verdict]] = []
+    heard: list[tuple[Unit, UnitResult]] = []
     authors = [Author(heard), Author(heard), Author(heard)]
     units = [bench.submit(authors[i % 3])[0] for i in range(9)]
     await bench.writer.has_begun()
-    verdicts: list[Verdict] = [Committed() if i % 2 else Stale(()) for i in range(9)]
+    verdicts: list[UnitResult] = [Committed() if i % 2 else Stale(()) for i in range(9)]
     bench.writer.finish(verdicts)
     await authors[0].has_heard(9)
     assert heard == list(zip(units, verdicts, strict=True))
@@ -292,7 +284,7 @@ async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench:
 async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
-    def fall(verdict: Verdict) -> None:
+    def fall(verdict: UnitResult) -> None:
         void.is_void = void.is_void or not isinstance(verdict, Committed)
 
     void.also = fall
@@ -400,8 +392,8 @@ async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() ->
             bench.submit(author, 2)
             await bench.writer.has_begun()
             bench.submit(author, 3)
-            void: list[Verdict] = [NotWritten("void")] * 2
-            committed: list[Verdict] = [Committed()] * 2
+            void: list[UnitResult] = [NotWritten("void")] * 2
+            committed: list[UnitResult] = [Committed()] * 2
             bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=committed, if_void=void))
             await bench.writer.has_begun()
             bench.writer.finish(ConnectionLost(OSError("still away")))
@@ -428,8 +420,8 @@ async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Render
     author = Author()
     bench.submit(author, 2)
     await bench.writer.has_begun()
-    if_durable: list[Verdict] = [Committed(), Stale(())]
-    if_void: list[Verdict] = [NotWritten("void"), Stale(())]
+    if_durable: list[UnitResult] = [Committed(), Stale(())]
+    if_void: list[UnitResult] = [NotWritten("void"), Stale(())]
     bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=if_durable, if_void=if_void))
     for _ in range(3):
         await bench.writer.has_begun()
@@ -459,7 +451,7 @@ async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nurse
 
 
 async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: RenderContext) -> None:
-    def fall_over(_: Verdict) -> None:
+    def fall_over(_: UnitResult) -> None:
         raise AssertionError("a bug")
 
     clumsy, sound = Author(), Author()

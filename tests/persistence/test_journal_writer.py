@@ -27,14 +27,14 @@ from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.statements import KINDS, STATEMENTS
 from holdfast.persistence.journal.units import (
-    AlreadyAnswered,
+    AlreadyReplied,
     Broken,
     Committed,
     Fence,
     NotWritten,
     Stale,
     Unit,
-    Verdict,
+    UnitResult,
 )
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.accounts import (
@@ -46,7 +46,7 @@ from holdfast.persistence.records.accounts import (
     ApiKeyUsedRow,
     IdempotencyProbe,
     IdempotencyRow,
-    RememberedAnswer,
+    RememberedReply,
     SessionRevokedRow,
     SessionRow,
     SignInRow,
@@ -104,7 +104,7 @@ def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 class PreparingWriter(BatchWriter):
     """Is given its batches as the journal gives them: made ready before the database is asked."""
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         assert prepared is None
         return super().write(units, prepare(units))
 
@@ -179,7 +179,7 @@ class Books:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
             extra = (
                 *extra,
-                IdempotencyRow(probe, RememberedAnswer(b"print", f"reply to {key}".encode()), utc_now()),
+                IdempotencyRow(probe, RememberedReply(b"print", f"reply to {key}".encode()), utc_now()),
             )
         operations = () if operation is None else (operation,)
         return Unit(fences=(fence,), rows=(head, *operations, *extra), probe=probe)
@@ -191,11 +191,11 @@ def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
     return books
 
 
-def all_committed(verdicts: Sequence[Verdict]) -> bool:
+def all_committed(verdicts: Sequence[UnitResult]) -> bool:
     return all(isinstance(verdict, Committed) for verdict in verdicts)
 
 
-def kinds(verdicts: Sequence[Verdict]) -> list[str]:
+def kinds(verdicts: Sequence[UnitResult]) -> list[str]:
     return [type(verdict).__name__ for verdict in verdicts]
 
 
@@ -309,7 +309,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
         SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later),
         SessionRevokedRow(a, f"ses{i}{t}", later),
-        IdempotencyRow(IdempotencyProbe(a, t, t), RememberedAnswer(b"", t.encode()), AT),
+        IdempotencyRow(IdempotencyProbe(a, t, t), RememberedReply(b"", t.encode()), AT),
         SignInRow(f"email:{i}{t}", 1, AT, {"k": t, t or "empty": [t, None]}),
     ]
 
@@ -402,7 +402,7 @@ def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: ps
     [book] = opened(writer)
     old = IdempotencyRow(
         IdempotencyProbe(book.account_id, "POST /x", "k"),
-        RememberedAnswer(b"old", b"old"),
+        RememberedReply(b"old", b"old"),
         utc_now() - timedelta(days=2),
     )
     assert all_committed(writer.write([Unit(rows=(old,))]))
@@ -509,7 +509,7 @@ def test_a_key_used_in_an_earlier_batch_brings_its_answer_and_voids_what_follows
     [book] = opened(writer)
     assert all_committed(writer.write([book.credit(key="k")]))
     verdicts = writer.write([book.credit(key="k"), book.credit(key="other")])
-    assert verdicts[0] == AlreadyAnswered(RememberedAnswer(b"print", b"reply to k"))
+    assert verdicts[0] == AlreadyReplied(RememberedReply(b"print", b"reply to k"))
     assert isinstance(verdicts[1], Stale)
     assert head(rows, book.account_id) == (1, 100, 1)
 

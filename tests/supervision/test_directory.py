@@ -22,15 +22,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed, Deadlock, OutcomeU
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
-from holdfast.persistence.journal.units import (
-    Author,
-    Committed,
-    Fence,
-    NotWritten,
-    Stale,
-    Unit,
-    Verdict,
-)
+from holdfast.persistence.journal.units import Author, Committed, Fence, NotWritten, Stale, Unit, UnitResult
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import DatabaseAway, DatabaseGate, QueryTimedOut
 from holdfast.supervision.directory import KeyedDirectory
@@ -114,7 +106,7 @@ class Stage:
         """The journal's side of a decision: it waits for :meth:`settle`."""
         self.queue.append((unit, author))
 
-    def settle(self, *verdicts: Verdict) -> None:
+    def settle(self, *verdicts: UnitResult) -> None:
         """Tell the oldest units how they ended; a void author's are skipped as the journal would."""
         for verdict in verdicts:
             unit, author = self.queue.pop(0)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
 SlotState = Literal["asleep", "awake", "backing_off", "quarantined"]
@@ -73,4 +73,4 @@ class Slot:
         self.quarantined_until = 0.0
         self.trial_at: float | None = None
         self.waiting_on: Slot | None = None
-        self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] | None = None
+        self.learned: list[tuple[IdempotencyProbe, RememberedReply]] | None = None

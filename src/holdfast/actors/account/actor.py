@@ -43,7 +43,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, accept_task, usage_of
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.units import Fence, Unit, Verdict
+from holdfast.persistence.journal.units import Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
 from holdfast.persistence.records.accounts import (
     AccountHead,
@@ -52,7 +52,7 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRow,
     ApiKeyUsedRow,
     IdempotencyProbe,
-    RememberedAnswer,
+    RememberedReply,
     SessionRevokedRow,
 )
 from holdfast.persistence.records.rows import Row
@@ -106,7 +106,7 @@ class AccountActor(JournaledActor):
         self._state = loaded.state
         self._live_keys = loaded.live_keys
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
+    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
         """Remember answers that were found in the rows."""
         self._answers.learn(learned)
 
@@ -114,11 +114,11 @@ class AccountActor(JournaledActor):
         """Decide one command: a reply, or a unit of work with the reply that leaves once it is durable."""
         return _HANDLERS[type(message)](self, message)
 
-    def settle(self, unit: Unit, verdict: Verdict) -> None:
+    def settle(self, unit: Unit, result: UnitResult) -> None:
         """Hear the journal; orders that wait for it may be let go of afterwards."""
         if self._orders is not None:
             self._orders.settled(unit)
-        super().settle(unit, verdict)
+        super().settle(unit, result)
 
     # --------------------------------------------------------------------------------------------------- credit
 

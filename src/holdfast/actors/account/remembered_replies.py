@@ -15,7 +15,7 @@ import msgspec
 from holdfast.actors.account.stored_replies import Replayed, StoredReply
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, RememberedReply
 
 REMEMBERED_REFUSALS = frozenset({"insufficient_credit"})
 """Refusals that a repeated idempotency key brings back; all others may turn out differently next time."""
@@ -32,9 +32,9 @@ class RememberedReplies:
     def __init__(self, account_id: str, *, kept_max: int) -> None:
         self._account_id = account_id
         self._kept_max = kept_max
-        self._answers: OrderedDict[tuple[str, str], RememberedAnswer] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], RememberedReply] = OrderedDict()
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
+    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
         """Take over answers that were found in the rows."""
         for probe, answer in learned:
             self._answers[probe.route, probe.key] = answer
@@ -59,7 +59,7 @@ class RememberedReplies:
     ) -> tuple[IdempotencyProbe, IdempotencyRow]:
         """Keep a reply at hand, and say what makes it last: what to look up before the unit, and its row."""
         route, key = idempotency.route, idempotency.key
-        answer = RememberedAnswer(idempotency.fingerprint, _encoder.encode(reply))
+        answer = RememberedReply(idempotency.fingerprint, _encoder.encode(reply))
         self._answers[route, key] = answer
         if len(self._answers) > self._kept_max:
             self._answers.popitem(last=False)

@@ -32,17 +32,17 @@ from holdfast.actors.runtime.trace import trace_id
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
-    AlreadyAnswered,
+    AlreadyReplied,
     Broken,
     Committed,
     FenceKind,
     NotWritten,
     Stale,
     Unit,
+    UnitResult,
     Unknown,
-    Verdict,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -212,7 +212,7 @@ class JournaledActor(TrioActor):
 
     def __init__(self, mailbox: Mailbox, journal: Journal) -> None:
         super().__init__(mailbox)
-        self.learned: list[tuple[IdempotencyProbe, RememberedAnswer]] = []
+        self.learned: list[tuple[IdempotencyProbe, RememberedReply]] = []
         self._journal = journal
         self._undurable: deque[tuple[Envelope, Any]] = deque()
         self._units_open = 0
@@ -225,7 +225,7 @@ class JournaledActor(TrioActor):
         """Called when mail has gone back after the end of this incarnation, for somebody must wake the next."""
         self._is_winding_down = False
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedAnswer]]) -> None:
+    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
         """Take over answers that an earlier incarnation found to have been given already."""
 
     async def wind_down(self) -> None:
@@ -307,20 +307,20 @@ class JournaledActor(TrioActor):
         else:
             envelope.reply(result)
 
-    def settle(self, unit: Unit, verdict: Verdict) -> None:
+    def settle(self, unit: Unit, unit_result: UnitResult) -> None:
         """Hear the journal: answer what has become durable, or give up everything that has not."""
         self._units_open -= 1
         envelope, result = self._undurable.popleft()
         assert isinstance(result, Commit)
         assert result.unit is unit
-        if isinstance(verdict, Committed):
+        if isinstance(unit_result, Committed):
             self.committed_any = True
             envelope.reply(result.reply)
             if result.tells:
                 self._tell(result, envelope.trace_id)
             self._flush_replies()
         else:
-            self._give_up(envelope, unit, verdict)
+            self._give_up(envelope, unit, unit_result)
         if not self._units_open and self.actor_stopped.is_set():
             # It was killed or crashed while this was under way: nobody else is left to hand its mail back.
             self._hand_back()
@@ -345,22 +345,22 @@ class JournaledActor(TrioActor):
             else:
                 envelope.reply(reply)
 
-    def _give_up(self, envelope: Envelope, unit: Unit, verdict: Verdict) -> None:
+    def _give_up(self, envelope: Envelope, unit: Unit, unit_result: UnitResult) -> None:
         self.is_void = True
-        if isinstance(verdict, Unknown):
-            envelope.fail(OutcomeUnknown(verdict.reason))
-        elif isinstance(verdict, Broken):
+        if isinstance(unit_result, Unknown):
+            envelope.fail(OutcomeUnknown(unit_result.reason))
+        elif isinstance(unit_result, Broken):
             crash = Crashed(f"the database refuses what {type(envelope.message).__name__} wants written")
-            crash.__cause__ = verdict.cause
+            crash.__cause__ = unit_result.cause
             envelope.fail(crash)
             self._broken = crash
-        elif isinstance(verdict, Stale) and all(fence.kind != self.own_fence for fence in verdict.fences):
+        elif isinstance(unit_result, Stale) and all(fence.kind != self.own_fence for fence in unit_result.fences):
             # Deciding again here would change nothing: it is the asker whose row had moved.
-            envelope.fail(StaleFence(", ".join(f"{fence.kind} {fence.key}" for fence in verdict.fences)))
+            envelope.fail(StaleFence(", ".join(f"{fence.kind} {fence.key}" for fence in unit_result.fences)))
         else:
-            self.was_overtaken = self.was_overtaken or not isinstance(verdict, NotWritten)
-            if isinstance(verdict, AlreadyAnswered) and unit.probe is not None:
-                self.learned.append((unit.probe, verdict.answer))
+            self.was_overtaken = self.was_overtaken or not isinstance(unit_result, NotWritten)
+            if isinstance(unit_result, AlreadyReplied) and unit.probe is not None:
+                self.learned.append((unit.probe, unit_result.stored))
             self._again.append(envelope)
         self._flush_replies()
 

@@ -13,8 +13,8 @@ async def write_unfenced(journal: Journal, row: Row) -> None:
 
     Raises :class:`Unavailable` if it was not written, :class:`OutcomeUnknown` if that is not known.
     """
-    verdict = await journal.write(Unit(rows=(row,)))
-    if isinstance(verdict, Unknown):
+    result = await journal.write(Unit(rows=(row,)))
+    if isinstance(result, Unknown):
         raise OutcomeUnknown("whether the row was committed is not known")
-    if not isinstance(verdict, Committed):
+    if not isinstance(result, Committed):
         raise Unavailable("the row could not be written")

@@ -1,7 +1,7 @@
-"""Several COPYs in one request.
+"""Run several COPYs in one request.
 
-The server proceeds from one to the next without another request. That saves a round trip for each, and the thread a
-dozen acquisitions of the interpreter lock; psycopg's own ``copy`` runs one at a time.
+The server goes from one to the next without another request, which saves a round trip for each, and a dozen
+acquisitions of the interpreter lock. psycopg's own ``copy`` runs one at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def copy_all(connection: psycopg.Connection[Any], copies: Sequence[tuple[str, str]]) -> None:
-    """Run ``copies`` (SQL and text of each) inside the open transaction, or inside one begun here.
+    """Run ``copies`` (SQL and text of each) in the open transaction, or in one begun here.
 
     Raises the server's first error, which ends the transaction, or UnicodeEncodeError before anything is sent.
     """
@@ -27,7 +27,7 @@ def copy_all(connection: psycopg.Connection[Any], copies: Sequence[tuple[str, st
     pgconn = connection.pgconn
     begins = ["begin"] if pgconn.transaction_status == pq.TransactionStatus.IDLE else []
     request = "; ".join([*begins, *(sql for sql, _ in copies)]).encode()
-    # Encoded first: a text that cannot be encoded must not leave the server waiting for it.
+    # Encoded first: text that cannot be encoded must not leave the server waiting for it.
     texts = [text.encode() for _, text in copies]
     connection.wait(_copied(pgconn, request, texts))
 

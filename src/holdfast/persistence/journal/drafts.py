@@ -1,7 +1,7 @@
-"""What a batch sends, prepared before the database is asked: the rows to lock, to look up and to write.
+"""Prepare a batch's SQL and text before it is sent: the rows to lock, to look up and to write.
 
-It is prepared on the event loop's thread, as if every unit passed its fences. The writer's thread then mostly waits
-for the database, and the two threads do not compete for the interpreter lock.
+This runs on the event loop's thread, as if every unit passed its fences. The writer's thread then mostly waits for
+the database, and the two threads do not compete for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records.accounts import IdempotencyProbe
 
 
-class Question(NamedTuple):
-    """What has to be read before anything is written, as array literals.
+class Preconditions(NamedTuple):
+    """What is locked and looked up before anything is written, as array literals.
 
     ``locks`` are the keys of the fenced rows, ``first_sign_ins`` those of sign-ins that may have no row yet,
     ``probes`` the columns of the idempotency keys.
@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to read."""
+        """Whether there is nothing to lock or look up."""
         return not self.locks and not self.probes
 
 
@@ -46,21 +46,21 @@ class Draft(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a batch reads first, and what it writes if every unit passes."""
+    """A batch's preconditions, and what it writes if every unit passes."""
 
-    question: Question
+    preconditions: Preconditions
     draft: Draft
 
 
 def prepare(units: Sequence[Unit]) -> Prepared | None:
-    """Prepare a batch. None if some unit cannot be prepared: the writer finds out which."""
+    """Prepare a batch. None if some unit cannot be prepared; the writer then finds out which."""
     try:
-        return Prepared(question_of(units), draft_of(units))
+        return Prepared(preconditions_of(units), draft_of(units))
     except Exception:
         return None
 
 
-def question_of(units: Iterable[Unit]) -> Question:
+def preconditions_of(units: Iterable[Unit]) -> Preconditions:
     """Return the rows that ``units`` need locked, and the idempotency keys that they expect to be unused."""
     keys: dict[FenceKind, dict[str, int]] = {}
     probes: dict[IdempotencyProbe, None] = {}
@@ -70,7 +70,7 @@ def question_of(units: Iterable[Unit]) -> Question:
         if unit.probe is not None:
             probes[unit.probe] = None
     first = [key for key, expected in keys.get("sign_in", {}).items() if expected == 0]
-    return Question(
+    return Preconditions(
         {kind: text_array(found) for kind, found in keys.items()},
         text_array(first) if first else None,
         tuple(text_array(column) for column in zip(*probes, strict=True)),

@@ -1,14 +1,13 @@
-"""The journal: the one write path. Units of work come in, gather while a commit is under way, and go together.
+"""The journal: the one write path. Units of work that arrive during a commit are committed together by the next.
 
-There is no timer. Under light load a batch is one unit; under heavy load it grows by itself with what arrived
-during the last commit, up to ``batch_units_max``. Those who were just answered are about to ask again, so a batch
-takes half of all: were everybody in one batch, nothing would be decided while it is written, and nothing written
-while it is decided. One commit is under way at a time, in a thread that no cancellation abandons. Verdicts go
-back to the authors in the order of submission, before the next batch is gathered: a unit of an author that has
-become void in between is never written.
+There is no timer. Under light load a batch is one unit; under heavy load it is what arrived during the last commit,
+up to ``batch_units_max``. Callers that just got their replies are about to send again, so a batch takes half of
+all: with every unit in one batch, nothing would be decided while it is written, and nothing written while the next
+is decided. One commit is under way at a time, in a thread that no cancellation abandons. Authors get their results
+in the order of submission, before the next batch is gathered, so that a unit of an author that has become void
+meanwhile is never written.
 
-While the database is away or slow, and once the journal has ended, nobody waits in vain: units are answered
-``NotWritten`` at once, and decided again when there is something to write them.
+While the database is away or slow, and after the journal has ended, units get ``NotWritten`` at once.
 """
 
 from __future__ import annotations
@@ -24,38 +23,38 @@ import trio
 from holdfast import metrics
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.units import (
-    AlreadyAnswered,
+    AlreadyReplied,
     Author,
     Broken,
     Committed,
     NotWritten,
     Stale,
     Unit,
+    UnitResult,
     Unknown,
-    Verdict,
 )
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 
 log = structlog.get_logger(__name__)
 
 BATCH_UNITS_SHARED = 32
-"""With more about than this, a batch leaves half to the next one."""
+"""With more units than this, queued or just settled, a batch leaves half of them to the next one."""
 
 LOOK_UP_FIRST_S = 0.1
 LOOK_UP_LAST_S = 1.0
 MARKS_KEPT_S = 7 * 24 * 3600
-"""How long a batch's mark stays in the database, for a look-up to find."""
+"""How long a batch's marker is retained, for a look-up to find."""
 LOOK_UP_MAX_S = MARKS_KEPT_S / 2
-"""A look-up that succeeds later than this says nothing: the mark it does not find may have been removed."""
+"""A look-up that succeeds later than this proves nothing: the marker may have been deleted since."""
 
 Arguments = TypeVarTuple("Arguments")
 B = TypeVar("B")
 
 
 class Writer(Protocol):
-    """What the journal needs of a batch writer; tests put a fake in its place."""
+    """What the journal needs of a batch writer."""
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]: ...
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]: ...
 
     def look_up(self, batch_id: str) -> bool: ...
 
@@ -63,7 +62,7 @@ class Writer(Protocol):
 
 
 class Gate(Protocol):
-    """Knows whether the database is there; whoever finds it gone closes it, and its watcher opens it again."""
+    """Whether the database answers. Any caller closes it that loses the database; the watcher opens it again."""
 
     @property
     def is_open(self) -> bool: ...
@@ -99,7 +98,7 @@ class Journal:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what is submitted now has a chance of being written."""
+        """Whether the journal runs, so that a unit submitted now can be written."""
         return self._accepting.is_set()
 
     async def wait_accepting(self) -> None:
@@ -108,9 +107,9 @@ class Journal:
             await self._accepting.wait()
 
     def submit(self, unit: Unit, author: Author) -> None:
-        """Queue a unit; ``author.settle`` is called with its verdict once that is known.
+        """Queue a unit; ``author.settle`` is called with its result once that is known.
 
-        Once the journal has ended, that is before this returns: nobody reads the queue until it runs again.
+        After the journal has ended, that happens before this returns: the queue is not read until it runs again.
         """
         if self._has_ended:
             self._refuse(unit, author, "the journal does not run")
@@ -118,19 +117,19 @@ class Journal:
         self._queue.append((unit, author))
         self._arrived.set()
 
-    async def write(self, unit: Unit) -> Verdict:
-        """Queue a unit and wait for its verdict. A cancelled wait leaves the unit to its fate."""
+    async def write(self, unit: Unit) -> UnitResult:
+        """Queue a unit and wait for its result. Cancelling the wait does not withdraw the unit."""
         waiter = _Waiter()
         self.submit(unit, waiter)
         await waiter.settled.wait()
-        assert waiter.verdict is not None
-        return waiter.verdict
+        assert waiter.result is not None
+        return waiter.result
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write batches until :meth:`stop`; then write what is left and return.
+        """Write batches until :meth:`stop`; then write what is queued and return.
 
-        On the way out for any other reason every unit still queued is answered ``NotWritten``, and so is all that
-        is submitted before it runs again.
+        If it ends for any other reason, every queued unit gets ``NotWritten``, and so does every unit submitted
+        before it runs again.
         """
         self._stopping = False
         self._has_ended = False
@@ -139,8 +138,8 @@ class Journal:
             self._accepting.set()
             task_status.started()
             while True:
-                # From here to the thread's start nothing yields: a kill meets units in the queue or at the
-                # database, never between.
+                # Nothing yields from here until the thread starts: a cancellation finds units in the queue or at
+                # the database, never in between.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 if not self._gate.is_open:
                     self._refuse_queued(f"the database is away: {self._gate.reason}")
@@ -182,7 +181,7 @@ class Journal:
         while self._queue and len(batch) < units_max:
             unit, author = self._queue.popleft()
             if author.is_void:
-                self._refuse(unit, author, "decided by an incarnation that no longer stands")
+                self._refuse(unit, author, "its author has become void")
             else:
                 batch.append((unit, author))
         if not self._queue and not self._stopping:
@@ -194,22 +193,22 @@ class Journal:
     async def _commit(self, batch: list[tuple[Unit, Author]]) -> None:
         begun = trio.current_time()
         units = [unit for unit, _ in batch]
-        verdicts: list[Verdict] = [Unknown("the journal was cut off during a commit")] * len(units)
+        results: list[UnitResult] = [Unknown("the journal was cut off during a commit")] * len(units)
         try:
-            verdicts = await self._write(units)
+            results = await self._write(units)
         finally:
             metrics.JOURNAL_COMMIT_S.observe(trio.current_time() - begun)
             metrics.JOURNAL_BATCHES.inc()
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
-            for (unit, author), verdict in zip(batch, verdicts, strict=True):
-                _settle(author, unit, verdict)
-            _count(verdicts)
+            for (unit, author), result in zip(batch, results, strict=True):
+                _settle(author, unit, result)
+            _count(results)
 
-    async def _write(self, units: list[Unit]) -> list[Verdict]:
+    async def _write(self, units: list[Unit]) -> list[UnitResult]:
         try:
-            verdicts = await self._on_thread(self._writer.write, units, prepare(units))
-            self._note(verdicts)
-            return verdicts
+            results = await self._on_thread(self._writer.write, units, prepare(units))
+            self._note(results)
+            return results
         except ConnectionLost as lost:
             log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
@@ -225,23 +224,23 @@ class Journal:
             limiter=self._thread,  # type: ignore[arg-type]  # has what trio asks of a limiter
         )
 
-    def _note(self, verdicts: list[Verdict]) -> None:
-        """Let the gate know how a batch fared; where it timed out, all of it did."""
-        last = verdicts[-1]
+    def _note(self, results: list[UnitResult]) -> None:
+        """Report a batch's success or timeout to the gate; a timeout concerns the whole batch."""
+        last = results[-1]
         if type(last) is NotWritten and last.timed_out:
             self._gate.note_timeout(last.reason)
         else:
             self._gate.note_success()
 
-    async def _look_up(self, lost: CommitUnanswered) -> list[Verdict]:
-        """Ask the database, for as long as it takes, what became of a batch whose COMMIT was not answered.
+    async def _look_up(self, lost: CommitUnanswered) -> list[UnitResult]:
+        """Look up, for as long as it takes, whether a batch whose COMMIT got no response is durable.
 
-        While it cannot tell, it counts as slow, whatever its probes say: nothing else can be written meanwhile.
+        Until then the database counts as slow, whatever its probes find: nothing else can be written meanwhile.
         """
         begun = trio.current_time()
         durable = await self._try_look_up(lost.batch_id)
         if durable is None:
-            with self._gate.stalled(f"a commit was not answered: {lost}"):
+            with self._gate.stalled(f"a commit got no response: {lost}"):
                 pause_s = LOOK_UP_FIRST_S
                 while durable is None:
                     await trio.sleep(pause_s)
@@ -250,7 +249,7 @@ class Journal:
         metrics.COMMIT_LOOKUPS.labels("committed" if durable else "void").inc()
         log.warning("lost commit looked up", batch_id=lost.batch_id, durable=durable)
         if not durable and trio.current_time() - begun > LOOK_UP_MAX_S:
-            return [Unknown("its mark was looked for too late")] * len(lost.if_void)
+            return [Unknown("its marker was looked up too late")] * len(lost.if_void)
         return lost.if_durable if durable else lost.if_void
 
     async def _try_look_up(self, batch_id: str) -> bool | None:
@@ -262,55 +261,55 @@ class Journal:
 
 
 class _OneAtATime:
-    """A limiter that limits nothing: the journal has one commit under way by its own loop.
+    """A limiter that limits nothing: the journal's loop has one commit under way by itself.
 
-    Taking a token of trio's own limiter lets every other runnable task go first. Here that would put all that the
-    actors have to decide between two commits instead of beside the next one.
+    Acquiring trio's own limiter lets every other runnable task go first. That would put the actors' decisions
+    between two commits instead of beside the next one.
     """
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Go ahead at once."""
+        """Return at once."""
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 class _Waiter:
-    """An author that only wants to know."""
+    """An author that waits for one result."""
 
     is_void = False
 
     def __init__(self) -> None:
         self.settled = trio.Event()
-        self.verdict: Verdict | None = None
+        self.result: UnitResult | None = None
 
-    def settle(self, unit: Unit, verdict: Verdict) -> None:  # noqa: ARG002 - it has only one
-        self.verdict = verdict
+    def settle(self, unit: Unit, result: UnitResult) -> None:  # noqa: ARG002 - it has one unit
+        self.result = result
         self.settled.set()
 
 
-_LABELS: dict[type[Verdict], str] = {
+_LABELS: dict[type[UnitResult], str] = {
     Committed: "committed",
     Stale: "stale",
-    AlreadyAnswered: "already_answered",
+    AlreadyReplied: "already_answered",
     NotWritten: "not_written",
     Broken: "broken",
     Unknown: "unknown",
 }
 
 
-def _settle(author: Author, unit: Unit, verdict: Verdict) -> None:
+def _settle(author: Author, unit: Unit, result: UnitResult) -> None:
     try:
-        author.settle(unit, verdict)
+        author.settle(unit, result)
     except Exception:
-        # One author's bug must not keep its neighbours' verdicts from them.
-        log.exception("an author could not take its verdict", verdict=_LABELS[type(verdict)])
+        # One author's bug must not keep the others from their results.
+        log.exception("an author failed to handle its result", result=_LABELS[type(result)])
 
 
-def _count(verdicts: Sequence[Verdict]) -> None:
-    for kind, number in Counter(map(type, verdicts)).items():
+def _count(results: Sequence[UnitResult]) -> None:
+    for kind, number in Counter(map(type, results)).items():
         metrics.JOURNAL_UNITS.labels(_LABELS[kind]).inc(number)
-    for verdict in verdicts:
-        if type(verdict) is Stale:
-            for fence in verdict.fences:
+    for result in results:
+        if type(result) is Stale:
+            for fence in result.fences:
                 metrics.FENCE_STALE.labels(fence.kind).inc()

@@ -1,8 +1,8 @@
-"""Encoding of values for PostgreSQL: a column as one array literal, or row by row as COPY's text format.
+"""Encode values for PostgreSQL: a column as one array literal, or its cells in COPY's text format.
 
-Both work on whole columns, because a batch under load has hundreds of rows and a call for each value would cost
-more than the value. Arrays suit statements of any kind and size; COPY inserts many new rows in two thirds of the
-server's time.
+Both work on whole columns: a batch under load has hundreds of rows, and a call for each value would cost more than
+the encoding. Arrays suit statements of any kind and size; COPY inserts many new rows in two thirds of the server's
+time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def codec_of(column: Column[Any]) -> ColumnCodec:
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Encode a text array. The whole column is escaped at once, joined by a character that occurs in no value."""
+    """Encode a text array. The column is joined by a character that occurs in no value, and escaped at once."""
     column = list(values)
     if None not in column:
         joined = _BETWEEN.join(column)  # type: ignore[arg-type]  # there is no None among them
@@ -67,7 +67,7 @@ def _time_array(values: Iterable[datetime | None]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _time(at: datetime) -> str:
-    """Needs no quotes. Cached: the time of a decision is in many columns of its rows."""
+    """Encode a time, which needs no quotes. Cached: a decision's time is in many columns of its rows."""
     return at.isoformat()
 
 

@@ -1,4 +1,4 @@
-"""The statement that writes many rows of a kind at once.
+"""The statements that write many rows of a kind at once.
 
 A batch of rows becomes one array for each column and one ``INSERT … SELECT FROM unnest(…)`` or
 ``UPDATE … FROM unnest(…)`` for all of them: one statement for each kind, not for each row. Where a batch has many

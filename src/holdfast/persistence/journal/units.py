@@ -1,4 +1,4 @@
-"""A unit of work: what one decision wants written, whole or not at all, and how it can end."""
+"""A unit of work: the rows that one decision writes, all or none of them, and the results it can have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
 from holdfast.persistence.records.rows import Row
 
 FenceKind = Literal["account", "task", "sign_in"]
 
 
 class Fence(NamedTuple):
-    """The version of a row that a decision was made on. Committing the unit moves that row to the next."""
+    """The version of a row that a decision was made on. Committing the unit moves that row to the next version."""
 
     kind: FenceKind
     key: str
@@ -22,13 +22,11 @@ class Fence(NamedTuple):
 
 
 class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One decision's effects.
+    """One decision's effects: the values in ``rows``; an operation includes its postings and its hold.
 
-    ``rows`` are the values to write; an operation includes its postings and its hold.
-
-    A unit with ``moves`` False leaves the fenced rows as they are: it only asks whether its fences still hold, so
-    that a refusal is never based on a state that another process has changed. Its ``rows`` are not part of the
-    fenced state, such as an event stored as it was received.
+    A unit with ``moves`` False leaves the fenced rows as they are: it only checks that its fences still hold, so
+    that no refusal is based on a state that another process has changed. Its ``rows`` are not part of the fenced
+    state, such as an event stored as it was received.
     """
 
     fences: tuple[Fence, ...] = ()
@@ -44,23 +42,23 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The unit is void: rows named by ``fences`` had moved on. Nothing of it was written."""
+    """The unit is void: the rows of ``fences`` had another version. Nothing of it was written."""
 
     fences: tuple[Fence, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AlreadyAnswered:
+class AlreadyReplied:
     """The unit is void: its idempotency key had been used. Nothing of it was written."""
 
-    answer: RememberedAnswer
+    stored: RememberedReply
 
 
 @dataclass(frozen=True, slots=True)
 class NotWritten:
-    """The unit is void through no fault of its own: its batch was rolled back. Nothing of it was written.
+    """The unit was not written for a reason outside it, such as a rollback of its batch; it may be tried again.
 
-    ``timed_out`` says that the database took too long over the batch.
+    ``timed_out``: the database took too long for the batch.
     """
 
     reason: str
@@ -69,29 +67,29 @@ class NotWritten:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The database refuses this very unit. Nothing of it was written, and trying again would not help."""
+    """The database rejects this very unit. Nothing of it was written, and a retry would fail again."""
 
     cause: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nobody can say whether the unit was written; its asker must be told just that."""
+    """It is not known whether the unit was written; its caller gets exactly this as the reply."""
 
     reason: str
 
 
-Verdict: TypeAlias = Committed | Stale | AlreadyAnswered | NotWritten | Broken | Unknown
+UnitResult: TypeAlias = Committed | Stale | AlreadyReplied | NotWritten | Broken | Unknown
 
 
 class Author(Protocol):
-    """Who submitted a unit: an actor's incarnation. Called on the trio thread, in the order of submission."""
+    """The submitter of a unit, an actor's incarnation. Called on the trio thread, in the order of submission."""
 
     @property
     def is_void(self) -> bool:
-        """True once this incarnation's undurable decisions no longer stand; its waiting units are skipped."""
+        """Whether this incarnation's undurable decisions are void; its queued units are then skipped."""
         ...
 
-    def settle(self, unit: Unit, verdict: Verdict) -> None:
-        """Hear how a unit ended."""
+    def settle(self, unit: Unit, result: UnitResult, /) -> None:
+        """Receive the result of a unit."""
         ...

@@ -1,4 +1,4 @@
-"""Whether what is decided now can be written: the database answers, and the journal runs."""
+"""Whether a decision made now can be written: the database answers, and the journal runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.persistence.server.database_gate import DatabaseGate
 
 
 class WritePath:
-    """The gate of those who decide and write. Reads need the database alone, and ask its own gate."""
+    """The gate for callers that write. Reads need the database alone, and use its own gate."""
 
     def __init__(self, database: DatabaseGate, journal: Journal) -> None:
         self._database = database
@@ -15,7 +15,7 @@ class WritePath:
 
     @property
     def is_open(self) -> bool:
-        """Whether a decision made now has a chance of being written."""
+        """Whether a decision made now can be written."""
         return self._database.is_open and self._journal.is_accepting
 
     @property
@@ -25,7 +25,7 @@ class WritePath:
 
     @property
     def retry_after_s(self) -> float:
-        """When to try again while it is closed."""
+        """How long to wait before a retry while it is closed."""
         return self._database.retry_after_s
 
     async def wait_open(self) -> None:

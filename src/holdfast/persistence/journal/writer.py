@@ -1,9 +1,9 @@
-"""The journal's hand on the database: one connection, one transaction a batch. Runs in a worker thread.
+"""Write batches on one connection, one transaction each. Runs in a worker thread.
 
 A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
 each by key) and then, in a statement of its own so that its snapshot is younger than the locks, looks up the
-idempotency keys. What fits is then written, marked with the batch's id, and committed in the second. In between go
-the kinds that have many new rows, by COPY: that spares the server more than the trip costs.
+idempotency keys. The second writes the units that pass and a marker with the batch's id, and commits. Kinds with
+many new rows are copied in between: COPY saves the server more than the extra round trip costs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import psycopg
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.journal.copying import copy_all
-from holdfast.persistence.journal.drafts import Prepared, Question, draft_of, question_of
+from holdfast.persistence.journal.drafts import Preconditions, Prepared, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
-    AlreadyAnswered,
+    AlreadyReplied,
     Broken,
     Committed,
     FenceKind,
     NotWritten,
     Stale,
     Unit,
-    Verdict,
+    UnitResult,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedAnswer
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     is_worth_retrying,
@@ -61,35 +61,35 @@ _PROBE = (
     "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
 )
 _MARK = "insert into journal_batches (batch_id, units, committed, at) values (%s, %s, true, now())"
-"""By the database's clock, by which marks are removed again."""
-_FORGET_PLANS = "discard plans"
+"""Dated by the database's clock, by which markers are deleted again."""
+_DISCARD_PLANS = "discard plans"
 REPLAN_UNITS = 64
-"""Plans are made anew after so many units on a connection, after twice as many, and so on.
+"""Plans are discarded after this many units on a connection, after twice as many, and so on.
 
-A plan made while a table was known to hold a row or two reads all of it, and stays so while the table grows.
+A plan made while the table had a row or two reads all of it, and is kept while the table grows.
 """
 
 _RowKey: TypeAlias = tuple[FenceKind, str]
 
-_FALLEN = -1
-"""The version, expected by nobody, of a row whose newest decision has fallen."""
+_VOID = -1
+"""The version of a row whose newest decision is void; no unit expects it."""
 
 
 class ConnectionLost(Exception):
-    """The connection broke before anything was sent to be written; nothing of the batch is there."""
+    """The connection broke before anything was sent to be written; nothing of the batch is durable."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
 
 
 class CommitUnanswered(Exception):
-    """The connection broke after the batch was sent: only a look-up can tell whether it is durable.
+    """The connection broke after the batch was sent: only a look-up shows whether it is durable.
 
-    ``if_durable`` and ``if_void`` are the units' verdicts in either case.
+    ``if_durable`` and ``if_void`` are the units' results in each case.
     """
 
     def __init__(
-        self, batch_id: str, cause: BaseException, *, if_durable: list[Verdict], if_void: list[Verdict]
+        self, batch_id: str, cause: BaseException, *, if_durable: list[UnitResult], if_void: list[UnitResult]
     ) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.batch_id = batch_id
@@ -98,7 +98,7 @@ class CommitUnanswered(Exception):
 
 
 class BatchWriter:
-    """Writes batches on one connection, made anew after it breaks. Not shared between threads."""
+    """Writes batches on one connection, which is replaced after it breaks. Not shared between threads."""
 
     def __init__(
         self, connect: Callable[[], psycopg.Connection[Any]], *, now: Now, idempotency_ttl_s: int = 86_400
@@ -110,66 +110,66 @@ class BatchWriter:
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[Verdict]:
-        """Write what fits of ``units``, in order, and return each one's verdict.
+    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+        """Write the ``units`` that pass their checks, in order, and return each one's result.
 
-        ``prepared`` is what :func:`prepare` made of them; without it that is done here.
-        Raises :class:`ConnectionLost` or :class:`CommitUnanswered`; every other database error is settled here:
-        passing ones by ``NotWritten``, and one that a particular unit provokes by writing unit by unit.
+        ``prepared`` is what :func:`prepare` returned for them; without it that is done here.
+        Raises :class:`ConnectionLost` or :class:`CommitUnanswered`. Every other database error becomes a result:
+        ``NotWritten`` for one that may pass, and for one that a unit causes, ``Broken`` for that unit.
         """
-        return self._write(units, prepared, fallen=set())
+        return self._write(units, prepared, void=set())
 
     def _write(
-        self, units: Sequence[Unit], prepared: Prepared | None = None, *, fallen: set[_RowKey]
-    ) -> list[Verdict]:
+        self, units: Sequence[Unit], prepared: Prepared | None = None, *, void: set[_RowKey]
+    ) -> list[UnitResult]:
         try:
-            return self._transaction(units, prepared, fallen)
+            return self._transaction(units, prepared, void)
         except (ConnectionLost, CommitUnanswered):
             raise
         except Exception as exc:
             if is_worth_retrying(exc):
                 reason = f"{type(exc).__name__}: {reason_of(exc)}"
                 return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
-            # Not psycopg's alone: a text that has no UTF-8 form is refused by the client's own encoder.
+            # Not only psycopg's errors: the client's encoder rejects text that has no UTF-8 form.
             if len(units) == 1:
                 return [Broken(exc)]
             return self._write_one_by_one(units)
 
-    def _write_one_by_one(self, units: Sequence[Unit]) -> list[Verdict]:
-        """Find the unit the database refuses: a transaction each, so that its neighbours do not fall with it.
+    def _write_one_by_one(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """Write each unit in its own transaction, so that only the one the database rejects is broken.
 
-        What was decided on top of a unit that falls must fall too, although the rows alone might let it pass.
+        A unit that was decided on top of a void one is void too, although the rows alone might let it pass.
         """
-        verdicts: list[Verdict] = []
-        fallen: set[_RowKey] = set()
+        results: list[UnitResult] = []
+        void: set[_RowKey] = set()
         for unit in units:
             try:
-                verdicts += self._write([unit], fallen=fallen)
-                if type(verdicts[-1]) is not Committed:
-                    fallen.update((fence.kind, fence.key) for fence in unit.fences)
+                results += self._write([unit], void=void)
+                if type(results[-1]) is not Committed:
+                    void.update((fence.kind, fence.key) for fence in unit.fences)
             except CommitUnanswered as lost:
-                rest: list[Verdict] = [NotWritten("the connection was lost before this unit's turn")] * (
-                    len(units) - len(verdicts) - 1
+                rest: list[UnitResult] = [NotWritten("the connection was lost before this unit was sent")] * (
+                    len(units) - len(results) - 1
                 )
                 raise CommitUnanswered(
                     lost.batch_id,
                     lost,
-                    if_durable=[*verdicts, *lost.if_durable, *rest],
-                    if_void=[*verdicts, *lost.if_void, *rest],
+                    if_durable=[*results, *lost.if_durable, *rest],
+                    if_void=[*results, *lost.if_void, *rest],
                 ) from lost
             except ConnectionLost:
-                return verdicts + [NotWritten("the connection was lost")] * (len(units) - len(verdicts))
-        return verdicts
+                return results + [NotWritten("the connection was lost")] * (len(units) - len(results))
+        return results
 
     def look_up(self, batch_id: str) -> bool:
-        """Say whether a batch whose answer was lost is durable, and make sure it never becomes so if it is not.
+        """Return whether a batch whose COMMIT got no response is durable; if it is not, it never will be.
 
-        Planting the batch's own key waits for a commit still under way on the server, and bars one that has
-        not started. Raises :class:`ConnectionLost` while the database is away.
+        Inserting the batch's own marker waits for a commit still under way on the server, and prevents one that
+        has not started. Raises :class:`ConnectionLost` while the database is away.
         """
         try:
             connection = self._connected()
-            planted = connection.execute(
+            inserted = connection.execute(
                 "insert into journal_batches (batch_id, units, committed, at) values (%s, 0, false, now()) "
                 "on conflict do nothing returning batch_id",
                 (batch_id,),
@@ -181,27 +181,29 @@ class BatchWriter:
         except psycopg.Error as exc:
             self._discard()
             raise ConnectionLost(exc) from exc
-        return planted is None and found is not None and bool(found[0])
+        return inserted is None and found is not None and bool(found[0])
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._discard()
 
     # ------------------------------------------------------------------------------------------ one transaction
 
-    def _transaction(self, units: Sequence[Unit], prepared: Prepared | None, fallen: set[_RowKey]) -> list[Verdict]:
+    def _transaction(
+        self, units: Sequence[Unit], prepared: Prepared | None, void: set[_RowKey]
+    ) -> list[UnitResult]:
         connection = self._connected()
         try:
-            question, draft = prepared or (question_of(units), None)
-            versions, answers = self._ask(connection, question)
-            versions.update(dict.fromkeys(fallen, _FALLEN))
-            verdicts = _judge(units, versions, answers)
-            passed = [unit for unit, verdict in zip(units, verdicts, strict=True) if type(verdict) is Committed]
+            preconditions, draft = prepared or (preconditions_of(units), None)
+            versions, replies = self._check_preconditions(connection, preconditions)
+            versions.update(dict.fromkeys(void, _VOID))
+            results = _results_of(units, versions, replies)
+            passed = [unit for unit, result in zip(units, results, strict=True) if type(result) is Committed]
             if draft is None or len(passed) < len(units):
                 draft = draft_of(passed)
             if draft.is_empty:
                 connection.rollback()
-                return verdicts
+                return results
         except Exception as exc:
             self._recover(exc)
             raise
@@ -213,45 +215,45 @@ class BatchWriter:
                     connection.execute(sql, parameters)
                 connection.execute(_MARK, (batch_id, len(passed)))
                 if self._has_grown(len(passed)):
-                    connection.execute(_FORGET_PLANS)
+                    connection.execute(_DISCARD_PLANS)
                 connection.commit()
         except Exception as exc:
             try:
                 self._recover(exc)
             except ConnectionLost as lost:
-                void = NotWritten("the commit did not happen")
-                if_void = [void if type(verdict) is Committed else verdict for verdict in verdicts]
-                raise CommitUnanswered(batch_id, exc, if_durable=verdicts, if_void=if_void) from lost
+                rolled_back = NotWritten("the commit did not happen")
+                if_void = [rolled_back if type(result) is Committed else result for result in results]
+                raise CommitUnanswered(batch_id, exc, if_durable=results, if_void=if_void) from lost
             raise
-        return verdicts
+        return results
 
-    def _ask(
-        self, connection: psycopg.Connection[Any], question: Question
-    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, RememberedAnswer]]:
-        """Lock the fenced rows and look up the idempotency keys: versions, and answers that keys have had."""
-        if question.is_empty:
+    def _check_preconditions(
+        self, connection: psycopg.Connection[Any], preconditions: Preconditions
+    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, RememberedReply]]:
+        """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found."""
+        if preconditions.is_empty:
             return {}, {}
         found = None
         with connection.pipeline():
-            if question.first_sign_ins is not None:
-                connection.execute(_FIRST_SIGN_IN, (question.first_sign_ins,))
+            if preconditions.first_sign_ins is not None:
+                connection.execute(_FIRST_SIGN_IN, (preconditions.first_sign_ins,))
             locks = {
-                kind: connection.execute(sql, (question.locks[kind],))
+                kind: connection.execute(sql, (preconditions.locks[kind],))
                 for kind, sql in _LOCK.items()
-                if kind in question.locks
+                if kind in preconditions.locks
             }
-            if question.probes:
-                found = connection.execute(_PROBE, (*question.probes, self._now() - self._idempotency_ttl))
+            if preconditions.probes:
+                found = connection.execute(_PROBE, (*preconditions.probes, self._now() - self._idempotency_ttl))
         versions = {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
-        answers = {}
+        replies = {}
         if found is not None:
             for account_id, route, key, fingerprint, reply in found.fetchall():
                 probe = IdempotencyProbe(account_id, route, key)
-                answers[probe] = RememberedAnswer(bytes(fingerprint), bytes(reply))
-        return versions, answers
+                replies[probe] = RememberedReply(bytes(fingerprint), bytes(reply))
+        return versions, replies
 
     def _has_grown(self, units: int) -> bool:
-        """Count what is written on this connection; whether it is twice what it was when plans were last made."""
+        """Count the units of this connection; return whether they have doubled since plans were last discarded."""
         self._units += units
         if self._units < self._replan_units:
             return False
@@ -275,7 +277,7 @@ class BatchWriter:
         )
 
     def _recover(self, exc: Exception) -> None:
-        """Roll back where the connection still stands; raise :class:`ConnectionLost` where it does not."""
+        """Roll back if the connection still works; otherwise raise :class:`ConnectionLost`."""
         if not self._is_broken(exc):
             assert self._connection is not None
             try:
@@ -293,36 +295,35 @@ class BatchWriter:
             self._connection = None
 
 
-def _judge(
+def _results_of(
     units: Iterable[Unit],
     versions: dict[_RowKey, int],
-    answers: dict[IdempotencyProbe, RememberedAnswer],
-) -> list[Verdict]:
-    """Each unit in turn: does it stand on the versions as the units before it leave them?
+    replies: dict[IdempotencyProbe, RememberedReply],
+) -> list[UnitResult]:
+    """Check each unit's fences against the versions that the units before it leave.
 
-    A unit that falls takes with it all later ones of the batch that share a row with it: they were decided on
-    top of it. Comparing versions would not do. When another process has moved a row from 5 to 6, our unit that
-    expects 5 falls, and the next one, decided on our own void 6, would meet theirs and pass.
-    A row that is not there stands at no version.
+    A void unit voids all later ones of the batch that share a row with it: they were decided on top of it.
+    Comparing versions alone would not find them. When another process has moved a row from 5 to 6, our unit that
+    expects 5 is void, and our next one, decided on our own 6, would match theirs. A missing row has no version.
     """
-    verdicts: list[Verdict] = []
+    results: list[UnitResult] = []
     probed: set[IdempotencyProbe] = set()
     for unit in units:
         moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
         if moved:
-            verdicts.append(Stale(moved))
-        elif unit.probe is not None and unit.probe in answers:
-            verdicts.append(AlreadyAnswered(answers[unit.probe]))
+            results.append(Stale(moved))
+        elif unit.probe is not None and unit.probe in replies:
+            results.append(AlreadyReplied(replies[unit.probe]))
         elif unit.probe in probed:
-            verdicts.append(NotWritten("its idempotency key is used earlier in this batch"))
+            results.append(NotWritten("its idempotency key is used earlier in this batch"))
         else:
             if unit.probe is not None:
                 probed.add(unit.probe)
             if unit.moves:
                 for fence in unit.fences:
                     versions[fence.kind, fence.key] = fence.expected + 1
-            verdicts.append(Committed())
+            results.append(Committed())
             continue
         for fence in unit.fences:
-            versions[fence.kind, fence.key] = _FALLEN
-    return verdicts
+            versions[fence.kind, fence.key] = _VOID
+    return results

@@ -102,7 +102,7 @@ class IdempotencyProbe(NamedTuple):
     key: str
 
 
-class RememberedAnswer(NamedTuple):
+class RememberedReply(NamedTuple):
     """What an idempotency record holds: the fingerprint of the first call, and its reply as JSON."""
 
     fingerprint: bytes
@@ -113,7 +113,7 @@ class IdempotencyRow(NamedTuple):
     """A stored reply. The probe proved that the key has no live record; an expired one is replaced."""
 
     probe: IdempotencyProbe
-    answer: RememberedAnswer
+    stored: RememberedReply
     created_at: datetime
 
 
@@ -134,5 +134,5 @@ SIGN_INS = fields_of(tables.sign_ins, SignInRow)
 IDEMPOTENCY_RECORDS = attributes_of(
     tables.idempotency_records,
     IdempotencyRow,
-    ["probe.account_id", "probe.route", "probe.key", "answer.fingerprint", "answer.reply", "created_at"],
+    ["probe.account_id", "probe.route", "probe.key", "stored.fingerprint", "stored.reply", "created_at"],
 )

@@ -27,13 +27,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id, order_by_payment
 from holdfast.providers.card.amounts import minor_from_micro
-from holdfast.providers.card.base import (
-    CardFault,
-    CardRateLimited,
-    CardRejected,
-    CardTimeout,
-    IntentCreated,
-)
+from holdfast.providers.card.base import CardFault, CardRateLimited, CardRejected, CardTimeout, IntentCreated
 from holdfast.providers.card.events import EVENT_BYTES_MAX, CardEvent, parse_card_event
 from holdfast.providers.signatures import SignatureVerdict, verify
 
