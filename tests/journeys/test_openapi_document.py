@@ -113,11 +113,12 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         callback = ok(await ada.call("POST", "/v2/control/payments/sandbox", ORDER, as_session=True))["callback"]
         spare = ok(await ada.call("POST", "/v2/control/api-keys", {}, as_session=True))
         events = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
-        email = {"email": "ada@example.com"}
+        # Not the address in the examples of the document: new codes for it would supersede this one.
+        email = {"email": "zoe@example.com"}
         code = ok(await http.post("/v2/control/auth/otp", json=email))
     link = httpx2.URL(ended["output"][0]["url"])
-    callback = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
-    callback |= {"status": "processing", "sequence": 1}
+    update = {"event_id": "evt_late", "provider": "studio", "request_id": request_id, "attempt": 1}
+    update |= {"status": "processing", "sequence": 1}
     things = {
         "request_id": request_id,
         "order_id": card["order_id"],
@@ -141,8 +142,8 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "quote": Good(TASK),
         "create_task": Good(TASK),
         "resolve_payment_order": Good({"credit": True}),
-        "receive_callback": Good(callback),
-        "receive_provider_webhook": Good(callback),
+        "receive_callback": Good(update),
+        "receive_provider_webhook": Good(update),
         "fetch_asset": Good(query=dict(link.params)),
     }
     return Visitor(service, ada.session, leaving.session, ada.key, things, good)
