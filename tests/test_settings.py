@@ -128,6 +128,8 @@ def test_production_lists_each_missing_secret(production: dict[str, str]) -> Non
         "holdfast-production-secret-000001",
         "password000000000000000000000000000000",
         "whsec_" + "changeme-" * 5,
+        bytes(range(32)).hex(),
+        base64.b64encode(bytes(range(255, 223, -1))).decode(),
     ],
 )
 @pytest.mark.parametrize("name", [*STRONG, "HOLDFAST_SERVER_KEY"])

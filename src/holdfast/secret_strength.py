@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Final
 
 CHARS_MIN: Final = 32
@@ -35,7 +39,11 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
         return "is an example from the documentation; make one of your own"
     prefix = _PREFIX.match(secret)
     drawn = secret[prefix.end() :] if prefix else secret
-    if len(drawn) < chars_min or _guesses_log10(drawn) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN):
+    if (
+        len(drawn) < chars_min
+        or _counts(drawn)
+        or _guesses_log10(drawn) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN)
+    ):
         return f"is too weak; give at least {chars_min} random characters"
     return None
 
@@ -43,6 +51,16 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
 def is_plainly_weak(secret: str, *, chars_min: int = CHARS_MIN) -> bool:
     """A cheap check for development: short, an example, or a few characters repeated."""
     return len(secret) < chars_min or len(set(secret)) < 8 or secret in EXAMPLES
+
+
+def _counts(text: str) -> bool:
+    """Whether the text encodes bytes in equal steps, as test vectors do: 00 01 02 and so on."""
+    for decode in (bytes.fromhex, partial(base64.b64decode, validate=True)):
+        with suppress(ValueError):
+            data = decode(text)
+            if len({(after - before) % 256 for before, after in pairwise(data)}) <= 1:
+                return True
+    return False
 
 
 def _guesses_log10(text: str) -> float:

@@ -73,6 +73,8 @@ def test_a_whole_file_has_its_end_and_one_cut_anywhere_has_not(
     [
         (b"RIFF\xff\xff\xff\xffWAVE", "audio/wav"),
         (b"RIFF\0\0\0\0WAVE", "audio/wav"),
+        (b"RIFF\xff\xff\xff\x7fWAVE", "audio/wav"),
+        (b"RIFF\x24\0\0\x80WAVE", "audio/wav"),
         (b"ID3", "audio/mpeg"),
         (box(b"moov", b"") + struct.pack(">I4s", 0, b"mdat") + bytes(30), "video/mp4"),
     ],

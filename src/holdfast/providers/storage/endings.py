@@ -10,8 +10,8 @@ import mmap
 import struct
 from pathlib import Path
 
-_SIZE_UNKNOWN = frozenset({0, 0xFFFFFFFF})
-"""What writers put down for a length they did not know yet."""
+from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN
+
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 """Marks without a length."""
 _NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
@@ -68,7 +68,7 @@ def _jpeg(data: mmap.mmap) -> bool:
 
 def _riff(data: mmap.mmap) -> bool:
     (length,) = struct.unpack_from("<I", data, 4)
-    return length in _SIZE_UNKNOWN or 8 + length <= len(data)
+    return not 0 < length < LENGTH_UNKNOWN_MIN or 8 + length <= len(data)
 
 
 def _boxes(data: mmap.mmap, needed: bytes) -> bool:
