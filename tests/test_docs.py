@@ -162,6 +162,13 @@ def _log_events() -> set[str]:
     return patterns - {".+"}
 
 
+def test_the_readme_shows_the_rows_that_the_demo_prints() -> None:
+    shown = re.findall(r"^│ (.+?) +│", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    source = (ROOT / "src" / "holdfast" / "demo.py").read_text("utf-8")
+    assert len(shown) == 7
+    assert [row for row in shown if f'"{row}"' not in source] == []
+
+
 def test_every_make_target_is_documented() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
