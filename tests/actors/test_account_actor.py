@@ -29,9 +29,8 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
     TaskSettled,
 )
-from holdfast.actors.account.stored_replies import Replayed
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -213,7 +212,7 @@ async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
 
 
 async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_world: StartWorld) -> None:
-    keys = AccountLimits().answers_kept_max + 150
+    keys = AccountLimits().replies_max + 150
     with trio.fail_after(30):
         first, second = await start_world(), await start_world()
         account_id, _ = await first.open_account()

@@ -25,8 +25,7 @@ from holdfast.actors.account.order_messages import (
     ReconcileOrder,
     RecordIntentRefused,
 )
-from holdfast.actors.account.stored_replies import Replayed
-from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount

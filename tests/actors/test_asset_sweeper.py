@@ -269,7 +269,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
         return await world.database.read(load_task_and_events, request_id)
 
     def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-        return TaskActor(request_id, mailbox, world.journal, load=load, world=about)
+        return TaskActor(request_id, mailbox, world.journal, load=load, deps=about)
 
     async def probe() -> bool:
         return True

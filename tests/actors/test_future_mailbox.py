@@ -9,7 +9,7 @@ from pykka._envelope import Envelope as PykkaEnvelope
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.actors.runtime.future import NotReady, TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 
 
 async def test_a_future_wakes_all_who_wait_and_answers_all_who_come_later(nursery: trio.Nursery) -> None:
@@ -114,11 +114,11 @@ def test_mail_handed_back_stands_in_front_in_its_old_order_even_beyond_capacity(
 
 def test_orders_have_a_lane_of_their_own_without_a_bound() -> None:
     mailbox = Mailbox(0)
-    mailbox.order(Order.PASSIVATE)
-    mailbox.order(Order.STOP)
+    mailbox.put_system(SystemMessage.PASSIVATE)
+    mailbox.put_system(SystemMessage.STOP)
     assert mailbox.empty()
-    assert mailbox.has_orders
-    assert [mailbox.next_order() for _ in range(3)] == [Order.PASSIVATE, Order.STOP, None]
+    assert mailbox.has_system
+    assert [mailbox.get_system() for _ in range(3)] == [SystemMessage.PASSIVATE, SystemMessage.STOP, None]
 
 
 def test_pykkas_own_envelopes_are_taken_in() -> None:
@@ -130,7 +130,7 @@ def test_pykkas_own_envelopes_are_taken_in() -> None:
 
 
 def test_an_envelope_is_answered_once() -> None:
-    future: TrioFuture[str] = TrioFuture()
+    future: TrioFuture[object] = TrioFuture()
     envelope = Envelope("a", future)
     assert envelope.reply("yes")
     assert not envelope.reply("again")
@@ -159,7 +159,7 @@ async def test_a_sleeping_reader_wakes_for_mail_for_orders_and_for_a_nudge(
             case "requeue":
                 mailbox.requeue([Envelope("a")])
             case "order":
-                mailbox.order(Order.STOP)
+                mailbox.put_system(SystemMessage.STOP)
             case _:
                 mailbox.wake()
         mailbox.wake()

@@ -301,7 +301,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
 
     tasks = KeyedDirectory(
         "tasks",
-        lambda key, mailbox: TaskActor(key, mailbox, box.world.journal, load=load, world=task_world),
+        lambda key, mailbox: TaskActor(key, mailbox, box.world.journal, load=load, deps=task_world),
         gate=box.database.gate,
         probe=probe,
         reporter=Reporter(),

@@ -120,7 +120,7 @@ class Chaos:
             return True
 
         def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-            return TaskActor(request_id, mailbox, world.journal, load=load, world=about)
+            return TaskActor(request_id, mailbox, world.journal, load=load, deps=about)
 
         return KeyedDirectory(
             "tasks",

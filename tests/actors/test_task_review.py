@@ -83,18 +83,18 @@ async def actor() -> TaskActor:
         now=lambda: NOON,
         rng=random.Random(1),
     )
-    made = TaskActor("task_1", Mailbox(10), nobody, load=load, world=world)
+    made = TaskActor("task_1", Mailbox(10), nobody, load=load, deps=world)
     await made.on_start()
     return made
 
 
-async def decided(actor: TaskActor, message: Any) -> Commit:
+async def decided(actor: TaskActor, message: Any) -> Commit[object]:
     commit = await actor.on_receive(message)
     assert isinstance(commit, Commit)
     return commit
 
 
-def told(commit: Commit) -> Sequence[Any]:
+def told(commit: Commit[object]) -> Sequence[Any]:
     return [tell.message for tell in commit.tells]
 
 
@@ -120,18 +120,18 @@ async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: 
 async def test_a_provider_that_talks_without_end_is_heard_and_not_written_down(
     actor: TaskActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.actors.task.actor.EVENTS_KEPT_MAX", 2)
+    monkeypatch.setattr("holdfast.actors.task.actor.EVENTS_STORED_MAX", 2)
 
     def news(number: int, **fields: Any) -> ReceiveProviderUpdate:
         told = {"event_id": f"evt_{number}", "status": "processing", "sequence": number, "outputs": (), **fields}
-        return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).news, **told), b"{}")
+        return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).update, **told), b"{}")
 
     kept = [await decided(actor, news(number)) for number in (1, 2, 3)]
     assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in kept] == [1, 1, 0]
     assert kept[2].unit.moves
     late = await decided(actor, news(4, sequence=1))
     assert (late.unit.moves, late.unit.rows) == (False, ())
-    done = await decided(actor, news(5, status="succeeded", outputs=flagged(running_task()).news.outputs))
+    done = await decided(actor, news(5, status="succeeded", outputs=flagged(running_task()).update.outputs))
     assert done.unit.moves
 
 

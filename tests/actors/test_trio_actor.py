@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.runtime.actor import Ending, JournaledActor, Reload, TrioActor
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, Order
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -75,7 +75,7 @@ async def test_asks_and_tells_are_handled_in_order_until_told_to_stop(nursery: t
         actor.actor_ref.tell(1)
         assert await actor.actor_ref.ask(2) == 3
         last = actor.actor_ref.ask(4)
-        actor.actor_inbox.order(Order.STOP)
+        actor.actor_inbox.put_system(SystemMessage.STOP)
         assert await last == 7
         await wait_all_tasks_blocked()
     assert endings == [Ending.STOPPED]
@@ -121,7 +121,7 @@ async def test_a_proxy_calls_methods_and_reads_attributes_by_messages(nursery: t
         assert await proxy.count == 3
         proxy.count = 10
         assert await proxy.count == 10
-        actor.actor_inbox.order(Order.STOP)
+        actor.actor_inbox.put_system(SystemMessage.STOP)
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -156,7 +156,7 @@ async def test_a_long_mailbox_lets_other_tasks_run(nursery: trio.Nursery) -> Non
     with trio.fail_after(5):
         for _ in range(900):
             actor.actor_ref.tell(1)
-        actor.actor_inbox.order(Order.STOP)
+        actor.actor_inbox.put_system(SystemMessage.STOP)
         nursery.start_soon(onlooker)
         await serving(actor, endings)
     turns = [later - earlier for earlier, later in pairwise(seen)]
@@ -166,7 +166,7 @@ async def test_a_long_mailbox_lets_other_tasks_run(nursery: trio.Nursery) -> Non
 
 async def test_an_expired_message_is_skipped(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    late: TrioFuture[int] = TrioFuture()
+    late: TrioFuture[object] = TrioFuture()
     with trio.fail_after(60):
         begun = actor.actor_ref.ask("wait")
         actor.actor_inbox.put(Envelope(5, late, deadline=trio.current_time() + 9))
@@ -175,7 +175,7 @@ async def test_an_expired_message_is_skipped(autojump_clock: MockClock, nursery:
         with pytest.raises(OutcomeUnknown):
             await late
         assert await actor.actor_ref.ask(1) == 1
-        actor.actor_inbox.order(Order.STOP)
+        actor.actor_inbox.put_system(SystemMessage.STOP)
 
 
 async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> None:
@@ -267,7 +267,7 @@ async def test_a_reply_waits_behind_every_undurable_decision_before_it(nursery: 
         assert play.answers == ["said a", None, None, None, None]
         await play.hear(Committed())
         assert play.answers == ["said a", "written 1", "said b", None, None]
-        play.scribe.actor_inbox.order(Order.PASSIVATE)
+        play.scribe.actor_inbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
         assert play.endings == []
         await play.hear(Committed())
@@ -358,7 +358,7 @@ async def test_a_fault_of_somebody_asked_voids_only_where_that_one_may_have_acte
             await reply
         await wait_all_tasks_blocked()
         assert play.endings == ([Ending.VOIDED] if voids else [])
-        play.scribe.actor_inbox.order(Order.STOP)
+        play.scribe.actor_inbox.put_system(SystemMessage.STOP)
 
 
 async def test_a_crash_leaves_decisions_under_way_to_be_waited_for_and_handed_back(nursery: trio.Nursery) -> None:
@@ -375,10 +375,10 @@ async def test_a_crash_leaves_decisions_under_way_to_be_waited_for_and_handed_ba
 async def test_mail_that_comes_while_an_actor_waits_to_sleep_keeps_it_awake(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1)
-        play.scribe.actor_inbox.order(Order.PASSIVATE)
+        play.scribe.actor_inbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
         late = play.scribe.actor_ref.ask("a")
         await play.hear(Committed())
         assert await late == "said a"
         assert play.endings == []
-        play.scribe.actor_inbox.order(Order.STOP)
+        play.scribe.actor_inbox.put_system(SystemMessage.STOP)

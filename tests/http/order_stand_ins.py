@@ -17,8 +17,7 @@ from holdfast.actors.account.order_messages import (
     ReceivePaymentEvent,
     RecordIntentRefused,
 )
-from holdfast.actors.account.stored_replies import Replayed
-from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.decisions import (
     attach_intent,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskRef
+from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import sign
 
@@ -34,13 +34,13 @@ async def tell(
 
 
 async def test_signed_news_reaches_its_task_and_is_answered_with_it(world: World) -> None:
-    world.tasks.answer = TaskRef("task_a", world.account_id)
+    world.tasks.answer = TaskReply("task_a", world.account_id)
     await world.add_task(world.task("task_a"))
     response = await tell(world, news(percent=40))
     assert (await response.get_json())["request_id"] == "task_a"
     ((key, command),) = world.tasks.asked
     assert isinstance(command, ReceiveProviderUpdate)
-    assert (key, command.news.provider, command.news.percent) == ("task_a", "studio", 40)
+    assert (key, command.update.provider, command.update.percent) == ("task_a", "studio", 40)
     assert command.body == news(percent=40)
 
 
@@ -90,7 +90,7 @@ async def test_news_of_no_task_or_of_another_providers_task_is_404(world: World)
 
 
 async def test_a_sender_without_a_key_name_speaks_only_for_its_own_tasks(world: World) -> None:
-    world.tasks.answer = TaskRef("task_a", world.account_id)
+    world.tasks.answer = TaskReply("task_a", world.account_id)
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
     world.change(callback_secrets=lambda name: secrets.get(name, ()))
     await world.add_task(world.task("task_a"))

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
-from holdfast.actors.account.stored_replies import Replayed
-from holdfast.actors.task.messages import CancelTask, TaskRef
+from holdfast.actors.runtime.messages import Replayed
+from holdfast.actors.task.messages import CancelTask, TaskReply
 from holdfast.http.kit.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Review, usage_of
@@ -405,7 +405,7 @@ async def test_a_running_task_cannot_be_run_again(world: World, status: str) -> 
 
 
 async def test_calls_without_a_body_ignore_an_object_sent_along(world: World) -> None:
-    world.tasks.answer = TaskRef("task_a", world.account_id)
+    world.tasks.answer = TaskReply("task_a", world.account_id)
     await world.add_task(world.task("task_a"))
     path = "/v2/task/task_a/cancel"
     assert (await world.as_key("POST", path)).status_code == 200
@@ -419,9 +419,9 @@ async def test_calls_without_a_body_ignore_an_object_sent_along(world: World) ->
 async def test_cancel_answers_the_row_as_it_then_stands(world: World) -> None:
     await world.add_task(world.task("task_a"))
 
-    async def cancel(key: str, command: object) -> TaskRef:
+    async def cancel(key: str, command: object) -> TaskReply:
         await world.write(tables.tasks.update().values(status="canceled"))
-        return TaskRef("task_a", world.account_id)
+        return TaskReply("task_a", world.account_id)
 
     world.tasks.answer = cancel
     assert (await (await world.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.actors.account.order_messages import OrderResult, ResolveOrder
-from holdfast.actors.task.messages import DecideReview, TaskRef
+from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem, Review, StatusEntry, Task
@@ -182,9 +182,9 @@ async def test_a_decision_is_asked_of_the_task_and_answered_from_its_row(
 ) -> None:
     await world.add_task(frozen(world, 1))
 
-    async def decide(key: str, command: object) -> TaskRef:
+    async def decide(key: str, command: object) -> TaskReply:
         await world.write(tables.tasks.update().values(status="failed"))
-        return TaskRef("task_1", world.account_id)
+        return TaskReply("task_1", world.account_id)
 
     world.tasks.answer = decide
     path = f"/ops/reviews/rev_1/{word}"

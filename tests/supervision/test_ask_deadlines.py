@@ -13,7 +13,7 @@ from holdfast.supervision.ask_deadlines import GRAIN_S, AskDeadlines
 
 async def ask(deadlines: AskDeadlines, wait_s: float, ended: dict[float, float]) -> None:
     """Wait for an answer that never comes, and note when waiting ended."""
-    future: TrioFuture[None] = TrioFuture()
+    future: TrioFuture[object] = TrioFuture()
     deadlines.add(future, trio.current_time() + wait_s, wait_s)
     with pytest.raises(OutcomeUnknown, match=f"within {wait_s:g} s"):
         await future.wait()
@@ -57,7 +57,7 @@ async def test_a_sooner_deadline_asked_later_is_not_slept_through(mock_clock: Mo
 
 async def test_an_answered_ask_is_left_alone_and_the_next_one_still_ends(autojump_clock: MockClock) -> None:
     deadlines, ended = AskDeadlines(), dict[float, float]()
-    answered: TrioFuture[str] = TrioFuture()
+    answered: TrioFuture[object] = TrioFuture()
     deadlines.add(answered, trio.current_time() + 5.0, 5.0)
     answered.set("in time")
     deadlines.remove(answered)
@@ -70,7 +70,7 @@ async def test_an_answered_ask_is_left_alone_and_the_next_one_still_ends(autojum
 
 async def test_an_answer_at_the_very_deadline_is_not_overwritten(mock_clock: MockClock) -> None:
     deadlines = AskDeadlines()
-    future: TrioFuture[str] = TrioFuture()
+    future: TrioFuture[object] = TrioFuture()
     deadlines.add(future, trio.current_time() + 1.0, 1.0)
     await trio.testing.wait_all_tasks_blocked()
     future.set("just in time")

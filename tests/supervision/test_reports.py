@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.typing import FilteringBoundLogger
 
 from holdfast.ledger.clock import utc_now
 from holdfast.supervision.faults import GaveUp, leaf_of
@@ -137,7 +138,7 @@ def test_a_listener_that_raises_and_a_log_that_fails_harm_nobody() -> None:
         def error(self, event: str, **fields: object) -> None:
             raise BrokenPipeError
 
-    reporter = Reporter(logger=BrokenLog())
+    reporter = Reporter(logger=cast(FilteringBoundLogger, BrokenLog()))
     heard: list[Report] = []
 
     def broken(_report: Report) -> None:

@@ -7,8 +7,6 @@ asked, so their deadlines must not fall with it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
@@ -23,11 +21,11 @@ class AskDeadlines:
     """Futures that are waited for, each with the moment (trio time) at which waiting ends."""
 
     def __init__(self) -> None:
-        self._waiting: dict[TrioFuture[Any], tuple[float, float]] = {}
+        self._waiting: dict[TrioFuture[object], tuple[float, float]] = {}
         self._alarm_at = NEVER
         self._sooner: trio.Event | None = None
 
-    def add(self, future: TrioFuture[Any], deadline: float, deadline_s: float) -> None:
+    def add(self, future: TrioFuture[object], deadline: float, deadline_s: float) -> None:
         """Fail ``future`` with :class:`OutcomeUnknown` unless it is set or removed before ``deadline``.
 
         It fails then or a moment later (:data:`GRAIN_S`), never sooner.
@@ -41,7 +39,7 @@ class AskDeadlines:
             else:
                 self._sooner.set()
 
-    def remove(self, future: TrioFuture[Any]) -> None:
+    def remove(self, future: TrioFuture[object]) -> None:
         """Nobody waits for ``future`` any more."""
         self._waiting.pop(future, None)
 

@@ -19,14 +19,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import trio
 
 from holdfast.actors.runtime.actor import Ending, JournaledActor, TrioActor
 from holdfast.actors.runtime.faults import Overloaded, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
 from holdfast.actors.runtime.trace import trace_id
@@ -118,14 +118,14 @@ class KeyedDirectory:
         if asker is not None:
             refuse_cycle(asker, slot)
         now = trio.current_time()
-        future: TrioFuture[Any] = TrioFuture()
+        future: TrioFuture[object] = TrioFuture()
         self._put(slot, Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
         if asker is not None:
             asker.waiting_on = slot
         self._deadlines.add(future, now + deadline_s, deadline_s)
         try:
-            reply: R | Refusal = await future.wait()
-            return reply
+            # The actor's handler of a Command[R] replies with an R.
+            return cast("R | Refusal", await future.wait())
         finally:
             self._deadlines.remove(future)
             if asker is not None:
@@ -195,7 +195,7 @@ class KeyedDirectory:
             self._notes.awake(self._awake_count)
             if was_cut and isinstance(slot.actor, JournaledActor):
                 # The journal may yet hand mail back, at a time when another run of the directory is under way.
-                slot.actor.on_handed_back = partial(self._wake, slot)
+                slot.actor.on_requeued = partial(self._wake, slot)
             slot.actor = None
             if slot.state != "quarantined":
                 slot.state = "asleep"
@@ -268,7 +268,7 @@ class KeyedDirectory:
         if actor.committed_any or actor.learned:
             slot.voids_in_row = 0
             self._quarantine.recovered(slot)
-        elif actor.was_overtaken:
+        elif actor.was_stale:
             slot.voids_in_row += 1
         else:
             return await self._later(slot)
@@ -391,8 +391,8 @@ class KeyedDirectory:
                 return
             self._emptied = trio.Event()
             for slot in self._slots.values():
-                if slot.state == "awake" and not slot.mailbox.has_orders:
-                    slot.mailbox.order(Order.STOP)
+                if slot.state == "awake" and not slot.mailbox.has_system:
+                    slot.mailbox.put_system(SystemMessage.STOP)
             with trio.move_on_after(0.5):
                 await self._emptied.wait()
 
@@ -406,11 +406,11 @@ class KeyedDirectory:
                     break
                 if slot.mailbox.empty() and self._is_forgettable(slot):
                     self._forget(slot)
-                elif slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
-                    slot.mailbox.order(Order.PASSIVATE)
+                elif slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_system:
+                    slot.mailbox.put_system(SystemMessage.PASSIVATE)
 
     def _passivate_oldest(self) -> None:
         for slot in self._slots.values():
-            if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_orders:
-                slot.mailbox.order(Order.PASSIVATE)
+            if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_system:
+                slot.mailbox.put_system(SystemMessage.PASSIVATE)
                 return

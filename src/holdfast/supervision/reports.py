@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.scrubbing import scrub
@@ -106,9 +107,11 @@ def describe(exc: BaseException) -> Cause:
 class Reporter:
     """Takes reports in: scrubs, logs, keeps the newest, tells listeners. For use on trio's thread only."""
 
-    def __init__(self, *, now: Now = utc_now, logger: Any = None, ring_records: int = RING_RECORDS) -> None:
+    def __init__(
+        self, *, now: Now = utc_now, logger: FilteringBoundLogger | None = None, ring_records: int = RING_RECORDS
+    ) -> None:
         self.now = now
-        self._log = logger if logger is not None else structlog.get_logger("holdfast.supervision")
+        self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.supervision")
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: dict[int, Callable[[Report], None]] = {}
         self._next_listener = 0

@@ -89,6 +89,6 @@ def task_factory(database: Database, journal: Journal, world: TaskDependencies) 
         return await database.read(load_task_and_events, request_id)
 
     def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-        return TaskActor(request_id, mailbox, journal, load=load, world=world)
+        return TaskActor(request_id, mailbox, journal, load=load, deps=world)
 
     return factory

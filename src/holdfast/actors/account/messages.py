@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.records.rows import Row
@@ -26,14 +26,6 @@ class AccountSummary(msgspec.Struct, frozen=True):
         return self.balance_micro - self.held_micro
 
 
-@dataclass(frozen=True, slots=True)
-class Recharge(Command["Recharged"]):
-    """Add sandbox credit. Reply: :class:`Recharged`."""
-
-    amount_micro: int
-    idempotency: IdempotencyKey | None = None
-
-
 class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
     """Sandbox credit was added."""
 
@@ -43,26 +35,19 @@ class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
 
 
 @dataclass(frozen=True, slots=True)
+class Recharge(Command[Recharged | Replayed[Recharged]]):
+    """Add sandbox credit. Reply: :class:`Recharged`."""
+
+    amount_micro: int
+    idempotency: IdempotencyKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeyClaim:
     """The API key a command was sent with; the account's actor checks that it may still write."""
 
     key_id: str
     scope: str
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTask(Command["TaskAccepted"]):
-    """Hold credit and accept a task. ``input`` is normalised JSON. Reply: :class:`TaskAccepted`."""
-
-    input: bytes
-    terms: Terms
-    quote_id: str
-    claim: KeyClaim
-    metadata: tuple[tuple[str, str], ...] = ()
-    webhook_url: str | None = None
-    webhook_events: tuple[EventKind, ...] | None = None
-    retry_of: str | None = None
-    idempotency: IdempotencyKey | None = None
 
 
 class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
@@ -74,6 +59,21 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     retry_of: str | None
     estimated_micro: int
     basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]]):
+    """Hold credit and accept a task. ``input`` is normalised JSON. Reply: :class:`TaskAccepted`."""
+
+    input: bytes
+    terms: Terms
+    quote_id: str
+    claim: KeyClaim
+    metadata: tuple[tuple[str, str], ...] = ()
+    webhook_url: str | None = None
+    webhook_events: tuple[EventKind, ...] | None = None
+    retry_of: str | None = None
+    idempotency: IdempotencyKey | None = None
 
 
 @dataclass(frozen=True, slots=True)

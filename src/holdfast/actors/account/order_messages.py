@@ -7,10 +7,11 @@ account's is refused with ``payment_order_not_found``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
-from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.orders.order import Order, OrderRequest
 from holdfast.ledger.orders.payment_facts import PaymentEvent
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
@@ -26,7 +27,7 @@ class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateOrder(Command[OrderResult]):
+class CreateOrder(Command[OrderResult | Replayed[OrderResult]]):
     """Store a new order, before any call to the provider. Reply: :class:`OrderResult`, verdict ``applied``.
 
     ``request`` contains its ids (order, operation, sandbox event). A used idempotency key returns the order as it
@@ -102,3 +103,15 @@ class ResolveOrder(Command[OrderResult]):
     credit: bool
     amount_micro: int | None = None
     note: str | None = None
+
+
+OrderCommand: TypeAlias = (
+    CreateOrder
+    | AttachIntent
+    | RecordIntentRefused
+    | ReceivePaymentEvent
+    | PaySandboxOrder
+    | ExpireOrder
+    | ReconcileOrder
+    | ResolveOrder
+)

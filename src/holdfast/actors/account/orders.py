@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, assert_never
 
 import structlog
 
@@ -23,6 +21,7 @@ from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
+    OrderCommand,
     OrderResult,
     PaySandboxOrder,
     ReceivePaymentEvent,
@@ -30,7 +29,9 @@ from holdfast.actors.account.order_messages import (
     RecordIntentRefused,
     ResolveOrder,
 )
-from holdfast.actors.runtime.actor import Reload
+from holdfast.actors.account.units import AccountUnits
+from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.turns import Commit, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation
@@ -62,11 +63,8 @@ from holdfast.persistence.records.orders import (
     synthetic_event_rows,
 )
 from holdfast.persistence.records.rows import Row
-from holdfast.persistence.server.database import DatabaseAway
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 
@@ -83,25 +81,15 @@ class OrderReads(Protocol):
     async def pending_count(self, account_id: str) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class OrderTurn:
-    """The result of a message. ``moves`` False: replied to once the account's version has been confirmed."""
-
-    reply: OrderResult | Refusal
-    moves: bool = False
-    operations: tuple[Operation, ...] = ()
-    rows: tuple[Row, ...] = ()
-
-
 class AccountOrders:
     """The orders of one account, for one incarnation of its actor."""
 
-    __slots__ = ("_account_id", "_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable")
+    __slots__ = ("_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable", "_units")
 
     def __init__(
-        self, account_id: str, reads: OrderReads, now: Now, *, pending_max: int, cached_max: int = 64
+        self, units: AccountUnits, reads: OrderReads, now: Now, *, pending_max: int, cached_max: int = 64
     ) -> None:
-        self._account_id = account_id
+        self._units = units
         self._reads = reads
         self._now = now
         self._pending_max = pending_max
@@ -110,20 +98,31 @@ class AccountOrders:
         self._undurable: dict[Unit, str] = {}
         self._open: Counter[str] = Counter()
 
-    async def decide(self, command: Any, state: AccountState) -> OrderTurn:
-        """Decide a message and update ``state`` accordingly. Nothing may fail afterwards."""
+    async def decide(self, command: OrderCommand) -> Turn[OrderResult]:
+        """Decide a command. Refuses: 1. ``payment_order_not_found``; 2. what each decision refuses."""
         if isinstance(command, CreateOrder):
             return await self._create(command)
         order = await self._order(command.order_id)
         if order is None or not _is_for(command, order):
-            return OrderTurn(NOT_FOUND)
-        return await _DECIDERS[type(command)](self, command, order, state)
-
-    def wrote(self, unit: Unit, reply: OrderResult) -> None:
-        """Record that the unit with an order's newest decision was submitted."""
-        order_id = reply.order.order_id
-        self._undurable[unit] = order_id
-        self._open[order_id] += 1
+            return self._units.confirm(NOT_FOUND)
+        now = self._now()
+        match command:
+            case AttachIntent(payment_id=payment_id):
+                return await self._apply(order, attach_intent(order, payment_id, now))
+            case RecordIntentRefused(reason=reason):
+                return await self._apply(order, on_create_refused(order, reason, now))
+            case ReceivePaymentEvent():
+                return await self._receive_event(command, order, now)
+            case PaySandboxOrder():
+                return await self._pay_sandbox(command, order, now)
+            case ExpireOrder():
+                return await self._apply(order, on_expiry(order, now))
+            case ReconcileOrder():
+                return await self._reconcile(command, order, now)
+            case ResolveOrder():
+                return await self._resolve(command, order, now)
+            case _:
+                assert_never(command)
 
     def settled(self, unit: Unit) -> None:
         """Record that a unit has ended, with any result."""
@@ -135,14 +134,15 @@ class AccountOrders:
 
     # ------------------------------------------------------------------------------------------------ the messages
 
-    async def _create(self, command: CreateOrder) -> OrderTurn:
+    async def _create(self, command: CreateOrder) -> Turn[OrderResult]:
         """Refuses: 1. ``too_many_open_orders``."""
-        assert command.request.account_id == self._account_id
+        account_id = self._units.state.account_id
+        assert command.request.account_id == account_id
         # Counted before the rows: an order that becomes durable in between is counted twice rather than not at all.
         waiting = len(self._open)
-        waiting += await self._read(lambda: self._reads.pending_count(self._account_id))
+        waiting += await self._reads.pending_count(account_id)
         if waiting >= self._pending_max:
-            return OrderTurn(
+            return self._units.confirm(
                 Refusal(
                     code="too_many_open_orders",
                     message=f"The account has {waiting} unpaid payment orders, the most allowed.",
@@ -150,19 +150,11 @@ class AccountOrders:
                 )
             )
         order = create_order(command.request)
-        self._cache_order(order)
-        return OrderTurn(
-            OrderResult(order, "applied"), moves=True, rows=(OrderRow(order, next_check_at(order, self._now())),)
-        )
+        row = OrderRow(order, next_check_at(order, self._now()))
+        return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency)
 
-    async def _attach(self, command: AttachIntent, order: Order, state: AccountState) -> OrderTurn:
-        return await self._apply(order, attach_intent(order, command.payment_id, self._now()), state)
-
-    async def _record_refused(self, command: RecordIntentRefused, order: Order, state: AccountState) -> OrderTurn:
-        return await self._apply(order, on_create_refused(order, command.reason, self._now()), state)
-
-    async def _receive_event(self, command: ReceivePaymentEvent, order: Order, state: AccountState) -> OrderTurn:
-        now, event = self._now(), command.event
+    async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
+        event = command.event
         step = on_event(order, event, now, new_operation_id=_operation_id)
         provider, account_id, order_id = order.request.provider, order.account_id, order.order_id
         row = PaymentEventRow(
@@ -174,11 +166,11 @@ class AccountOrders:
                 "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
             )
             unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
-            return OrderTurn(OrderResult(order, "duplicate"), rows=(unapplied,))
-        return await self._apply(order, step, state, event=row)
+            return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
+        return await self._apply(order, step, event=row)
 
-    async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, state: AccountState) -> OrderTurn:
-        now, request = self._now(), order.request
+    async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, now: datetime) -> Turn[OrderResult]:
+        request = order.request
         step = on_sandbox_callback(order, command.values, now)
         assert request.sandbox_event_id is not None
         event = PaymentEventRow(
@@ -191,30 +183,24 @@ class AccountOrders:
             "applied",
             command.body,
         )
-        return await self._apply(order, step, state, event=event)
+        return await self._apply(order, step, event=event)
 
-    async def _expire(self, _command: ExpireOrder, order: Order, state: AccountState) -> OrderTurn:
-        return await self._apply(order, on_expiry(order, self._now()), state)
-
-    async def _reconcile(self, command: ReconcileOrder, order: Order, state: AccountState) -> OrderTurn:
-        now = self._now()
+    async def _reconcile(self, command: ReconcileOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         snapshot = command.snapshot or ProviderSnapshot(unavailable=command.fault or "no response")
         step = on_reconciled(order, snapshot, now, new_operation_id=_operation_id)
-        return await self._apply(
-            order, step, state, more=synthetic_event_rows(order, step.order, snapshot.events, now)
-        )
+        return await self._apply(order, step, more=synthetic_event_rows(order, step.order, snapshot.events, now))
 
-    async def _resolve(self, command: ResolveOrder, order: Order, state: AccountState) -> OrderTurn:
+    async def _resolve(self, command: ResolveOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
         step = resolve_held(
             order,
             decision,
-            self._now(),
+            now,
             reason=clean_message(command.note) or f"operator_{decision}",
             new_operation_id=_operation_id,
             amount_micro=command.amount_micro,
         )
-        return await self._apply(order, step, state)
+        return await self._apply(order, step)
 
     # ------------------------------------------------------------------------------------------------- the effects
 
@@ -222,11 +208,10 @@ class AccountOrders:
         self,
         order: Order,
         step: OrderStep | Refusal,
-        state: AccountState,
         *,
         event: PaymentEventRow | None = None,
         more: tuple[Row, ...] = (),
-    ) -> OrderTurn:
+    ) -> Turn[OrderResult]:
         """Apply a step.
 
         Refuses: 1. the step if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
@@ -234,34 +219,51 @@ class AccountOrders:
         """
         if isinstance(step, OrderStep):
             if step.order is order:
-                return OrderTurn(OrderResult(order, step.verdict))
-            refusal = await self._refusal_of(order, step, state)
+                return self._units.confirm(OrderResult(order, step.verdict))
+            refusal = await self._refusal_of(order, step)
         else:
             refusal = step
         if refusal is not None:
-            return OrderTurn(refusal, rows=() if event is None else (_unapplied(event, event_id=event.event_id),))
+            return self._units.confirm(
+                refusal, () if event is None else (_unapplied(event, event_id=event.event_id),)
+            )
         assert isinstance(step, OrderStep)
+        state = self._units.state
         operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
         _warn_if_mismatched(order, step.order)
-        self._cache_order(step.order)
         rows: list[Row] = [OrderChangedRow(step.order, next_check_at(step.order, self._now())), *more]
         if event is not None:
             rows.append(event)
-        return OrderTurn(OrderResult(step.order, step.verdict), moves=True, operations=operations, rows=tuple(rows))
+        return self._commit(OrderResult(step.order, step.verdict), operations=operations, rows=tuple(rows))
 
-    async def _refusal_of(self, order: Order, step: OrderStep, state: AccountState) -> Refusal | None:
+    def _commit(
+        self,
+        result: OrderResult,
+        *,
+        operations: tuple[Operation, ...] = (),
+        rows: tuple[Row, ...],
+        idempotency: IdempotencyKey | None = None,
+    ) -> Commit[OrderResult]:
+        self._cache_order(result.order)
+        commit = self._units.commit(result, operations=operations, rows=rows, idempotency=idempotency)
+        order_id = result.order.order_id
+        self._undurable[commit.unit] = order_id
+        self._open[order_id] += 1
+        return commit
+
+    async def _refusal_of(self, order: Order, step: OrderStep) -> Refusal | None:
         payment_id = step.order.state.payment_id
         if payment_id is not None and payment_id != order.state.payment_id:
             provider, order_id = order.request.provider, order.order_id
             is_of_another_order = any(
                 each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
-            ) or await self._read(lambda: self._reads.payment_of_another_order(provider, payment_id, order_id))
+            ) or await self._reads.payment_of_another_order(provider, payment_id, order_id)
             if is_of_another_order:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
         credit_micro = sum(move.amount_micro for move in step.postings if move.kind == "credit")
-        if credit_micro and state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
+        if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
 
@@ -271,24 +273,17 @@ class AccountOrders:
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
             for each in self._cache.values()
-        ) or await self._read(lambda: self._reads.event_of_another_order(provider, event_id, order_id))
+        ) or await self._reads.event_of_another_order(provider, event_id, order_id)
 
     # --------------------------------------------------------------------------------------------------- the cache
 
     async def _order(self, order_id: str) -> Order | None:
         order = self._cache.get(order_id)
         if order is None:
-            order = await self._read(lambda: self._reads.order(self._account_id, order_id))
+            order = await self._reads.order(self._units.state.account_id, order_id)
             if order is not None:
                 self._cache_order(order)
         return order
-
-    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read inside a turn; if the database is unreachable the message is retried by the next incarnation."""
-        try:
-            return await read()
-        except DatabaseAway as away:
-            raise Reload(str(away)) from away
 
     def _cache_order(self, order: Order) -> None:
         self._cache[order.order_id] = order
@@ -299,22 +294,7 @@ class AccountOrders:
                 del self._cache[order_id]
 
 
-_Decider = Callable[[AccountOrders, Any, Order, AccountState], Awaitable[OrderTurn]]
-
-_DECIDERS: dict[type[Any], _Decider] = {
-    AttachIntent: AccountOrders._attach,
-    RecordIntentRefused: AccountOrders._record_refused,
-    ReceivePaymentEvent: AccountOrders._receive_event,
-    PaySandboxOrder: AccountOrders._pay_sandbox,
-    ExpireOrder: AccountOrders._expire,
-    ReconcileOrder: AccountOrders._reconcile,
-    ResolveOrder: AccountOrders._resolve,
-}
-
-ORDER_COMMANDS: tuple[type[Any], ...] = (CreateOrder, *_DECIDERS)
-
-
-def _is_for(command: Any, order: Order) -> bool:
+def _is_for(command: OrderCommand, order: Order) -> bool:
     """Whether the command applies to orders of this provider."""
     if isinstance(command, ExpireOrder | ResolveOrder):
         return True

@@ -1,1 +1,1 @@
-"""The actor runtime: a trio actor on pykka, its mailbox, its futures, and what messages are made of."""
+"""The actor runtime: an actor on trio and pykka, its mailbox, its future, its address and its messages."""

@@ -1,10 +1,10 @@
-"""Faults an asker may meet: the command was not answered, and why. Refusals are replies and never come here."""
+"""Faults of an ask: why a command was not answered. A refusal is a reply, never one of these."""
 
 from __future__ import annotations
 
 
 class AskFault(Exception):
-    """A question that got no answer. ``retry_after_s`` is when asking again makes sense."""
+    """An ask without a reply. ``retry_after_s`` is when a retry may succeed."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -12,24 +12,24 @@ class AskFault(Exception):
 
 
 class Overloaded(AskFault):
-    """The mailbox is full; the command was not taken in."""
+    """The mailbox is full; the command was not accepted."""
 
 
 class Unavailable(AskFault):
-    """The actor is restarting, quarantined or paused; the command was not taken in."""
+    """The actor is restarting, quarantined or paused; the command was not accepted."""
 
 
 class OutcomeUnknown(AskFault):
-    """The command was taken in and its answer was lost or late: it may have happened. The key tells."""
+    """The command was accepted, but its reply was lost or late: it may have taken effect."""
 
 
 class Deadlock(AskFault):
-    """The question would wait for its own asker; the message names the cycle."""
+    """The ask would wait for its own sender; the message names the cycle."""
 
 
 class Crashed(Exception):
-    """The actor broke while handling the command; nothing of it was written, and its incarnation has ended."""
+    """The actor crashed while handling the command. Nothing of it was written."""
 
 
 class StaleFence(Exception):
-    """A row of the asker's own had moved on, so the joint unit of work is void; the asker must reload."""
+    """A row of the asking actor's own has a newer version, so the joint unit of work is void; reload and retry."""

@@ -1,6 +1,6 @@
-"""The mailbox: bounded, one reader, and a lane of its own for what the supervisor has to say.
+"""The mailbox: bounded, with one reader, and a separate queue for system messages.
 
-It belongs to an actor's key, not to an incarnation, so a restart or a sleep loses nothing of it.
+It belongs to an actor's key, not to an incarnation, so restart and passivation lose no message.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any
 
 import trio
 from pykka._envelope import Envelope as PykkaEnvelope
@@ -16,26 +15,28 @@ from pykka._envelope import Envelope as PykkaEnvelope
 from holdfast.actors.runtime.future import TrioFuture
 
 
-class Order(Enum):
-    """What a supervisor tells an actor, ahead of its mail."""
+class SystemMessage(Enum):
+    """A supervisor's message to an actor, read before all others."""
 
     PASSIVATE = "passivate"
     STOP = "stop"
 
 
 class MailboxFull(Exception):
-    """The mailbox holds as many messages as it may."""
+    """The mailbox is at its capacity."""
 
 
-class Envelope(PykkaEnvelope[Any]):
-    """A message with what travels beside it: the reply's future, a deadline (trio time), a trace id."""
+class Envelope(PykkaEnvelope[object]):
+    """A message with the future of its reply, its deadline (trio's clock) and its trace id."""
 
     __slots__ = ("deadline", "sent_at", "trace_id")
 
+    reply_to: TrioFuture[object] | None
+
     def __init__(
         self,
-        message: Any,
-        reply_to: TrioFuture[Any] | None = None,
+        message: object,
+        reply_to: TrioFuture[object] | None = None,
         *,
         deadline: float = float("inf"),
         sent_at: float = 0.0,
@@ -46,97 +47,97 @@ class Envelope(PykkaEnvelope[Any]):
         self.sent_at = sent_at
         self.trace_id = trace_id
 
-    def reply(self, value: Any) -> bool:
-        """Answer the asker. False where nobody asked, or an answer had been given."""
-        if not isinstance(self.reply_to, TrioFuture) or self.reply_to.is_set:
+    def reply(self, value: object) -> bool:
+        """Send the reply. Returns False for a told message, and if a reply was sent before."""
+        if self.reply_to is None or self.reply_to.is_set:
             return False
         self.reply_to.set(value)
         return True
 
     def fail(self, exception: BaseException) -> bool:
-        """Answer the asker with a fault. False where nobody asked, or an answer had been given."""
-        if not isinstance(self.reply_to, TrioFuture) or self.reply_to.is_set:
+        """Reply with a fault. Returns False for a told message, and if a reply was sent before."""
+        if self.reply_to is None or self.reply_to.is_set:
             return False
         self.reply_to.fail(exception)
         return True
 
 
 class Mailbox:
-    """Envelopes in order of arrival, and orders ahead of them. Satisfies pykka's inbox protocol."""
+    """Messages in order of arrival, and system messages. Satisfies pykka's inbox protocol."""
 
-    __slots__ = ("_mail", "_orders", "_reader", "capacity")
+    __slots__ = ("_messages", "_reader", "_system", "capacity")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._mail: deque[Envelope] = deque()
-        self._orders: list[Order] = []  # hardly ever more than one; a deque would cost every sleeper 760 bytes
+        self._messages: deque[Envelope] = deque()
+        self._system: list[SystemMessage] = []  # rarely more than one; a deque would cost each mailbox 760 bytes
         self._reader: trio.lowlevel.Task | None = None
 
     def __len__(self) -> int:
-        return len(self._mail)
+        return len(self._messages)
 
-    def put(self, envelope: PykkaEnvelope[Any], /) -> None:
-        """Add mail. Raises :class:`MailboxFull`; never blocks the sender."""
-        if len(self._mail) >= self.capacity:
+    def put(self, envelope: PykkaEnvelope[object], /) -> None:
+        """Add a message without blocking. Raises :class:`MailboxFull`."""
+        if len(self._messages) >= self.capacity:
             raise MailboxFull(f"the mailbox holds {self.capacity} messages")
         if not isinstance(envelope, Envelope):
             envelope = Envelope(envelope.message, envelope.reply_to)  # type: ignore[arg-type]  # pykka's own
-        self._mail.append(envelope)
+        self._messages.append(envelope)
         self.wake()
 
     def requeue(self, envelopes: Iterable[Envelope]) -> None:
-        """Put mail back in front, in its old order; a bound does not hold for what had been let in."""
-        self._mail.extendleft(reversed(list(envelopes)))
+        """Put messages back at the front in their old order, whatever the capacity."""
+        self._messages.extendleft(reversed(list(envelopes)))
         self.wake()
 
-    def order(self, order: Order) -> None:
-        """Add an order: never refused, read before any mail."""
-        self._orders.append(order)
+    def put_system(self, message: SystemMessage) -> None:
+        """Add a system message. It is never refused."""
+        self._system.append(message)
         self.wake()
 
-    def next_order(self) -> Order | None:
-        """Take the oldest order, if there is one."""
-        return self._orders.pop(0) if self._orders else None
+    def get_system(self) -> SystemMessage | None:
+        """Take the oldest system message, if any."""
+        return self._system.pop(0) if self._system else None
 
-    def forget_orders(self) -> None:
-        """Drop orders meant for an incarnation that has ended."""
-        self._orders.clear()
+    def clear_system(self) -> None:
+        """Drop the system messages of an incarnation that has ended."""
+        self._system.clear()
 
     def get(self) -> Envelope:
-        """Take the oldest mail; the reader has seen that there is some."""
-        return self._mail.popleft()
+        """Take the oldest message. Raises IndexError if there is none."""
+        return self._messages.popleft()
 
     def take_all(self) -> list[Envelope]:
-        """Take all mail there is, the oldest first."""
-        taken = list(self._mail)
-        self._mail.clear()
+        """Take all messages, the oldest first."""
+        taken = list(self._messages)
+        self._messages.clear()
         return taken
 
     def empty(self) -> bool:
-        """Whether there is no mail."""
-        return not self._mail
+        """Whether it has no messages, system messages aside."""
+        return not self._messages
 
     @property
-    def has_orders(self) -> bool:
-        """Whether an order waits."""
-        return bool(self._orders)
+    def has_system(self) -> bool:
+        """Whether it has system messages."""
+        return bool(self._system)
 
     def oldest_sent_at(self) -> float | None:
-        """When the oldest mail was sent (trio time)."""
-        return self._mail[0].sent_at if self._mail else None
+        """Return when the oldest message was sent (trio's clock)."""
+        return self._messages[0].sent_at if self._messages else None
 
     def wake(self) -> None:
-        """Wake the reader, if one sleeps here."""
+        """Wake the reader if it waits."""
         if self._reader is not None:
             trio.lowlevel.reschedule(self._reader)
             self._reader = None
 
     async def wait(self) -> None:
-        """Sleep until something arrives (or :meth:`wake`). One reader at a time."""
+        """Wait for a message of either kind, or for :meth:`wake`. One reader at a time."""
         assert self._reader is None, "a mailbox has one reader"
         self._reader = trio.lowlevel.current_task()
 
-        def abort(_: Any) -> trio.lowlevel.Abort:
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             self._reader = None
             return trio.lowlevel.Abort.SUCCEEDED
 

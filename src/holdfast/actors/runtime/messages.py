@@ -1,8 +1,7 @@
-"""What messages between actors, and from the front end to them, are made of.
+"""The base of all messages to actors.
 
-Commands are imperative, frozen and typed; a reply is a typed value or a :class:`Refusal`. Each stands with those
-for the same receiver: ``account_messages`` (``order_messages`` for its payment orders), ``sign_in_messages``,
-``task_messages``, ``worker_messages``; those about events for customers are ``event_messages``.
+A command is imperative, frozen and typed; its reply is a typed value or a :class:`Refusal`. The commands stand
+next to the actor that receives them.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from holdfast.ledger.refusals import Refusal
+
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Command(Generic[R_co]):
-    """A message that asks for a change (or a fact) and is answered by its own reply type or a :class:`Refusal`."""
+    """A message whose reply is an ``R_co`` or a :class:`Refusal`."""
 
     __slots__ = ()
 
@@ -26,3 +27,10 @@ class IdempotencyKey:
     route: str
     key: str
     fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Generic[R_co]):
+    """The reply to an earlier command with the same Idempotency-Key; nothing changed this time."""
+
+    reply: R_co | Refusal

@@ -1,4 +1,4 @@
-"""The trace id of the request being served. It rides in every envelope: an actor's task has its own context."""
+"""The trace id of the current request. Envelopes carry it, since an actor's task has a context of its own."""
 
 from __future__ import annotations
 

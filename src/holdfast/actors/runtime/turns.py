@@ -1,14 +1,18 @@
-"""What a handler may return: a plain reply, or a unit of work whose reply leaves once it is durable."""
+"""The result of a turn, the handling of one message: a reply, or a unit of work and the reply that follows it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Unit
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -18,9 +22,13 @@ class Tell(msgspec.Struct, frozen=True):
     message: Command[object]
 
 
-class Commit(msgspec.Struct, frozen=True, eq=False):
-    """Write ``unit``; when it is durable answer ``reply`` and send ``tells``."""
+class Commit(msgspec.Struct, Generic[R_co], frozen=True, eq=False):
+    """Write ``unit``; once it is durable send ``reply`` and ``tells``."""
 
     unit: Unit
-    reply: Any
+    reply: R_co
     tells: tuple[Tell, ...] = ()
+
+
+Turn: TypeAlias = Commit[R | Refusal] | R | Refusal
+"""What the handler of a ``Command[R]`` returns."""

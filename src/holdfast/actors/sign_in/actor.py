@@ -1,8 +1,8 @@
-"""The sign-in actor: one e-mail's codes and tries, or one origin's requests.
+"""The sign-in actor: the codes and attempts of one e-mail address, or the requests of one origin.
 
-A code is six digits, stored only as an HMAC under a pepper. Tries and requests are counted in rows, so that a
-new code, a restart or a second process resets nothing. An e-mailed code proves that somebody reads the address;
-it is not a second factor. What is counted, and for whom, is decided by :mod:`holdfast.ledger.sign_in_codes`.
+A code is six digits, stored only as an HMAC under a pepper. Attempts and requests are counted in rows, so that a
+new code, a restart or a second process resets nothing. A code proves that its sender reads the e-mail address; it
+is not a second factor. The rules of counting are in :mod:`holdfast.ledger.sign_in_codes`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TypeAlias, TypeVar, assert_never
 
 import msgspec
 
 from holdfast.actors.runtime.actor import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.turns import Commit
+from holdfast.actors.runtime.turns import Commit, Turn
 from holdfast.actors.sign_in.messages import (
     AdmitOrigin,
     CodeIssued,
@@ -47,12 +47,16 @@ from holdfast.persistence.queries.loading import LoadedSignIn
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow, SignInRow
 from holdfast.persistence.records.rows import Row
 
+R = TypeVar("R")
+
+SignInCommand: TypeAlias = AdmitOrigin | RequestCode | VerifyCode
+
 _ORIGIN_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SignInRules:
-    """The limits of signing in, the pepper of its codes, and what a new account is given."""
+    """The limits of signing in, the pepper of its codes, and the properties of a new account."""
 
     pepper: bytes
     codes: CodeLimits
@@ -79,7 +83,7 @@ class SignInActor(JournaledActor):
         mailbox: Mailbox,
         journal: Journal,
         *,
-        load: Callable[[str], Any],
+        load: Callable[[str], Awaitable[LoadedSignIn]],
         now: Now,
         rules: SignInRules,
     ) -> None:
@@ -95,8 +99,8 @@ class SignInActor(JournaledActor):
         self._role: str | None = None
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Read what was counted, and the account the e-mail has."""
-        loaded: LoadedSignIn = await self._load(self._key)
+        """Read the counts and the account of the e-mail address."""
+        loaded = await self._load(self._key)
         self._version = loaded.version
         if self._key.startswith("origin:"):
             self._origin = msgspec.convert(loaded.state, OriginState)
@@ -105,18 +109,21 @@ class SignInActor(JournaledActor):
         self._account_id = loaded.account_id
         self._role = loaded.role
 
-    def on_receive(self, message: Any) -> Any:
+    def on_receive(self, message: SignInCommand) -> Turn[object]:
         """Decide one command."""
-        if isinstance(message, AdmitOrigin):
-            return self._admit_origin()
-        if isinstance(message, RequestCode):
-            return self._request_code(message)
-        assert isinstance(message, VerifyCode)
-        return self._verify_code(message)
+        match message:
+            case AdmitOrigin():
+                return self._admit_origin()
+            case RequestCode():
+                return self._request_code(message)
+            case VerifyCode():
+                return self._verify_code(message)
+            case _:
+                assert_never(message)
 
     # -------------------------------------------------------------------------------------------------- requests
 
-    def _admit_origin(self) -> Commit:
+    def _admit_origin(self) -> Turn[OriginAdmitted]:
         at = self._now()
         requests = within(self._origin.requests, at - HOUR)
         refusal = admit_origin(requests, self._rules.otp_per_origin_hour, at)
@@ -125,7 +132,7 @@ class SignInActor(JournaledActor):
         self._origin = OriginState((*requests, at))
         return self._commit(self._origin, OriginAdmitted(), at)
 
-    def _request_code(self, command: RequestCode) -> Commit:
+    def _request_code(self, command: RequestCode) -> Turn[CodeIssued]:
         at, rules = self._now(), self._rules
         otp_id, digits = new_otp_id(rules.pepper, self._email), f"{secrets.randbelow(1_000_000):06d}"
         codes = request_code(
@@ -141,9 +148,9 @@ class SignInActor(JournaledActor):
         self._codes = codes
         return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
 
-    # ------------------------------------------------------------------------------------------------------ tries
+    # --------------------------------------------------------------------------------------------------- attempts
 
-    def _verify_code(self, command: VerifyCode) -> Commit:
+    def _verify_code(self, command: VerifyCode) -> Turn[SignedIn]:
         at = self._now()
         mac = self._mac(command.otp_id, command.code)
         codes, refusal = try_code(self._codes, otp_id=command.otp_id, mac=mac, at=at)
@@ -155,8 +162,8 @@ class SignInActor(JournaledActor):
         self._codes = codes
         return self._commit(codes, refusal, at)
 
-    def _sign_in(self, at: datetime) -> Commit:
-        """Open a session for the code that was redeemed, and with the first one the account."""
+    def _sign_in(self, at: datetime) -> Commit[SignedIn]:
+        """Create a session, and the account if the e-mail address has none."""
         rules, email = self._rules, self._email
         rows: list[Row] = []
         if self._account_id is None:
@@ -179,7 +186,7 @@ class SignInActor(JournaledActor):
         return self._key.removeprefix("email:")
 
     def _origin_of(self, origin: str) -> str:
-        """What stands for an origin in an e-mail's row: enough to tell origins apart, and no address."""
+        """Return a digest that identifies an origin in an e-mail address's row without revealing it."""
         return hmac.new(self._rules.pepper, b"origin|" + origin.encode(), hashlib.sha256).hexdigest()[
             :_ORIGIN_DIGITS
         ]
@@ -188,11 +195,11 @@ class SignInActor(JournaledActor):
         covered = f"{otp_id}|{digits}".encode(errors="replace")
         return hmac.new(self._rules.pepper, covered, hashlib.sha256).hexdigest()
 
-    def _refuse(self, refusal: Refusal) -> Commit:
-        """Refuse once the rows have said that this memory is the newest: another process may serve this key too."""
+    def _refuse(self, refusal: Refusal) -> Commit[Refusal]:
+        """Refuse once the rows confirm that the state is the newest: another process may serve this key too."""
         return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), refusal)
 
-    def _commit(self, state: CodesState | OriginState, reply: Any, at: datetime, *rows: Row) -> Commit:
+    def _commit(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
         fence = Fence("sign_in", self._key, self._version)
         self._version += 1
         row = SignInRow(self._key, self._version, at, state)

@@ -1,8 +1,8 @@
-"""The task actor: hears everything that happens to one task, and lets the ledger's rules decide what it means.
+"""The task actor: receives every event of one task and applies the rules of :mod:`holdfast.ledger.tasks`.
 
-A step that leaves the money alone is written here, fenced by the task's version. One that settles the hold is
-asked of the task's account, whose unit of work carries the task's rows as well: state, money and usage change
-in one commit or not at all. What has to be done outside follows the commit, told to the workers.
+A step that moves no credit is written here, fenced by the task's version. A step that settles the hold is sent to
+the task's account, whose unit of work includes the task's rows: state, credit and usage change in one commit or
+not at all. Work outside follows the commit, as messages to the workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TypeAlias, TypeVar, assert_never
 
 import structlog
 
@@ -20,7 +20,7 @@ from holdfast.actors.runtime.actor import JournaledActor, Reload
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory, TrioActorRef
-from holdfast.actors.runtime.turns import Commit, Tell
+from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -32,7 +32,7 @@ from holdfast.actors.task.messages import (
     RecordHosting,
     RecordPoll,
     RecordSubmission,
-    TaskRef,
+    TaskReply,
     Wake,
 )
 from holdfast.actors.task.worker_messages import CancelJob, EventsDue, Host, Poll, SlotFreed, Submit
@@ -49,7 +49,7 @@ from holdfast.ledger.tasks.decisions import (
     on_review,
     on_wake,
 )
-from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
+from holdfast.ledger.tasks.dispatch import RejectionCode, SubmitOutcome, on_submit_failed, on_submitted
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
@@ -75,17 +75,33 @@ from holdfast.providers.media.health import ProviderHealth
 log = structlog.get_logger(__name__)
 
 SETTLE_DEADLINE_S = 30.0
-EVENTS_KEPT_MAX = 5_000
-"""How many of a provider's events are kept for one task."""
+EVENTS_STORED_MAX = 5_000
+"""How many provider events are stored for one task."""
+
+R = TypeVar("R")
+
+TaskCommand: TypeAlias = (
+    Wake
+    | ReceiveProviderUpdate
+    | RecordSubmission
+    | RecordPoll
+    | RecordCancel
+    | RecordHosting
+    | RecordAnnouncement
+    | CancelTask
+    | DecideReview
+    | ExpireAssets
+    | DropInput
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDependencies:
-    """What a task's actor works with: where it asks, where it tells, and what it must know of providers.
+    """What the task actors of a process share.
 
-    ``now`` tells service time. ``process_id`` is written into the task's row with each step. ``is_submitting`` says
-    whether this process is still at work on the submission of an attempt; ``health`` records callbacks, and jobs
-    given up without any update.
+    ``now`` returns service time. ``process_id`` is written into the task's row with each step. ``is_submitting``
+    returns whether this process is still submitting an attempt. ``health`` records callbacks, and jobs given up
+    without any update.
     """
 
     accounts: Directory
@@ -103,7 +119,7 @@ class TaskDependencies:
 
 
 Load = Callable[[str], Awaitable[tuple[Task, frozenset[tuple[str, str]]]]]
-"""Reads a task and the provider events it has heard."""
+"""Reads a task and the provider events it has received, as (provider, event id)."""
 
 
 class TaskActor(JournaledActor):
@@ -112,105 +128,133 @@ class TaskActor(JournaledActor):
     own_fence = "task"
 
     def __init__(
-        self, request_id: str, mailbox: Mailbox, journal: Journal, *, load: Load, world: TaskDependencies
+        self, request_id: str, mailbox: Mailbox, journal: Journal, *, load: Load, deps: TaskDependencies
     ) -> None:
         super().__init__(mailbox, journal)
         self._request_id = request_id
         self._load = load
-        self._world = world
+        self._deps = deps
         self._task: Task
-        self._heard: set[tuple[str, str]] = set()
+        self._event_ids: set[tuple[str, str]]
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Read the task's row and the events it has heard."""
-        self._task, heard = await self._load(self._request_id)
-        self._heard = set(heard)
+        """Read the task and the events it has received."""
+        self._task, event_ids = await self._load(self._request_id)
+        self._event_ids = set(event_ids)
 
-    async def on_receive(self, message: Any) -> Any:
-        """Decide one message; what it answers is :class:`TaskRef` once the step stands."""
-        return await _HANDLERS[type(message)](self, message)
+    async def on_receive(self, message: TaskCommand) -> Turn[TaskReply]:
+        """Decide one command."""
+        match message:
+            case Wake():
+                return await self._wake(message)
+            case ReceiveProviderUpdate():
+                return await self._receive_update(message)
+            case RecordSubmission():
+                return await self._record_submission(message)
+            case RecordPoll():
+                return await self._record_poll(message)
+            case RecordCancel():
+                return await self._record_cancel(message)
+            case RecordHosting():
+                return await self._record_hosting(message)
+            case RecordAnnouncement():
+                return await self._record_announcement(message)
+            case CancelTask():
+                return await self._cancel()
+            case DecideReview():
+                return await self._decide_review(message)
+            case ExpireAssets():
+                return await self._expire_assets()
+            case DropInput():
+                return await self._drop_input()
+            case _:
+                assert_never(message)
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    async def _wake(self, wake: Wake) -> Any:
+    async def _wake(self, wake: Wake) -> Turn[TaskReply]:
         task = self._task
         if wake.silence is not None:
-            step = on_silence(task, wake.silence, self._world.now(), operation_id=new_id("op"))
-            return self._confirm(self._ref()) if step.task is None else await self._take(step)
+            step = on_silence(task, wake.silence, self._deps.now(), operation_id=new_id("op"))
+            return self._confirm(self._reply()) if step.task is None else await self._apply(step)
         step = on_wake(
             task,
-            self._world.now(),
-            traits=self._world.traits(task.provider),
+            self._deps.now(),
+            traits=self._deps.traits(task.provider),
             operation_id=new_id("op"),
-            jitter=self._world.rng.random(),
+            jitter=self._deps.rng.random(),
             recovering=wake.recovering,
-            submitting=self._world.is_submitting(task.request_id, task.state.attempt),
+            submitting=self._deps.is_submitting(task.request_id, task.state.attempt),
         )
         if step.task is None and not task.is_terminal:
-            # Who is woken for nothing may remember less than the row says: another process moved it and is gone.
-            return self._confirm(self._ref())
-        return await self._take(step)
+            # Nothing is due by this state, which another process may have moved on: confirm that it is the newest.
+            return self._confirm(self._reply())
+        return await self._apply(step)
 
-    async def _receive_update(self, command: ReceiveProviderUpdate) -> Any:
-        news, at = command.news, self._world.now()
-        event = (news.provider, news.event_id)
-        self._world.health(news.provider).succeeded("news")
-        if event in self._heard:
-            # The first telling may still be on its way to the disk; the sender of this one must not outrun it.
-            return self._confirm(self._ref())
-        step = on_update(self._task, news, at, operation_id=new_id("op"))
-        if len(self._heard) >= EVENTS_KEPT_MAX:
-            # Somebody who talks without end is listened to, and no longer written down.
-            return await self._take(step) if step.verdict == "applied" else self._confirm(self._ref())
+    async def _receive_update(self, command: ReceiveProviderUpdate) -> Turn[TaskReply]:
+        update, at = command.update, self._deps.now()
+        event = (update.provider, update.event_id)
+        self._deps.health(update.provider).succeeded("news")
+        if event in self._event_ids:
+            # The first delivery may not be durable yet, and the reply to this one must not precede it.
+            return self._confirm(self._reply())
+        step = on_update(self._task, update, at, operation_id=new_id("op"))
+        if len(self._event_ids) >= EVENTS_STORED_MAX:
+            # The update is applied, but its event is not stored.
+            return await self._apply(step) if step.verdict == "applied" else self._confirm(self._reply())
         row = TaskEventRow(self._task.account_id, self._request_id, *event, at, step.verdict, command.body)
-        taken = await self._take(step, row)
-        self._heard.add(event)
-        return taken
+        turn = await self._apply(step, row)
+        self._event_ids.add(event)
+        return turn
 
-    async def _record_submission(self, command: RecordSubmission) -> Any:
-        task, attempt, at = self._task, command.attempt, self._world.now()
+    async def _record_submission(self, command: RecordSubmission) -> Turn[TaskReply]:
+        task, attempt, at = self._task, command.attempt, self._deps.now()
+        error_code: RejectionCode = "provider_error"
+        outcome: SubmitOutcome
         match command.submission:
             case Accepted(provider_ref=ref):
-                return await self._take(on_submitted(task, attempt, ref, at))
+                return await self._apply(on_submitted(task, attempt, ref, at))
             case NotSent(reason=reason, retry_after_s=retry_after_s):
-                outcome, code = ("busy" if retry_after_s else "not_sent"), "provider_error"
+                outcome = "busy" if retry_after_s else "not_sent"
             case Ambiguous(reason=reason):
-                outcome, code = "ambiguous", "provider_error"
+                outcome = "ambiguous"
             case Rejected(code=code, reason=reason):
                 outcome = "rejected"
+                if code == "invalid_upstream_input":
+                    error_code = "invalid_upstream_input"
         step = on_submit_failed(
             task,
             attempt,
-            outcome,  # type: ignore[arg-type]  # one of its words
+            outcome,
             reason,
             at,
             operation_id=new_id("op"),
-            error_code="invalid_upstream_input" if code == "invalid_upstream_input" else "provider_error",
-            jitter=self._world.rng.random(),
+            error_code=error_code,
+            jitter=self._deps.rng.random(),
         )
-        return await self._take(step)
+        return await self._apply(step)
 
-    async def _record_poll(self, command: RecordPoll) -> Any:
+    async def _record_poll(self, command: RecordPoll) -> Turn[TaskReply]:
         step = on_poll(
             self._task,
-            command.news,
-            self._world.now(),
+            command.update,
+            self._deps.now(),
             attempt=command.attempt,
-            traits=self._world.traits(self._task.provider),
+            traits=self._deps.traits(self._task.provider),
             operation_id=new_id("op"),
-            jitter=self._world.rng.random(),
+            jitter=self._deps.rng.random(),
         )
-        return await self._take(step)
+        return await self._apply(step)
 
-    async def _record_cancel(self, command: RecordCancel) -> Any:
-        return await self._take(on_cancel_answered(self._task, command.attempt, command.outcome, self._world.now()))
+    async def _record_cancel(self, command: RecordCancel) -> Turn[TaskReply]:
+        return await self._apply(on_cancel_answered(self._task, command.attempt, command.outcome, self._deps.now()))
 
-    async def _record_hosting(self, command: RecordHosting) -> Any:
-        at = self._world.now()
+    async def _record_hosting(self, command: RecordHosting) -> Turn[TaskReply]:
+        at = self._deps.now()
         results = self._in_time(command.results, at)
         if command.results and not results:
-            # As if never answered: the round is asked for again when its lease is over.
-            return self._ref()
+            # Treated as lost: the round is repeated when its deadline has passed.
+            return self._reply()
         step = on_hosted(
             self._task,
             command.attempt,
@@ -218,58 +262,58 @@ class TaskActor(JournaledActor):
             results,
             at,
             operation_id=new_id("op"),
-            jitter=self._world.rng.random(),
+            jitter=self._deps.rng.random(),
         )
         if step.task is None:
-            return await self._take(step)
+            return await self._apply(step)
         rows = new_asset_rows(self._task, step.task, results)
-        return await self._take(step, *rows)
+        return await self._apply(step, *rows)
 
     def _in_time(
         self, results: tuple[HostedOutput | HostingFailure, ...], at: datetime
     ) -> tuple[HostedOutput | HostingFailure, ...]:
-        """Without outputs that were stored so long ago that they may be swept before their row is written."""
+        """Drop outputs stored so long ago that they may be swept before their row is written."""
         retention_s = self._task.request.terms.hosting.retention_s
         soonest = at + timedelta(seconds=retention_s - HEARD_WITHIN_S)
         return tuple(each for each in results if isinstance(each, HostingFailure) or each.expires_at >= soonest)
 
-    async def _expire_assets(self, _: ExpireAssets) -> Any:
+    async def _expire_assets(self) -> Turn[TaskReply]:
         gone = AssetsDeletedRow(self._task.account_id, self._request_id)
-        step = on_assets_expired(self._task, self._world.now())
+        step = on_assets_expired(self._task, self._deps.now())
         if step.task is not None:
-            return await self._take(step, gone)
-        return self._confirm(self._ref(), *((gone,) if self._task.is_terminal else ()))
+            return await self._apply(step, gone)
+        return self._confirm(self._reply(), *((gone,) if self._task.is_terminal else ()))
 
-    async def _drop_input(self, _: DropInput) -> Any:
-        step = on_input_expired(self._task, self._world.now())
-        return self._confirm(self._ref()) if step.task is None else await self._take(step)
+    async def _drop_input(self) -> Turn[TaskReply]:
+        step = on_input_expired(self._task, self._deps.now())
+        return self._confirm(self._reply()) if step.task is None else await self._apply(step)
 
-    async def _record_announcement(self, command: RecordAnnouncement) -> Any:
-        step = on_assets_announced(self._task, command.delivered, self._world.now())
+    async def _record_announcement(self, command: RecordAnnouncement) -> Turn[TaskReply]:
+        step = on_assets_announced(self._task, command.delivered, self._deps.now())
         if step.task is None:
-            return self._confirm(self._ref(), *command.rows)
-        return await self._take(step, *command.rows)
+            return self._confirm(self._reply(), *command.rows)
+        return await self._apply(step, *command.rows)
 
-    async def _cancel(self, _: CancelTask) -> Any:
-        step = on_cancel(self._task, self._world.now(), operation_id=new_id("op"))
-        return step if isinstance(step, Refusal) else await self._take(step)
+    async def _cancel(self) -> Turn[TaskReply]:
+        step = on_cancel(self._task, self._deps.now(), operation_id=new_id("op"))
+        return step if isinstance(step, Refusal) else await self._apply(step)
 
-    async def _decide_review(self, command: DecideReview) -> Any:
+    async def _decide_review(self, command: DecideReview) -> Turn[TaskReply]:
         step = on_review(
-            self._task, command.approve, self._world.now(), operation_id=new_id("op"), note=command.note
+            self._task, command.approve, self._deps.now(), operation_id=new_id("op"), note=command.note
         )
         if isinstance(step, Step) and step.task is not None:
-            return await self._take(step)
-        return self._confirm(step if isinstance(step, Refusal) else self._ref())
+            return await self._apply(step)
+        return self._confirm(step if isinstance(step, Refusal) else self._reply())
 
     # ------------------------------------------------------------------------------------------------------ steps
 
-    async def _take(self, step: Step, *rows: Row) -> Any:
-        """Write a step with ``rows`` that belong to it; its effects follow once it stands."""
+    async def _apply(self, step: Step, *rows: Row) -> Turn[TaskReply]:
+        """Write a step, with ``rows`` that belong to it. Its effects follow once it is durable."""
         before, after = self._task, step.task
         if step.mismatch is not None:
             log.warning(
-                "usage report differs from the measure",
+                "usage report differs from the measured usage",
                 request_id=before.request_id,
                 provider=before.provider,
                 model=before.model,
@@ -278,12 +322,12 @@ class TaskActor(JournaledActor):
         tells = [*self._effects(after or before, step), *self._freed_slot(before, after)]
         if after is None:
             if not rows and not tells:
-                return self._ref()
-            return Commit(Unit(rows=tuple(rows)), self._ref(), tuple(tells))
+                return self._reply()
+            return Commit(Unit(rows=tuple(rows)), self._reply(), tuple(tells))
         events = new_event_rows(before, after)
         if events:
-            tells.append(Tell(self._world.outbox, EventsDue()))
-        rows = (TaskChangedRow(after, self._world.process_id), *rows, *events)
+            tells.append(Tell(self._deps.outbox, EventsDue()))
+        rows = (TaskChangedRow(after, self._deps.process_id), *rows, *events)
         if after.request is not before.request:
             rows = (*rows, TaskRequestRow(self._request_id, after.request))
         usage = usage_of(after)
@@ -294,17 +338,17 @@ class TaskActor(JournaledActor):
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
-            return Commit(unit, self._ref(), tuple(tells))
+            return Commit(unit, self._reply(), tuple(tells))
         await self._settle_hold(before, after, step.settle, rows)
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
-            self._world.health(after.provider).failed("news", "a job was given up without any update")
+            self._deps.health(after.provider).failed("news", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.message)
-        return self._ref()
+        return self._reply()
 
-    def _confirm(self, reply: Any, *rows: Row) -> Commit:
-        """Answer what leaves the task as it is; only of its newest version, for others may have moved it."""
+    def _confirm(self, reply: R, *rows: Row) -> Commit[R]:
+        """Send a reply that changes nothing of the task, once its row confirms that the state is the newest."""
         fence = Fence("task", self._request_id, self._task.version)
         return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
 
@@ -323,15 +367,16 @@ class TaskActor(JournaledActor):
         )
         await self.await_durable()
         try:
-            reply = await self._world.accounts.ref(before.account_id).ask(command, deadline_s=SETTLE_DEADLINE_S)
+            reply = await self._deps.accounts.ref(before.account_id).ask(command, deadline_s=SETTLE_DEADLINE_S)
         except StaleFence as stale:
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):
             raise Reload(f"the account refused to settle: {reply.code}")
 
     def _effects(self, task: Task, step: Step) -> list[Tell]:
-        """What is to be done outside, as messages to who does it."""
-        world, tells = self._world, []
+        """Return the step's effects as messages to the workers."""
+        deps = self._deps
+        tells: list[Tell] = []
         for effect in step.effects:
             match effect:
                 case task_moves.SubmitJob(attempt=attempt):
@@ -340,15 +385,15 @@ class TaskActor(JournaledActor):
                         attempt,
                         task.request.terms.upstream_model,
                         task.request.input,
-                        world.callback_url(task.provider),
+                        deps.callback_url(task.provider),
                     )
-                    tells.append(Tell(world.desk, Submit(task.provider, job)))
+                    tells.append(Tell(deps.desk, Submit(task.provider, job)))
                 case task_moves.PollJob(attempt=attempt, provider_ref=ref):
                     poll = Poll(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(world.desk, poll))
+                    tells.append(Tell(deps.desk, poll))
                 case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
                     cancel = CancelJob(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(world.desk, cancel))
+                    tells.append(Tell(deps.desk, cancel))
                 case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
                     terms = task.request.terms
                     host = Host(
@@ -360,36 +405,14 @@ class TaskActor(JournaledActor):
                         terms.hosting,
                         output_timeout_s=terms.deadlines.hosting_s,
                     )
-                    tells.append(Tell(world.hosting, host))
+                    tells.append(Tell(deps.hosting, host))
         return tells
 
     def _freed_slot(self, before: Task, after: Task | None) -> list[Tell]:
-        """Word to the dispatcher when the task has stopped occupying its provider."""
-        if after is None or not _occupies(before) or _occupies(after):
+        """Return the message to the dispatcher if the task has freed its slot at the provider."""
+        if after is None or not before.occupies_slot or after.occupies_slot:
             return []
-        freed = SlotFreed(after.provider, after.request_id)
-        return [Tell(self._world.dispatcher, freed)]
+        return [Tell(self._deps.dispatcher, SlotFreed(after.provider, after.request_id))]
 
-    def _ref(self) -> TaskRef:
-        return TaskRef(self._request_id, self._task.account_id)
-
-
-def _occupies(task: Task) -> bool:
-    """Whether a task's job may be running at its provider; before a review it has ended there."""
-    is_open = not task.is_terminal and task.status != "review"
-    return is_open and task.state.dispatch != "none" and task.state.hosting.status == "pending"
-
-
-_HANDLERS: dict[type[Any], Callable[[TaskActor, Any], Awaitable[Any]]] = {
-    Wake: TaskActor._wake,
-    ReceiveProviderUpdate: TaskActor._receive_update,
-    RecordSubmission: TaskActor._record_submission,
-    RecordPoll: TaskActor._record_poll,
-    RecordCancel: TaskActor._record_cancel,
-    RecordHosting: TaskActor._record_hosting,
-    RecordAnnouncement: TaskActor._record_announcement,
-    CancelTask: TaskActor._cancel,
-    DecideReview: TaskActor._decide_review,
-    ExpireAssets: TaskActor._expire_assets,
-    DropInput: TaskActor._drop_input,
-}
+    def _reply(self) -> TaskReply:
+        return TaskReply(self._request_id, self._task.account_id)

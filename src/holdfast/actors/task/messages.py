@@ -1,4 +1,4 @@
-"""What is asked of a task, and what it is told of its job. Every one is answered :class:`TaskRef` or refused."""
+"""The commands to a task, from its owner, from operators and from the workers. All are answered by TaskReply."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from holdfast.providers.media.base import CancelOutcome, Submission
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRef:
-    """The command took effect, or had before; the task's row tells the rest."""
+class TaskReply:
+    """The command has taken effect, now or earlier; the new state is in the task's row."""
 
     request_id: str
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTask(Command[TaskRef]):
-    """Cancel by the owner. Reply: :class:`TaskRef` once it stands as canceled, or a Refusal."""
+class CancelTask(Command[TaskReply]):
+    """Cancel the task for its owner."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecideReview(Command[TaskRef]):
-    """An operator's word on a task in review. Reply: :class:`TaskRef`, or a Refusal ``review_not_open``.
+class DecideReview(Command[TaskReply]):
+    """An operator's decision on a task in review. Refuses with ``review_not_open``.
 
-    ``approve`` False: the task fails and its hold is released. ``note`` is told in the task's progress.
+    ``approve`` False: the task fails and its hold is released. ``note`` is shown in the task's progress.
     """
 
     approve: bool
@@ -37,19 +37,19 @@ class DecideReview(Command[TaskRef]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiveProviderUpdate(Command[TaskRef]):
-    """A provider's verified news of a task; ``body`` is kept as received. Reply: :class:`TaskRef`."""
+class ReceiveProviderUpdate(Command[TaskReply]):
+    """A verified update from the provider; ``body`` is stored as received."""
 
-    news: ProviderUpdate
+    update: ProviderUpdate
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Wake(Command[TaskRef]):
-    """Something may be due: look. The task's row says what.
+class Wake(Command[TaskReply]):
+    """Check what is due by the task's row.
 
-    ``recovering``: an earlier life of this process, or another process, was at work on it and is gone.
-    ``silence``: the task waits for a place at a provider that does not answer; it is not to be submitted.
+    ``recovering``: the process that worked on the task has ended. ``silence``: the task waits for a slot at a
+    provider that does not answer; do not submit it.
     """
 
     recovering: bool = False
@@ -57,34 +57,34 @@ class Wake(Command[TaskRef]):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSubmission(Command[TaskRef]):
-    """What came of handing a job to its provider."""
+class RecordSubmission(Command[TaskReply]):
+    """The result of submitting a job to the provider."""
 
     attempt: int
     submission: Submission
 
 
 @dataclass(frozen=True, slots=True)
-class RecordPoll(Command[TaskRef]):
-    """What a provider answered when polled; None: it does not know the job."""
+class RecordPoll(Command[TaskReply]):
+    """The provider's response to a poll; None: it does not know the job."""
 
     attempt: int
-    news: ProviderUpdate | None
+    update: ProviderUpdate | None
 
 
 @dataclass(frozen=True, slots=True)
-class RecordCancel(Command[TaskRef]):
-    """What a provider made of a cancel."""
+class RecordCancel(Command[TaskReply]):
+    """The provider's response to a cancellation."""
 
     attempt: int
     outcome: CancelOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class RecordHosting(Command[TaskRef]):
-    """How a round of storing outputs went; ``round_number`` is the one it was asked for under.
+class RecordHosting(Command[TaskReply]):
+    """The results of storing outputs in the round ``round_number``.
 
-    Each stored output was claimed at its ``expires_at`` less the retention its terms promise.
+    Each stored output was claimed at its ``expires_at`` less the retention of the task's terms.
     """
 
     attempt: int
@@ -93,18 +93,18 @@ class RecordHosting(Command[TaskRef]):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpireAssets(Command[TaskRef]):
-    """The time of an ended task's stored outputs is over. Reply: :class:`TaskRef` once their rows are gone."""
+class ExpireAssets(Command[TaskReply]):
+    """Delete the rows of an ended task's stored outputs: their retention is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropInput(Command[TaskRef]):
-    """The time of an ended task's large input is over. Reply: :class:`TaskRef` once it has gone."""
+class DropInput(Command[TaskReply]):
+    """Delete an ended task's large input: its retention is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordAnnouncement(Command[TaskRef]):
-    """The ``assets ready`` webhook was delivered, or given up. ``rows`` record it, in the same commit."""
+class RecordAnnouncement(Command[TaskReply]):
+    """The ``assets ready`` webhook was delivered, or given up. ``rows`` record that in the same commit."""
 
     delivered: bool
     rows: tuple[Row, ...]

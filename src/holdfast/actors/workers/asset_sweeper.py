@@ -19,7 +19,7 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskRef
+from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
@@ -97,7 +97,7 @@ class AssetSweeper(Worker):
         told = [await self._tell(request_id, ExpireAssets()) for request_id in due]
         return sum(told)
 
-    async def _tell(self, request_id: str, command: Command[TaskRef]) -> bool:
+    async def _tell(self, request_id: str, command: Command[TaskReply]) -> bool:
         try:
             await self._tasks.ref(request_id).ask(command, deadline_s=ASK_DEADLINE_S)
         except (AskFault, Crashed) as fault:

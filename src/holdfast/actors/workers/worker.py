@@ -10,7 +10,7 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Order
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.trace import trace_id
@@ -51,7 +51,7 @@ class Worker(TrioActor):
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Handle messages until stopped; errands under way are finished first, unless time runs out."""
-        self.actor_inbox.forget_orders()
+        self.actor_inbox.clear_system()
         async with trio.open_nursery() as self.nursery:
             await self.on_start()
             async with trio.open_nursery() as background_loops:
@@ -63,7 +63,7 @@ class Worker(TrioActor):
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Ask for an end once the mail is done."""
-        self.actor_inbox.order(Order.STOP)
+        self.actor_inbox.put_system(SystemMessage.STOP)
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
         """What the worker does by itself for as long as it lives."""

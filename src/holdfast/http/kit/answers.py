@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -11,8 +11,7 @@ import trio
 from quart import Response
 from werkzeug.exceptions import HTTPException
 
-from holdfast.actors.account.messages import Recharged, TaskAccepted
-from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
@@ -23,18 +22,15 @@ from holdfast.ledger.refusals import Refusal
 
 log = structlog.get_logger("holdfast.http")
 
+T = TypeVar("T")
 
-def told(reply: TaskAccepted | Recharged | Replayed | Refusal, shape: Callable[[Any], msgspec.Struct]) -> Outcome:
+
+def told(reply: T | Replayed[T] | Refusal, shape: Callable[[T], msgspec.Struct]) -> Outcome:
     """An actor's reply as an outcome: ``shape`` renders what succeeded, now or in the call it repeats."""
-    match reply:
-        case Replayed(Refusal() as refusal):
-            return ReplayedAnswer(refusal)
-        case Replayed(stored):
-            return ReplayedAnswer(shape(stored))
-        case Refusal():
-            return reply
-        case _:
-            return shape(reply)
+    if isinstance(reply, Replayed):
+        stored = reply.reply
+        return ReplayedAnswer(stored if isinstance(stored, Refusal) else shape(stored))
+    return reply if isinstance(reply, Refusal) else shape(reply)
 
 
 async def answer_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:

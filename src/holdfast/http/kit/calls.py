@@ -20,8 +20,8 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import KeyClaim, RecordKeyUse
-from holdfast.actors.account.stored_replies import Replayed, StoredReply
-from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.account.replies import replay
+from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.http.kit import bodies
 from holdfast.http.kit.bounded_body import HoldfastRequest
@@ -358,7 +358,9 @@ class Call:
         fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
         return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
 
-    async def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None) -> Refusal | Replayed:
+    async def refuse(
+        self, refusal: Refusal, idempotency: IdempotencyKey | None, reply_type: type[T]
+    ) -> Refusal | Replayed[T]:
         """Turn the call down before its actor was asked, unless the same call was answered before.
 
         What was accepted once must be replayed although the world has changed since (a model is gone, a quote has
@@ -367,24 +369,13 @@ class Call:
 
         now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
 
-        def recall(rows: Connection, account_id: str) -> Refusal | Replayed:
+        def recall(rows: Connection, account_id: str) -> Refusal | Replayed[T]:
             if idempotency is None:
                 return refusal
             found = find_reply(rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s)
-            if found is None:
-                return refusal
-            if found.fingerprint != idempotency.fingerprint:
-                return Refusal(
-                    code="idempotency_key_reused",
-                    message="This Idempotency-Key was used for another request.",
-                    param="Idempotency-Key",
-                )
-            return Replayed(_STORED.decode(found.reply))
+            return refusal if found is None else replay(found, idempotency, reply_type)
 
         return await self.read_as_caller(recall)
-
-
-_STORED: Final = msgspec.json.Decoder(StoredReply)
 
 
 def _too_large(bytes_max: int, when: str = "") -> Refusal:

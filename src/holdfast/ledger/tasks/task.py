@@ -200,6 +200,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """The task has ended and its hold is settled."""
         return self.status in TERMINAL
 
+    @property
+    def occupies_slot(self) -> bool:
+        """Whether the task's job may still be running at its provider. Before a review it has ended there.
+
+        ``OCCUPIES`` in :mod:`holdfast.persistence.claims.tasks` says the same in SQL.
+        """
+        is_open = not self.is_terminal and self.status != "review"
+        return is_open and self.state.dispatch != "none" and self.state.hosting.status == "pending"
+
 
 class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the usage log: the columns of ``usage_entries``. ``ts`` is when the task was created."""

@@ -149,7 +149,7 @@ async def recharge(call: Call) -> Outcome:
         refusal = Refusal(code="invalid_amount", message=f"The amount may be at most {largest}.", param="amount")
     if refusal is not None or amount_micro is None:
         assert refusal is not None
-        return told(await call.refuse(refusal, idempotency), _recharged)
+        return told(await call.refuse(refusal, idempotency, Recharged), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
     return told(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 

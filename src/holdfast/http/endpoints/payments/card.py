@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from holdfast.actors.account.order_messages import AttachIntent, ReceivePaymentEvent, RecordIntentRefused
-from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, ORDER_NOT_FOUND, read_order_amount, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import CardPayments, Dependencies

@@ -13,7 +13,7 @@ from typing import Final, get_args
 from sqlalchemy import Connection
 
 from holdfast.actors.account.order_messages import CreateOrder, OrderResult
-from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
@@ -121,7 +121,7 @@ def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
 
 async def write_order(
     call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
-) -> tuple[Order, bool] | Refusal | Replayed:
+) -> tuple[Order, bool] | Refusal | Replayed[OrderResult]:
     """Have the account store a new order; returns the order as created, and whether a key replayed it.
 
     A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet; a replayed refusal
@@ -132,7 +132,7 @@ async def write_order(
     if isinstance(idempotency, Refusal):
         return idempotency
     if isinstance(amount_micro, Refusal):
-        return _written(await call.refuse(amount_micro, idempotency))
+        return _written(await call.refuse(amount_micro, idempotency, OrderResult))
     settings = call.deps.settings
     now = call.deps.now()
     is_sandbox = provider == "sandbox"
@@ -158,7 +158,9 @@ async def write_order(
     return _written(await call.ask(call.deps.accounts.ref(request.account_id), command))
 
 
-def _written(reply: OrderResult | Replayed | Refusal) -> tuple[Order, bool] | Refusal | Replayed:
+def _written(
+    reply: OrderResult | Replayed[OrderResult] | Refusal,
+) -> tuple[Order, bool] | Refusal | Replayed[OrderResult]:
     match reply:
         case OrderResult(order):
             return order, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.actors.account.order_messages import PaySandboxOrder
-from holdfast.actors.account.stored_replies import Replayed
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable

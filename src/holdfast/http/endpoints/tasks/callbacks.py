@@ -100,7 +100,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         if verdict != "valid":
             return REFUSED[verdict]
     news = msgspec.structs.replace(news, provider=task.provider)
-    done = await call.ask(deps.tasks.ref(task.request_id), ReceiveProviderUpdate(news=news, body=call.raw))
+    done = await call.ask(deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=news, body=call.raw))
     if isinstance(done, Refusal):
         return done
     return await read_back(deps, task.account_id, task.request_id)

@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.answers import told
@@ -76,7 +76,7 @@ async def create_task(call: Call) -> Outcome:
     account_id = call.known_key.account_id
     command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
     reply = (
-        await call.refuse(command, idempotency)
+        await call.refuse(command, idempotency, TaskAccepted)
         if isinstance(command, Refusal)
         else await call.ask(call.deps.accounts.ref(account_id), command)
     )
@@ -173,7 +173,7 @@ async def retry_task(call: Call) -> Outcome:
     retry = partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     reply = (
-        await call.refuse(command, idempotency)
+        await call.refuse(command, idempotency, TaskAccepted)
         if isinstance(command, Refusal)
         else await call.ask(call.deps.accounts.ref(original.account_id), command)
     )

@@ -88,7 +88,7 @@ async def receive_provider_webhook(call: Call) -> Outcome:
         # Files came inside: it is kept without them, as the news that was read from it.
         outputs = tuple(msgspec.structs.replace(output, data=None) for output in read.outputs)
         body = msgspec.json.encode(msgspec.structs.replace(read, outputs=outputs))
-    done = await call.ask(call.deps.tasks.ref(task.request_id), ReceiveProviderUpdate(news=read, body=body))
+    done = await call.ask(call.deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=read, body=body))
     if isinstance(done, Refusal):
         return done
     return await read_back(call.deps, task.account_id, task.request_id)
