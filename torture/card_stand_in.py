@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import trio
 
-from holdfast.standins.card.service import serve_card_emulator
+from torture.card_faults import serve_faulty_card_emulator
 
 API_KEY = "sk_test_of_the_torture_harness"
 WEBHOOK_SECRET = "whsec_torture_0123456789abcdef0123456789abcdef"
@@ -50,7 +50,7 @@ class CardStandIn:
         http = httpx2.AsyncClient(verify=False, timeout=10)
         async with http as self._http, trio.open_nursery() as nursery:
             port = await nursery.start(
-                lambda task_status: serve_card_emulator(
+                lambda task_status: serve_faulty_card_emulator(
                     api_key=API_KEY,
                     webhook_secret=WEBHOOK_SECRET,
                     webhook_url=webhook_url,

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 from sqlalchemy import text
+from torture.card_faults import serve_faulty_card_emulator
 
 from holdfast import metrics
 from holdfast.actors.account.order_messages import (
@@ -38,7 +39,6 @@ from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database, connected
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
-from holdfast.standins.card.service import serve_card_emulator
 
 CREDIT = 1_000_000
 KEY = "sk_test_0123456789"
@@ -64,7 +64,7 @@ class Bank:
 @pytest.fixture
 async def bank(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Bank]:
     serve = partial(
-        serve_card_emulator,
+        serve_faulty_card_emulator,
         api_key=KEY,
         webhook_secret="whsec_nobody_listens",
         webhook_url=lambda: "",

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx2
 import trio
+from torture.card_faults import serve_faulty_card_emulator
 
 from holdfast.providers.signatures import sign
-from holdfast.standins.card.service import serve_card_emulator
 
 from .service_process import Customer, Service, loopback_client, ok, until
 
@@ -138,7 +138,7 @@ def run_card_provider() -> Iterator[CardProviderProcess]:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 serve = partial(
-                    serve_card_emulator,
+                    serve_faulty_card_emulator,
                     api_key=API_KEY,
                     webhook_secret=WEBHOOK_SECRET,
                     webhook_url=lambda: card_provider.webhook_url,

@@ -17,13 +17,15 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart import request
 from quart_trio import QuartTrio
+from torture.card_faults import serve_faulty_card_emulator
 
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify
-from holdfast.standins.card.service import serve_card_emulator
 from holdfast.standins.studio.renderer import Renderer
 from holdfast.standins.studio.service import serve_studio
+
+from .studio_faults import FaultyRenderer
 
 SECRET = "studio-callback-secret"
 CARD_KEY = "sk_test_emulatorkey0123456789"
@@ -155,7 +157,8 @@ def start_studio(tmp_path: Path) -> StartStudio:
     async def start(
         *, token: str | None = None, gallery: bool = False, **options: Any
     ) -> AsyncIterator[RunningStudio]:
-        shop = Renderer(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
+        create = FaultyRenderer if "faults" in options else Renderer
+        shop = create(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
@@ -303,7 +306,7 @@ def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-                await serve_card_emulator(**settings, task_status=task_status)
+                await serve_faulty_card_emulator(**settings, task_status=task_status)
 
             port = await nursery.start(run)
             url = f"http://127.0.0.1:{port}"

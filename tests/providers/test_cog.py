@@ -16,9 +16,9 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
-from holdfast.standins.studio.jobs import StudioFaults
 
 from .conftest import SECRET, Ear, ServeApp, StartStudio, is_last
+from .studio_faults import StudioFaults
 
 Answer = Callable[[], Response]
 

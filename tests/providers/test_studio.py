@@ -19,12 +19,12 @@ from PIL import Image
 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import sign_link
-from holdfast.standins.studio.craft import RenderContext, Rendered
-from holdfast.standins.studio.jobs import StudioFaults
+from holdfast.standins.studio.model import RenderContext, Rendered
 from holdfast.standins.studio.renderer import Renderer
 from holdfast.standins.studio.service import serve_studio
 
 from .conftest import SECRET, Ear, Heard, StartStudio, is_last
+from .studio_faults import StudioFaults
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
 
@@ -39,12 +39,12 @@ class Slow:
     def prepare(self, data: Mapping[str, object]) -> Slow:
         return self
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         trio.from_thread.run_sync(self.begun.set)
-        path = bench.new_file(".bin")
+        path = context.new_file(".bin")
         path.write_bytes(b"half")
         for step in range(10):
-            bench.step(step / 10, "render")
+            context.step(step / 10, "render")
             assert self.go.acquire(timeout=10)
         return [Rendered(path, "application/octet-stream")]
 
@@ -89,7 +89,7 @@ async def test_poster_is_ordered_rendered_told_of_and_fetched(start_studio: Star
 async def test_progress_is_told_while_work_goes_on(start_studio: StartStudio, ear: Ear) -> None:
     slow = Slow()
     with trio.fail_after(60):
-        async with start_studio(crafts={"slow": slow.prepare}, progress_every_s=0) as studio:
+        async with start_studio(models={"slow": slow.prepare}, progress_every_s=0) as studio:
             await studio.put("a.1", model="slow", input={}, webhook=ear.url)
             for percent in range(0, 100, 10):
                 await ear.until(partial(reached, percent))
@@ -143,7 +143,7 @@ async def test_body_must_be_json(start_studio: StartStudio) -> None:
 async def test_cancel_stops_the_work_at_its_next_step(start_studio: StartStudio, ear: Ear, tmp_path: Path) -> None:
     slow = Slow()
     with trio.fail_after(60):
-        async with start_studio(crafts={"slow": slow.prepare}) as studio:
+        async with start_studio(models={"slow": slow.prepare}) as studio:
             await studio.put("a.1", model="slow", input={}, webhook=ear.url)
             await slow.begun.wait()
             answer = await studio.http.post("/predictions/a.1/cancel")
@@ -159,7 +159,7 @@ async def test_cancel_stops_the_work_at_its_next_step(start_studio: StartStudio,
 async def test_cancel_of_what_waits_ends_it_at_once(start_studio: StartStudio) -> None:
     slow = Slow()
     with trio.fail_after(60):
-        async with start_studio(crafts={"slow": slow.prepare}) as studio:
+        async with start_studio(models={"slow": slow.prepare}) as studio:
             for number in range(3):
                 await studio.put(f"a.{number}", model="slow", input={})
             await slow.begun.wait()
@@ -310,12 +310,12 @@ async def test_fault_wrong_signature(start_studio: StartStudio, ear: Ear) -> Non
 
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
     class Broken:
-        def render(self, bench: RenderContext) -> list[Rendered]:
+        def render(self, context: RenderContext) -> list[Rendered]:
             raise ZeroDivisionError
 
-    crafts = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}
+    models = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}
     with trio.fail_after(60):
-        async with start_studio(crafts=crafts) as studio:
+        async with start_studio(models=models) as studio:
             await studio.put("a.1", model="broken", input={})
             assert (await studio.finished("a.1"))["status"] == "failed"
             slow.go.release(10)
@@ -327,7 +327,7 @@ async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_pa
     slow = Slow()
     with trio.fail_after(60):
         for _ in range(2):
-            shop = Renderer(SECRET, tmp_path, crafts={"slow": slow.prepare})
+            shop = Renderer(SECRET, tmp_path, models={"slow": slow.prepare})
             async with trio.open_nursery() as nursery:
 
                 async def run(

@@ -14,7 +14,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
 from holdfast.standins.studio.render_edit import prepare
 
 from .conftest import ServeApp, StartStudio
@@ -118,9 +118,9 @@ async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serv
     with trio.fail_after(20):
         async with serve_app(app) as url:
             origin = frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))})
-            crafts = {"edit": prepare, "open": lambda data: prepare(data, lambda: GuardedClient(origin))}
+            models = {"edit": prepare, "open": lambda data: prepare(data, lambda: GuardedClient(origin))}
             order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}
-            async with start_studio(crafts=crafts) as studio:
+            async with start_studio(models=models) as studio:
                 await studio.put("a.1", model="open", input=order)
                 shown = await studio.finished("a.1")
                 assert shown["status"] == "succeeded"

@@ -12,9 +12,8 @@ import httpx2
 import pytest
 import trio
 
-from holdfast.standins.studio.jobs import StudioFaults
-
 from .conftest import StartStudio
+from .studio_faults import StudioFaults
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 128}}
 TONE = {"model": "tone", "input": {"prompt": "a bell", "duration": 1}}

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
 from holdfast.standins.studio.render_image import STYLES, prepare
 
 
 def render(directory: Path, **order: Any) -> tuple[list[Rendered], list[int]]:
     told: list[int] = []
-    bench = RenderContext(directory, lambda percent, stage: told.append(percent))
-    return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(bench), told
+    context = RenderContext(directory, lambda percent, stage: told.append(percent))
+    return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(context), told
 
 
 def pixels(rendered: Rendered) -> bytes:
@@ -98,9 +98,9 @@ def test_raising_from_progress_stops_the_work(tmp_path: Path) -> None:
         if percent > 20:
             raise Stop
 
-    bench = RenderContext(tmp_path, report)
+    context = RenderContext(tmp_path, report)
     with pytest.raises(Stop):
-        prepare({"prompt": "A harbour"}).render(bench)
+        prepare({"prompt": "A harbour"}).render(context)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from holdfast.providers.storage.sniffing import HEAD_BYTES, measure, sniff
 from holdfast.standins.studio import render_clip, render_tone
-from holdfast.standins.studio.craft import BadInput, RenderContext, Rendered
+from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
 from holdfast.standins.studio.webm import vp8_frame, write_webm
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
-import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from holdfast.standins.card import intents, reversals
-from holdfast.standins.card.breaking import AbortMiddleware, aborted_response
 from holdfast.standins.card.changes import Changes, Reply
 from holdfast.standins.card.controls import add_controls
 from holdfast.standins.card.errors import ApiError
@@ -28,7 +26,7 @@ PAGE: Final = ("limit", "starting_after", "ending_before", "expand")
 
 
 class RequestHandler:
-    """Turns a request into a response: API key, outages, form, idempotency, errors."""
+    """Turns a request into a response: API key, form, idempotency, errors."""
 
     def __init__(self, changes: Changes, api_key: str) -> None:
         self._changes = changes
@@ -38,30 +36,15 @@ class RequestHandler:
         """Handle a request that changes something."""
         form = parse_form(await request.get_data())
         self._admit(form, call)
-        outage = self._changes.take_outage(call)
-        early = _early(outage)
-        if early is not None:
-            return early
         only(form, (*allowed, "expand", *(("client_secret",) if call == "payment_intents.confirm" else ())))
         named = f"{call} {request.path}"
         key = request.headers.get("Idempotency-Key")
-        reply = await self._changes.once(key, named, form, lambda: work(form), outage)
-        if outage is not None and outage.mode == "lose_answer":
-            return aborted_response()
-        return _write(reply)
+        return _write(await self._changes.once(key, named, form, lambda: work(form)))
 
     async def get(self, call: str, allowed: Iterable[str], read: Callable[[Form], Json]) -> Response:
         """Handle a request that changes nothing."""
         form = parse_form(request.query_string)
         self._admit(form, call)
-        outage = self._changes.take_outage(call)
-        early = _early(outage)
-        if early is not None:
-            return early
-        if outage is not None and outage.mode == "slow":
-            await trio.sleep(outage.delay_s)
-        if outage is not None and outage.mode == "lose_answer":
-            return aborted_response()
         only(form, (*allowed, "expand", *(("client_secret",) if call == "payment_intents.retrieve" else ())))
         return _write(Reply(200, msgspec.json.encode(read(form))))
 
@@ -106,7 +89,6 @@ def create_card_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
     _add_intents(app, handler, changes)
     _add_money(app, handler, changes)
     add_controls(app, changes)
-    app.asgi_app = AbortMiddleware(app.asgi_app)  # type: ignore[method-assign]
     return app
 
 
@@ -235,23 +217,6 @@ def _add_money(app: QuartTrio, handler: RequestHandler, changes: Changes) -> Non
         return await handler.post(
             "refunds.create", ("charge", "payment_intent", "amount", "reason", "metadata"), create
         )
-
-
-def _early(outage: Any) -> Response | None:
-    """Return the response of an outage that takes effect before the request is handled."""
-    if outage is None:
-        return None
-    if outage.mode == "refuse":
-        return aborted_response()
-    if outage.mode == "rate_limit":
-        error = ApiError(429, "Too many requests.", code="rate_limit")
-        response = _write(Reply(429, msgspec.json.encode(error.body)))
-        response.headers["Retry-After"] = str(outage.retry_after_s)
-        return response
-    if outage.mode == "error":
-        error = ApiError(500, "Something went wrong on our end.", kind="api_error")
-        return _write(Reply(500, msgspec.json.encode(error.body)))
-    return None
 
 
 def _automatic(given: Form) -> dict[str, object]:

@@ -17,7 +17,7 @@ import trio
 
 from holdfast.standins.card import intents, reversals
 from holdfast.standins.card.errors import ApiError
-from holdfast.standins.card.state import Outage, Store, StoredResponse
+from holdfast.standins.card.state import Store, StoredResponse
 from holdfast.standins.card.state_file import StateFile
 from holdfast.standins.card.webhooks import WebhookSender
 
@@ -95,11 +95,10 @@ class Changes:
         call: str,
         form: Mapping[str, object],
         work: Callable[[], object],
-        outage: Outage | None,
     ) -> Reply:
         """Run ``work`` once for an idempotency key and replay its response. Raises :class:`ApiError`."""
         if key is None:
-            return await self._run_once(None, "", work, outage)
+            return await self.run_once(None, "", work)
         if not 1 <= len(key) <= KEY_MAX_CHARS:
             raise ApiError(400, "Idempotency keys have 1 to 255 characters.", kind="idempotency_error")
         request = json.dumps([call, form], sort_keys=True).encode()
@@ -122,17 +121,15 @@ class Changes:
             return Reply(stored.status, bytes(stored.body), replayed=True)
         self._in_flight.add(key)
         try:
-            return await self._run_once(key, fingerprint, work, outage)
+            return await self.run_once(key, fingerprint, work)
         finally:
             self._in_flight.discard(key)
 
-    async def _run_once(
-        self, key: str | None, fingerprint: str, work: Callable[[], object], outage: Outage | None
-    ) -> Reply:
+    async def run_once(self, key: str | None, fingerprint: str, work: Callable[[], object]) -> Reply:
+        """Run ``work`` and store its response under the key, if there is one."""
+
         def work_and_store() -> Reply:
             try:
-                if outage is not None and outage.mode == "error_kept":
-                    raise ApiError(500, "Something went wrong on our end.", kind="api_error")
                 reply, is_stored = Reply(200, msgspec.json.encode(work())), True
             except ApiError as fault:
                 reply, is_stored = Reply(fault.status, msgspec.json.encode(fault.body)), _lasting(fault)
@@ -145,10 +142,7 @@ class Changes:
                 )
             return reply
 
-        reply = await self.apply(work_and_store)
-        if outage is not None and outage.mode == "slow":
-            await trio.sleep(outage.delay_s)
-        return reply
+        return await self.apply(work_and_store)
 
     async def _settle_later(self, charge_id: str) -> None:
         await trio.sleep(self._settle_delay_s)
@@ -162,18 +156,6 @@ class Changes:
             await self.apply(lambda: reversals.open_dispute(self.store, charge, inquiry=inquiry))
         except ApiError as fault:
             _log.info("card_emulator_no_dispute", charge=charge_id, reason=str(fault))
-
-    def take_outage(self, call: str) -> Outage | None:
-        """Return the fault to inject into this call, and count it."""
-        outages = self.store.state.outages
-        for outage in outages:
-            if outage.call in ("*", call):
-                if outage.times is not None:
-                    outage.times -= 1
-                    if outage.times <= 0:
-                        outages.remove(outage)
-                return outage
-        return None
 
 
 def _lasting(fault: ApiError) -> bool:

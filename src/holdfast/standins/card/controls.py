@@ -1,4 +1,4 @@
-"""The emulator's control API: actions on payments, faults of webhooks and outages of calls.
+"""The emulator's control API: actions on payments, and resending an event.
 
 Everything is JSON under ``/control``; the page at ``/`` uses the same endpoints. No key is required, since the
 emulator listens on loopback in development only; the JSON content type is required so that no other web page can
@@ -18,8 +18,7 @@ from holdfast.standins.card import intents, reversals
 from holdfast.standins.card.changes import Changes
 from holdfast.standins.card.errors import ApiError
 from holdfast.standins.card.page import page_response
-from holdfast.standins.card.state import Outage, State, Store, WebhookFaults
-from holdfast.standins.card.webhooks import ReleaseOrder
+from holdfast.standins.card.state import State, Store
 
 PAGE_INTENTS_COUNT: Final = 50
 PAGE_EVENTS_COUNT: Final = 100
@@ -35,20 +34,6 @@ class ActionOptions(msgspec.Struct, frozen=True):
     reason: str | None = None
     pending: bool = False
     inquiry: bool = False
-
-
-class Release(msgspec.Struct, frozen=True):
-    """How to release held webhooks."""
-
-    order: ReleaseOrder = "as_is"
-    seed: int = 0
-
-
-class CustomEvent(msgspec.Struct, frozen=True):
-    """An event composed by a tester."""
-
-    type: str
-    object: dict[str, Any]
 
 
 Action = Callable[[Store, str, ActionOptions], object]
@@ -105,54 +90,26 @@ def add_controls(app: QuartTrio, changes: Changes) -> None:
 
     @app.get("/control/state")
     async def state() -> Response:
-        return _json(show(store.state))
+        return json_response(show(store.state))
 
     @app.post("/control/<kind>/<thing_id>/<action>")
     async def act(kind: str, thing_id: str, action: str) -> Response:
         run = ACTIONS.get((kind, action))
         if run is None:
             raise ApiError(404, f"The action '{kind}/{action}' does not exist.")
-        options = await _body(ActionOptions)
+        options = await read_body(ActionOptions)
         result = await changes.apply(lambda: run(store, thing_id, options))
-        return _json({"ok": True, "id": getattr(result, "id", None) or thing_id})
-
-    @app.put("/control/webhooks")
-    async def set_webhooks() -> Response:
-        store.state.webhooks = await _body(WebhookFaults)
-        await changes.apply(lambda: None)
-        return _json(store.state.webhooks)
-
-    @app.post("/control/webhooks/release")
-    async def release() -> Response:
-        options = await _body(Release)
-        return _json({"released": changes.webhook_sender.release(options.order, options.seed)})
+        return json_response({"ok": True, "id": getattr(result, "id", None) or thing_id})
 
     @app.post("/control/events/<event_id>/resend")
     async def resend(event_id: str) -> Response:
-        await _body(ActionOptions)
+        await read_body(ActionOptions)
         changes.webhook_sender.resend(store.event(event_id))
-        return _json({"ok": True, "id": event_id})
-
-    @app.post("/control/events")
-    async def send_own() -> Response:
-        options = await _body(CustomEvent)
-        event = await changes.apply(lambda: store.emit(options.type, options.object))
-        return _json({"ok": True, "id": event.id})
-
-    @app.post("/control/outages")
-    async def add_outage() -> Response:
-        outage = await _body(Outage)
-        await changes.apply(lambda: store.state.outages.append(outage))
-        return _json(store.state.outages)
-
-    @app.delete("/control/outages")
-    async def lift_outages() -> Response:
-        await changes.apply(store.state.outages.clear)
-        return _json([])
+        return json_response({"ok": True, "id": event_id})
 
 
 def show(state: State) -> Mapping[str, object]:
-    """Return what the page shows: the newest payments with their objects, the newest events, and all faults."""
+    """Return what the page shows: the newest payments with their objects and the newest events."""
     shown = list(state.intents.values())[: -PAGE_INTENTS_COUNT - 1 : -1]
     return {
         "payments": [
@@ -168,8 +125,6 @@ def show(state: State) -> Mapping[str, object]:
             {"id": event.id, "type": event.type, "created": event.created, "delivery": state.outbound.get(event.id)}
             for event in list(state.events.values())[: -PAGE_EVENTS_COUNT - 1 : -1]
         ],
-        "webhooks": state.webhooks,
-        "outages": state.outages,
         "declines": intents.DECLINES,
         "dispute_reasons": reversals.DISPUTE_REASONS,
     }
@@ -179,7 +134,7 @@ def _of(collection: Mapping[str, Any], intent_id: str) -> list[Any]:
     return [each for each in collection.values() if each.payment_intent == intent_id]
 
 
-async def _body(shape: type[S]) -> S:
+async def read_body(shape: type[S]) -> S:
     """Parse the JSON body as ``shape``; an empty one is all defaults."""
     if request.mimetype != "application/json":
         raise ApiError(415, "The content type must be application/json.")
@@ -190,7 +145,7 @@ async def _body(shape: type[S]) -> S:
         raise ApiError(400, f"The body is not valid: {fault}") from None
 
 
-def _json(content: object) -> Response:
+def json_response(content: object) -> Response:
     return Response(
         msgspec.json.encode(content), content_type="application/json", headers={"Cache-Control": "no-store"}
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
+from quart_trio import QuartTrio
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.standins.card.app import create_card_emulator
@@ -14,8 +15,8 @@ from holdfast.standins.card.changes import Changes
 from holdfast.standins.card.state import Store
 from holdfast.standins.card.state_file import StateFile, load_state
 from holdfast.standins.card.webhooks import WebhookSender
-from holdfast.standins.posting import RETRY_DELAYS_S
 from holdfast.standins.serving import serve_app
+from holdfast.standins.signed_sender import RETRY_DELAYS_S
 
 SIGNATURE_HEADER = "Cardprovider-Signature"
 SETTLE_DELAY_S = 1.0
@@ -33,12 +34,15 @@ async def serve_card_emulator(
     settle_delay_s: float = SETTLE_DELAY_S,
     retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     now: Now = utc_now,
+    sender: type[WebhookSender] = WebhookSender,
+    create: Callable[..., QuartTrio] = create_card_emulator,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
 
     ``api_key`` authorizes calls, ``webhook_secret`` signs events, ``webhook_url`` returns where to send them, or an
     empty string while there is no receiver. The state is stored in ``files_dir`` and loaded at the next start.
+    ``sender`` and ``create`` are replaced by test harnesses that inject faults.
 
     Raises ``ValueError`` for an empty key or secret, and, in a group, ``OSError`` if the port is taken.
     """
@@ -46,11 +50,11 @@ async def serve_card_emulator(
         raise ValueError("the card emulator needs an API key and a webhook signing secret")
     state = await trio.to_thread.run_sync(load_state, files_dir, limiter=trio.CapacityLimiter(1))
     store = Store(state, now=now)
-    webhook_sender = WebhookSender(
+    webhook_sender = sender(
         store, webhook_secret, webhook_url, header=signature_header, now=now, retry_delays_s=retry_delays_s
     )
     changes = Changes(store, StateFile(store, files_dir), webhook_sender, settle_delay_s=settle_delay_s)
-    app = create_card_emulator(changes, api_key=api_key)
+    app = create(changes, api_key=api_key)
 
     async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         await serve_app(app, host=host, port=port, task_status=task_status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -25,9 +25,6 @@ AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
 
 _ALPHABET = string.ascii_letters + string.digits
 
-DelayS = Annotated[float, msgspec.Meta(ge=0, le=3600)]
-OutageMode = Literal["refuse", "lose_answer", "slow", "rate_limit", "error", "error_kept"]
-
 
 class StoredResponse(msgspec.Struct, kw_only=True):
     """The response stored under an idempotency key."""
@@ -38,35 +35,8 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     created: int
 
 
-class Outage(msgspec.Struct, kw_only=True):
-    """A fault to inject. ``call`` is the name of a call such as ``payment_intents.create``, or ``*``.
-
-    ``refuse`` aborts the connection before the request is handled, ``lose_answer`` after it; ``slow`` delays the
-    response; ``error`` is a transient 500, ``error_kept`` one that is stored under the idempotency key. ``times``
-    None lasts until removed.
-    """
-
-    call: str = "*"
-    mode: OutageMode
-    times: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    delay_s: DelayS = 30.0
-    retry_after_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 1
-
-
-class WebhookFaults(msgspec.Struct, kw_only=True):
-    """Faults in the delivery of webhooks. ``types`` empty means all; ``hold`` retains them until released."""
-
-    drop: bool = False
-    hold: bool = False
-    duplicate: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    reorder: bool = False
-    delay_s: DelayS = 0.0
-    wrong_signature: bool = False
-    types: list[str] = []
-
-
 class Outbound(msgspec.Struct, kw_only=True):
-    """The delivery status of an event."""
+    """The delivery status of an event. Only a sender that injects faults holds or drops events."""
 
     state: Literal["waiting", "held", "heard", "dropped", "given_up"] = "waiting"
     tries: int = 0
@@ -83,8 +53,6 @@ class State(msgspec.Struct, kw_only=True):
     events: dict[str, Event] = {}
     outbound: dict[str, Outbound] = {}
     answers: dict[str, StoredResponse] = {}
-    outages: list[Outage] = []
-    webhooks: WebhookFaults = msgspec.field(default_factory=WebhookFaults)
 
 
 T = TypeVar("T")

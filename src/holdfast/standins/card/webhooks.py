@@ -1,14 +1,12 @@
-"""Send events to the service's webhook endpoint: signed, retried, and with the faults that were set.
+"""Send events to the service's webhook endpoint: signed, and retried.
 
-The first attempts of one change's events are sent in sequence; retries, delayed and duplicated ones may arrive in
-any order. The receiver must accept any order, as with the real provider.
+The first attempts of one change's events are sent in sequence; retries may arrive in any order. The receiver must
+accept any order, as with the real provider.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 import msgspec
 import structlog
@@ -17,9 +15,7 @@ import trio
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.standins.card.objects import Event
 from holdfast.standins.card.state import Store
-from holdfast.standins.posting import RETRY_DELAYS_S, SignedPost
-
-ReleaseOrder = Literal["as_is", "reversed", "shuffled"]
+from holdfast.standins.signed_sender import RETRY_DELAYS_S, SignedSender
 
 _log = structlog.get_logger(__name__)
 
@@ -40,8 +36,7 @@ class WebhookSender:
         self._store = store
         self._url = webhook_url
         self._retry_delays_s = tuple(retry_delays_s)
-        self._post = SignedPost("card", secret, header=header, now=now)
-        self._wrongly_signed_post = SignedPost("card", f"not {secret}", header=header, now=now)
+        self._sender = SignedSender("card", secret, header=header, now=now)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -60,83 +55,51 @@ class WebhookSender:
                     self._nursery = None
         finally:
             with trio.CancelScope(shield=True):
-                await self._post.close()
-                await self._wrongly_signed_post.close()
+                await self._sender.close()
 
     def send(self, events: Iterable[Event]) -> None:
-        """Deliver the events of one change, subject to the current faults."""
-        faults = self._store.state.webhooks
-        outbound = self._store.state.outbound
-        batch: list[Event] = []
-        for event in events:
-            affected = not faults.types or event.type in faults.types
-            if affected and (faults.drop or faults.hold) and event.id in outbound:
-                outbound[event.id].state = "dropped" if faults.drop else "held"
-            else:
-                batch.append(event)
-        if faults.reorder:
-            batch.reverse()
-        self._start(batch)
-
-    def release(self, order: ReleaseOrder = "as_is", seed: int = 0) -> int:
-        """Send all held events; returns how many."""
-        held = self._of(key for key, each in self._store.state.outbound.items() if each.state == "held")
-        if order == "reversed":
-            held.reverse()
-        elif order == "shuffled":
-            random.Random(seed).shuffle(held)  # noqa: S311 - a reproducible order, not a secret
-        self._start(held)
-        return len(held)
+        """Deliver the events of one change."""
+        self.start(list(events))
 
     def resend(self, event: Event) -> None:
         """Send one event again, whatever its delivery status."""
-        self._start([event])
+        self.start([event])
 
-    def _of(self, ids: Iterable[str]) -> list[Event]:
-        events = self._store.state.events
-        return [events[each] for each in ids if each in events]
-
-    def _start(self, batch: list[Event]) -> None:
+    def start(self, batch: list[Event]) -> None:
+        """Deliver events, in sequence; without effect unless the sender runs."""
         for event in batch:
             waiting = self._store.state.outbound.get(event.id)
             if waiting is not None:
                 waiting.state, waiting.tries = "waiting", 0
         if batch and self._nursery is not None:
-            self._nursery.start_soon(self._deliver, self._nursery, batch)
+            self._nursery.start_soon(self.deliver, self._nursery, batch)
 
-    async def _deliver(self, nursery: trio.Nursery, batch: list[Event]) -> None:
-        faults = self._store.state.webhooks
-        # Read once: later changes of the faults apply to later batches.
-        delay_s, copies, post = (
-            faults.delay_s,
-            faults.duplicate,
-            self._wrongly_signed_post if faults.wrong_signature else self._post,
-        )
-        types = frozenset(faults.types)
+    async def deliver(self, nursery: trio.Nursery, batch: list[Event]) -> None:
+        """Attempt each event once, and retry in ``nursery`` those that were not accepted."""
         for event in batch:
-            affected = not types or event.type in types
-            if affected:
-                await trio.sleep(delay_s)
-            for _ in range(copies if affected else 0):
-                nursery.start_soon(self._attempt, event, post)
-            if not await self._attempt(event, post):
-                nursery.start_soon(self._retry, event, post)
+            if not await self.attempt(event):
+                nursery.start_soon(self._retry, event)
 
-    async def _attempt(self, event: Event, post: SignedPost) -> bool:
+    async def attempt(self, event: Event) -> bool:
+        """Send an event once; returns whether the receiver accepted it."""
         waiting = self._store.state.outbound.get(event.id)
         url = self._url()
         if waiting is not None:
             waiting.tries += 1
-        delivered = bool(url) and await post.send(url, msgspec.json.encode(event))
+        delivered = bool(url) and await self._sender.send(url, msgspec.json.encode(event))
         if delivered and waiting is not None:
             waiting.state, event.pending_webhooks = "heard", 0
         return delivered
 
-    async def _retry(self, event: Event, post: SignedPost) -> None:
+    def _of(self, ids: Iterable[str]) -> list[Event]:
+        events = self._store.state.events
+        return [events[each] for each in ids if each in events]
+
+    async def _retry(self, event: Event) -> None:
         for delay_s in self._retry_delays_s[1:]:
             await trio.sleep(delay_s)
             waiting = self._store.state.outbound.get(event.id)
-            if waiting is None or waiting.state != "waiting" or await self._attempt(event, post):
+            if waiting is None or waiting.state != "waiting" or await self.attempt(event):
                 return
         _log.warning("card_webhook_given_up", event_id=event.id, event_type=event.type)
         if (left := self._store.state.outbound.get(event.id)) is not None:

@@ -18,9 +18,9 @@ from quart_trio import QuartTrio
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.links import check_link
 from holdfast.standins.studio.callbacks import usage
-from holdfast.standins.studio.craft import BadInput
 from holdfast.standins.studio.gallery import GALLERY_CSP, JOBS_SHOWN_MAX_COUNT, gallery_page
 from holdfast.standins.studio.jobs import Job, Order, describe
+from holdfast.standins.studio.model import BadInput
 from holdfast.standins.studio.renderer import Busy, OtherOrder, Renderer, UnknownModel
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
@@ -87,10 +87,10 @@ def create_studio(
         verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, now())
         if verdict != "valid":
             return _problem(410, "this link has expired") if verdict == "expired" else _problem(403, "not a link")
-        kept = renderer.file(name)
-        if kept is None:
+        file = renderer.file(name)
+        if file is None:
             return _problem(404, "no such file")
-        response = await send_file(kept.path, mimetype=kept.content_type, conditional=True)
+        response = await send_file(file.path, mimetype=file.content_type, conditional=True)
         response.headers["Cache-Control"] = "private, no-store"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -119,7 +119,7 @@ def show(renderer: Renderer, job: Job) -> Mapping[str, object]:
         "model": job.order.model,
         "status": job.status,
         "input": job.order.input if len(msgspec.json.encode(job.order.input)) <= 16_384 else {},
-        "output": [describe(kept, renderer.link(kept)) for kept in job.results] if done else None,
+        "output": [describe(file, renderer.link(file)) for file in job.results] if done else None,
         "error": job.error,
         "error_code": job.error_code,
         "progress": {"percent": job.percent, "stage": job.stage, "sequence": job.sequence},

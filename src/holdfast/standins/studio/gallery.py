@@ -13,7 +13,7 @@ from html import escape
 from typing import Final
 
 from holdfast.ledger.clock import format_time
-from holdfast.standins.studio.jobs import Job, Kept
+from holdfast.standins.studio.jobs import Job, OutputFile
 
 JOBS_SHOWN_MAX_COUNT = 60
 PROMPT_SHOWN_MAX_CHARS = 240
@@ -46,7 +46,7 @@ GALLERY_CSP: Final = (
 )
 
 
-def gallery_page(jobs: Iterable[Job], link: Callable[[Kept], str]) -> str:
+def gallery_page(jobs: Iterable[Job], link: Callable[[OutputFile], str]) -> str:
     """The page for ``jobs`` as they are given. ``link`` leads to a file, below the page's own origin."""
     articles = [_article(job, link) for job in jobs]
     shown = "\n".join(articles) or "<p>Nothing yet. Create a task for one of the studio's models, and reload.</p>"
@@ -54,17 +54,17 @@ def gallery_page(jobs: Iterable[Job], link: Callable[[Kept], str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>Studio</title>'
         f"<style>{_STYLE}</style></head>\n"
-        "<body><header><h1>Studio</h1><p>what was made of late, newest first; kept for a few hours</p></header>\n"
+        "<body><header><h1>Studio</h1><p>what was made of late, newest first; file for a few hours</p></header>\n"
         f"<main>\n{shown}\n</main></body></html>\n"
     )
 
 
-def _article(job: Job, link: Callable[[Kept], str]) -> str:
-    made = "".join(_element(kept, link(kept)) for kept in job.results)
+def _article(job: Job, link: Callable[[OutputFile], str]) -> str:
+    made = "".join(_element(file, link(file)) for file in job.results)
     body = f'<div class="made">{made}</div>' if made else f'<div class="none">{escape(job.stage)}</div>'
     prompt = job.order.input.get("prompt")
     lines = [f"<h2>{escape(job.order.model)} <span>{escape(job.status)}</span></h2>"]
-    if not job.over:
+    if not job.is_over:
         lines.append(f'<progress max="100" value="{job.percent}"></progress>')
     if isinstance(prompt, str):
         cut = prompt if len(prompt) <= PROMPT_SHOWN_MAX_CHARS else prompt[: PROMPT_SHOWN_MAX_CHARS - 1] + "…"
@@ -75,14 +75,14 @@ def _article(job: Job, link: Callable[[Kept], str]) -> str:
     return f'<article>{body}<div class="told">{"".join(lines)}</div></article>'
 
 
-def _element(kept: Kept, url: str) -> str:
+def _element(file: OutputFile, url: str) -> str:
     """The element that shows a file; what none of them can show is a plain link."""
     src = escape(url)
-    kind = kept.content_type.partition("/")[0]
+    kind = file.content_type.partition("/")[0]
     if kind == "image":
         return f'<a href="{src}"><img src="{src}" alt="" loading="lazy"></a>'
     if kind == "video":
         return f'<video src="{src}" controls preload="metadata" muted></video>'
     if kind == "audio":
         return f'<audio src="{src}" controls preload="metadata"></audio>'
-    return f'<p><a href="{src}">{escape(kept.name)}</a></p>'
+    return f'<p><a href="{src}">{escape(file.name)}</a></p>'

@@ -1,4 +1,4 @@
-"""A job at the studio: what was ordered, how far it is, what came of it."""
+"""A job at the studio: its order, its progress and its results."""
 
 from __future__ import annotations
 
@@ -12,32 +12,14 @@ from typing import Literal
 import msgspec
 import trio
 
-from holdfast.standins.studio.craft import Ready, Rendered
+from holdfast.standins.studio.model import Ready, Rendered
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "canceled"})
 
 
-@dataclass(frozen=True, slots=True)
-class StudioFaults:
-    """Ways to misbehave, for tests of those who depend on the studio; none can be asked for from outside."""
-
-    fail: str | None = None
-    """End every job as failed with this message."""
-    stall: bool = False
-    """Begin jobs and never end them."""
-    drop: bool = False
-    """Send no callback at all."""
-    duplicate: bool = False
-    """Send every callback twice."""
-    reorder: bool = False
-    """Send a job's first progress again, as a new event, after its last word."""
-    wrong_signature: bool = False
-    """Sign with a secret nobody knows."""
-
-
 class Client(msgspec.Struct, frozen=True):
-    """Whom a job is for, in the customer's own words; repeated in callbacks."""
+    """The task and attempt that a job is for; repeated in callbacks."""
 
     request_id: str
     attempt: int
@@ -58,13 +40,13 @@ class Order(msgspec.Struct, frozen=True):
     client: Client | None = None
 
     def digest(self) -> bytes:
-        """What makes two orders the same: everything in them."""
+        """Return a hash of the whole order: orders are the same if everything in them is."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A finished file with what is told of it."""
+class OutputFile:
+    """A finished file and its measures."""
 
     name: str
     path: Path
@@ -78,7 +60,7 @@ class Kept:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One order at work. Changed only in the studio's event loop."""
+    """An order and its progress. Changed only in the studio's event loop."""
 
     id: str
     order: Order
@@ -90,71 +72,71 @@ class Job:
     stage: str = "queue"
     error: str | None = None
     error_code: str | None = None
-    results: tuple[Kept, ...] = ()
+    results: tuple[OutputFile, ...] = ()
     started_at: datetime | None = None
     ended_at: datetime | None = None
     sequence: int = 0
     changed: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
     work: trio.CancelScope = field(default_factory=trio.CancelScope)
-    telling: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """The scope of all that is sent for this job, so that forgetting the job ends it."""
+    callbacks: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """The scope of the job's callbacks; cancelled when the job is deleted."""
 
     @property
-    def over(self) -> bool:
-        """True once nothing more can happen to it."""
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
         return self.status in TERMINAL
 
     def begin(self, at: datetime) -> None:
-        """The job has a place to work at."""
-        if not self.over:
+        """Record that rendering has begun."""
+        if not self.is_over:
             self.status, self.started_at, self.stage = "processing", at, "render"
-            self._note()
+            self._notify()
 
     def advance(self, percent: int, stage: str) -> None:
-        """The work got on; percent never falls."""
-        if not self.over and (percent > self.percent or stage != self.stage):
+        """Record progress; the percentage never falls."""
+        if not self.is_over and (percent > self.percent or stage != self.stage):
             self.percent, self.stage = max(percent, self.percent), stage
-            self._note()
+            self._notify()
 
-    def succeed(self, results: tuple[Kept, ...], at: datetime) -> None:
-        """All files are there."""
-        if not self.over:
+    def succeed(self, results: tuple[OutputFile, ...], at: datetime) -> None:
+        """End the job with its results."""
+        if not self.is_over:
             self.results, self.percent, self.stage = results, 100, "done"
             self._end("succeeded", at)
 
     def fail(self, code: str, message: str, at: datetime) -> None:
-        """The work could not be done."""
-        if not self.over:
+        """End the job with an error."""
+        if not self.is_over:
             self.error_code, self.error = code, message
             self._end("failed", at)
 
     def cancel(self, at: datetime) -> None:
-        """Stop the work at its next step."""
-        if not self.over:
+        """End the job and stop its rendering at the next step."""
+        if not self.is_over:
             self._end("canceled", at)
             self.work.cancel()
 
     def _end(self, status: Status, at: datetime) -> None:
         self.status, self.ended_at = status, at
-        self._note()
+        self._notify()
         self.ended.set()
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         self.sequence += 1
         self.changed.set()
         self.changed = trio.Event()
 
 
-def keep(rendered: Rendered) -> Kept:
-    """Measure a finished file; blocking."""
+def measure(rendered: Rendered) -> OutputFile:
+    """Hash a rendered file; blocking."""
     digest = hashlib.sha256()
     size_bytes = 0
     with rendered.path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
             size_bytes += len(block)
-    return Kept(
+    return OutputFile(
         name=rendered.path.name,
         path=rendered.path,
         content_type=rendered.content_type,
@@ -166,15 +148,15 @@ def keep(rendered: Rendered) -> Kept:
     )
 
 
-def describe(kept: Kept, url: str) -> Mapping[str, object]:
-    """A result as the protocol shows it."""
-    told: dict[str, object] = {
+def describe(file: OutputFile, url: str) -> Mapping[str, object]:
+    """Return a result in the protocol's form."""
+    fields: dict[str, object] = {
         "url": url,
-        "content_type": kept.content_type,
-        "bytes": kept.size_bytes,
-        "sha256": kept.sha256,
-        "width": kept.width,
-        "height": kept.height,
-        "duration_s": kept.duration_s,
+        "content_type": file.content_type,
+        "bytes": file.size_bytes,
+        "sha256": file.sha256,
+        "width": file.width,
+        "height": file.height,
+        "duration_s": file.duration_s,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from holdfast.standins.studio.craft import RenderContext, Rendered, choice, number, text, whole
 from holdfast.standins.studio.lettering import title
+from holdfast.standins.studio.model import RenderContext, Rendered, choice, number, text, whole
 from holdfast.standins.studio.palettes import choose, ramp
 from holdfast.standins.studio.render_image import noise
 from holdfast.standins.studio.webm import vp8_frame, write_webm
@@ -32,7 +32,7 @@ class Clip:
     resolution: str
     seed: int
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         """Draw and encode a frame at a time."""
         rng = random.Random(f"{self.prompt}|{self.seed}|clip")  # noqa: S311 - a picture, not a secret
         palette = choose(rng)
@@ -44,7 +44,7 @@ class Clip:
         turns = max(1, round(self.duration_s / 6))
         frames = []
         for index in range(count):
-            bench.step(0.95 * index / count, "render")
+            context.step(0.95 * index / count, "render")
             turn = round(256 * turns * index / count)
             curves = [[colours[(v + turn) % 256][channel] for v in range(256)] for channel in range(3)]
             frame = Image.merge("RGB", [hills.point(curve) for curve in curves])
@@ -53,8 +53,8 @@ class Clip:
             encoded = io.BytesIO()
             frame.save(encoded, "WEBP", quality=QUALITY, method=0)
             frames.append(vp8_frame(encoded.getvalue()))
-        bench.step(0.96, "encode")
-        path = bench.new_file(".webm")
+        context.step(0.96, "encode")
+        path = context.new_file(".webm")
         path.write_bytes(write_webm(frames, *size, FRAMES_PER_S))
         return [
             Rendered(path, "video/webm", width=size[0], height=size[1], duration_s=round(count / FRAMES_PER_S, 3))

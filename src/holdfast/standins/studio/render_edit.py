@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
 from holdfast.providers.outbound.downloads import Claim, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient, resolver
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast.standins.studio.craft import BadInput, Ready, RenderContext, Rendered, choice, text, whole
 from holdfast.standins.studio.lettering import font, plain
+from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
 
 OPERATIONS = ("resize", "crop", "thumbnail", "watermark", "convert")
 FORMATS = {"png": ("PNG", "image/png"), "jpeg": ("JPEG", "image/jpeg"), "webp": ("WEBP", "image/webp")}
@@ -66,19 +66,19 @@ class Edit:
             content = await trio.to_thread.run_sync(_take, found.path, limiter=_files)
         return replace(self, content=content, source_url=None)
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         """Edit the image."""
-        bench.step(0.05, "decode")
+        context.step(0.05, "decode")
         image = _open(self.content or b"")
-        bench.step(0.4, "render")
+        context.step(0.4, "render")
         image = self._apply(image)
-        bench.step(0.8, "encode")
+        context.step(0.8, "encode")
         form, content_type = FORMATS[self.form]
         if form == "JPEG" and image.mode != "RGB":
             ground = Image.new("RGB", image.size, "white")
             ground.paste(image, mask=image.getchannel("A"))
             image = ground
-        path = bench.new_file(f".{self.form}")
+        path = context.new_file(f".{self.form}")
         image.save(path, form, **({} if form == "PNG" else {"quality": 90}))
         return [Rendered(path, content_type, width=image.width, height=image.height)]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from holdfast.standins.studio.craft import RenderContext, Rendered, choice, text, whole
 from holdfast.standins.studio.lettering import title
+from holdfast.standins.studio.model import RenderContext, Rendered, choice, text, whole
 from holdfast.standins.studio.palettes import Palette, choose, ramp
 
 STYLES = ("gradient", "mosaic", "plasma")
@@ -39,17 +39,17 @@ class Poster:
     seed: int
     style: str
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         """Paint ``n`` posters, each a variation of its own."""
         results = []
         for number in range(self.n):
 
             def step(done: float, stage: str, number: int = number) -> None:
-                bench.step((number + done) / self.n, stage)
+                context.step((number + done) / self.n, stage)
 
             image = self.paint(number, step)
             step(0.9, "encode")
-            path = bench.new_file(".png")
+            path = context.new_file(".png")
             notes = PngInfo()
             notes.add_itxt("Description", self.prompt)
             notes.add_text("Comment", f"seed={self.seed} number={number} style={self.style}")

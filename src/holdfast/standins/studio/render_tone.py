@@ -10,7 +10,7 @@ import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.standins.studio.craft import RenderContext, Rendered, choice, number, text, whole
+from holdfast.standins.studio.model import RenderContext, Rendered, choice, number, text, whole
 
 RATE_HZ = 22_050
 DURATION_MAX_S = 60
@@ -33,7 +33,7 @@ class Tone:
     mood: str
     seed: int
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         """Compose and write the piece, a beat at a time."""
         rng = random.Random(f"{self.prompt}|{self.mood}|{self.seed}")  # noqa: S311 - music, not a secret
         scale, tempo, root = _MOODS[self.mood]
@@ -44,7 +44,7 @@ class Tone:
         step, place, beats = len(scale), 0, 0
         degree = rng.randrange(step)
         while place < total:
-            bench.step(0.85 * place / total, "render")
+            context.step(0.85 * place / total, "render")
             if beats % 4 == 0:
                 chord = rng.choice((0, 3, 4, 5))
                 for child_reports_ in (chord, chord + 2):
@@ -57,8 +57,8 @@ class Tone:
                     _add(mix, place + beat // 2, note)
             place += beat
             beats += 1
-        bench.step(0.9, "encode")
-        path = bench.new_file(".wav")
+        context.step(0.9, "encode")
+        path = context.new_file(".wav")
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)

@@ -1,4 +1,4 @@
-"""What the studio's models have in common: an input made ready, a bench to work at, results as files."""
+"""What the studio's models have in common: an input made ready, a context to work at, results as files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RenderContext:
 class Ready(Protocol):
     """An input that passed: all it needs to be rendered, in any thread."""
 
-    def render(self, bench: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[Rendered]:
         """Do the work; blocking. Raises :class:`BadInput` for what only the work could find out."""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from holdfast.standins.studio import render_clip, render_edit, render_image, render_tone
-from holdfast.standins.studio.craft import Prepare
+from holdfast.standins.studio.model import Prepare
 
-CRAFTS: Mapping[str, Prepare] = MappingProxyType(
+MODELS: Mapping[str, Prepare] = MappingProxyType(
     {
         "poster": render_image.prepare,
         "edit": render_edit.prepare,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from holdfast.standins.studio.catalogue import CRAFTS
+from holdfast.standins.studio.models import MODELS
 
 _SHIPPED = files("holdfast.ledger.catalog") / "default_catalog"
-_MODELS = [
+_SOLD = [
     model
     for model in tomllib.loads((_SHIPPED / "catalog.toml").read_text("utf-8"))["models"]
     if model["upstream"]["provider"] == "studio"
@@ -31,13 +31,13 @@ _SAMPLES: dict[str, list[dict[str, Any]]] = {
 
 
 def test_every_model_sold_is_made() -> None:
-    assert {model["upstream"]["model"] for model in _MODELS} == set(CRAFTS) == set(_SAMPLES)
+    assert {model["upstream"]["model"] for model in _SOLD} == set(MODELS) == set(_SAMPLES)
 
 
-@pytest.mark.parametrize("model", _MODELS, ids=lambda model: model["id"])
+@pytest.mark.parametrize("model", _SOLD, ids=lambda model: model["id"])
 def test_inputs_that_pass_the_schema_pass_the_studio(model: dict[str, Any]) -> None:
     schema = json.loads((_SHIPPED / model["input_schema"]).read_text("utf-8"))
     defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
     for sample in _SAMPLES[model["upstream"]["model"]]:
         Draft202012Validator(schema).validate(sample)
-        CRAFTS[model["upstream"]["model"]]({**defaults, **sample})
+        MODELS[model["upstream"]["model"]]({**defaults, **sample})
