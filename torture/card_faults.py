@@ -268,7 +268,8 @@ class AbortMiddleware:
                 aborted = any(name.lower() == ABORT_HEADER.encode() for name, _ in message["headers"])
                 if aborted:
                     headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
-                    await send({**message, "headers": headers})
+                    message = {**message, "headers": headers}
+                    await send(message)
                     message = {"type": "http.response.body", "body": b"{", "more_body": True}
             await send(message)
 
