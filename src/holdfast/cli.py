@@ -14,9 +14,12 @@ from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog
 from holdfast.logs import configure_logging
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.checks import Check
-from holdfast.persistence.server.database import DatabaseAway, DatabaseTooOld, connected
-from holdfast.persistence.server.embedded import DataFolderInUse, EmbeddedFault, database_url_of, temporary_embedded
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
+from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
 from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
+from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.persistence.server.server_folders import DataFolderInUse
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings
 

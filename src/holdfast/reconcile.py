@@ -44,7 +44,7 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
     """Reconcile every card order that is not reconciled yet, or with ``every`` all of the last thirty days.
 
     Returns the number of orders for each result; ``put_off`` counts those whose account could not respond. Raises
-    :class:`NoCardProvider`, and :class:`~holdfast.persistence.server.database.DatabaseAway`.
+    :class:`NoCardProvider`, and :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
     return trio.run(partial(_reconcile, settings, database_url, every=every, progress=progress))
 

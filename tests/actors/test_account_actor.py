@@ -41,7 +41,9 @@ from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
-from holdfast.persistence.server.database import Database, DatabaseAway, connected
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
 

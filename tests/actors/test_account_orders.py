@@ -41,7 +41,9 @@ from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.queries.orders import order_by_id
-from holdfast.persistence.server.database import Database, DatabaseAway, connected
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits
 

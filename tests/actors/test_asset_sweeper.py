@@ -38,7 +38,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
-from holdfast.persistence.claims.contents import CLAIM_S, HEARD_WITHIN_S, LEASE_S, Content, claim_content
+from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
@@ -558,7 +558,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(shop: Shop) ->
         expires_at=shop.at + timedelta(seconds=task.request.terms.hosting.retention_s),
         width=2, height=2, duration_s=None,
     )  # fmt: skip
-    shop.passes(HEARD_WITHIN_S + 1)
+    shop.passes(CLAIM_USABLE_S + 1)
     await shop.tasks.ref(task.request_id).ask(RecordHosting(1, 1, (result,)))
     assert await shop.row(task.request_id) == task
     assert await shop.count("assets") == 0
@@ -597,7 +597,7 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, see
         while True:
             await trio.sleep(0.0005)
             oldest = min(under_way.values(), default=shop.at)
-            if not shop.store.removing and shop.at - oldest < timedelta(seconds=HEARD_WITHIN_S):
+            if not shop.store.removing and shop.at - oldest < timedelta(seconds=CLAIM_USABLE_S):
                 shop.passes(100)
 
     async def keep_sweeping(sweeper: AssetSweeper) -> None:

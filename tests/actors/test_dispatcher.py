@@ -231,7 +231,7 @@ async def test_more_slots_than_accounts_are_shared_evenly(database: Database, de
         await desk.plant(f"task_b{number}", account_id="acct_b", dispatched=False, due_in_s=-10 + number)
 
     def claim(rows: Connection) -> tuple[list[str], str]:
-        return claim_waiting(rows, "studio", places=7, behind="acct_a", now=utc_now())
+        return claim_waiting(rows, "studio", slots=7, after="acct_a", now=utc_now())
 
     claimed, _ = await database.work(claim)
     assert Counter(name[:6] for name in claimed) == {"task_a": 5, "task_b": 2}
@@ -254,7 +254,7 @@ async def test_the_next_account_is_found_through_the_index(database: Database, d
         connection.execute("analyze tasks")
 
     def claimed(rows: Connection) -> tuple[list[str], int]:
-        taken, _ = claim_waiting(rows, "studio", places=3, behind="", now=utc_now())
+        taken, _ = claim_waiting(rows, "studio", slots=3, after="", now=utc_now())
         seen = "select coalesce(sum(seq_tup_read), 0) from pg_stat_xact_user_tables where relname = 'tasks'"
         return taken, rows.execute(sqlalchemy.text(seen)).scalar_one()
 

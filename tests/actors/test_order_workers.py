@@ -36,7 +36,8 @@ from holdfast.ledger.orders.payment_facts import Attempt, Paid
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
-from holdfast.persistence.server.database import Database, connected
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
 

@@ -35,7 +35,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, UsageEntry, accept_task, usage_of
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.records import tables
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
 from holdfast.providers.storage import LocalStore
 from holdfast.settings import Settings, load_settings

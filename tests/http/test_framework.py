@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
-from holdfast.persistence.server.database import DatabaseAway
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
     from tests.http.conftest import Stage

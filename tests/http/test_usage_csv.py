@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
 from holdfast.ledger.tasks.task import usage_of
-from holdfast.persistence.server.database import DatabaseAway
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
     from tests.http.conftest import World

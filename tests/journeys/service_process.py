@@ -23,7 +23,7 @@ import httpx2
 import trio
 
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.server.database import connected
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
 
 START_S = 60.0

@@ -28,7 +28,7 @@ from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 from holdfast.persistence.audit.rules import RULES
 from holdfast.persistence.records import tables
-from holdfast.persistence.server.database import connected
+from holdfast.persistence.server.connections import connected
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

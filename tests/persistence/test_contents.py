@@ -16,12 +16,12 @@ from holdfast.persistence.claims.contents import (
     START,
     Content,
     claim_content,
-    doom_contents,
-    forget_contents,
+    delete_marked,
+    mark_contents,
     tasks_with_expired_assets,
 )
 from holdfast.persistence.records import tables
-from holdfast.persistence.server.database import connected
+from holdfast.persistence.server.connections import connected
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)
@@ -49,7 +49,7 @@ def refer(rows: Connection, to: Content, request_id: str = "task_1", **columns: 
 
 
 def doomed(rows: Connection, at: datetime = NOW) -> list[Content]:
-    return doom_contents(rows, at, after=START, page_max=100).contents
+    return mark_contents(rows, at, after=START, page_max=100).contents
 
 
 def test_what_nothing_refers_to_is_doomed_once_its_claim_is_over(rows: Connection) -> None:
@@ -87,9 +87,9 @@ def test_a_new_claim_saves_an_old_content_and_an_old_one_takes_nothing_back(rows
 
 def test_what_is_being_removed_cannot_be_claimed_until_it_is_forgotten(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
-    found = doom_contents(rows, NOW, after=START, page_max=100)
+    found = mark_contents(rows, NOW, after=START, page_max=100)
     assert not claim_content(rows, content("a"), NOW)
-    forget_contents(rows, {content("a"): found.at})
+    delete_marked(rows, {content("a"): found.at})
     assert claim_content(rows, content("a"), NOW)
 
 
@@ -99,9 +99,9 @@ def test_a_removal_never_finished_is_taken_up_and_the_late_one_forgets_nothing(r
     assert doomed(rows, NOW + timedelta(seconds=LEASE_S)) == []
     later = NOW + timedelta(seconds=LEASE_S + 1)
     assert doomed(rows, later) == [content("a")]
-    forget_contents(rows, {content("a"): NOW})
+    delete_marked(rows, {content("a"): NOW})
     assert not claim_content(rows, content("a"), later)
-    forget_contents(rows, {content("a"): later})
+    delete_marked(rows, {content("a"): later})
     assert claim_content(rows, content("a"), later)
 
 
@@ -111,7 +111,7 @@ def test_pages_pass_everything_and_begin_again(rows: Connection) -> None:
     claim_content(rows, content("a")._replace(content_type="video/mp4"), LONG_AGO)
     found, after = [], START
     for _ in range(3):
-        page = doom_contents(rows, NOW, after=after, page_max=2)
+        page = mark_contents(rows, NOW, after=after, page_max=2)
         found.append([one.sha256[0] for one in page.contents])
         after = page.next_after
     assert found == [["0", "9"], ["a", "a"], ["f"]]

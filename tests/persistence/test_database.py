@@ -17,9 +17,16 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast import metrics
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.database import Database, DatabaseAway, DatabaseGate, DatabaseTooOld, QueryTimedOut
-from holdfast.persistence.server.database_faults import ServerSilent, is_away, trouble_of
-from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import (
+    DatabaseAway,
+    DatabaseTooOld,
+    QueryTimedOut,
+    ServerSilent,
+    is_away,
+    trouble_of,
+)
+from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
 
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 

@@ -38,7 +38,8 @@ from holdfast.persistence.records.accounts import (
 )
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
-from holdfast.persistence.server.database import Database, connected
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
 
 from .values import make_task
 

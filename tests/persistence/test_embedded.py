@@ -16,14 +16,9 @@ import trio
 
 from holdfast.persistence.server import postmaster
 from holdfast.persistence.server.database import Database
-from holdfast.persistence.server.embedded import (
-    DataFolderInUse,
-    EmbeddedFault,
-    EmbeddedPostgres,
-    database_url_of,
-    temporary_embedded,
-)
-from holdfast.persistence.server.server_folders import socket_folder
+from holdfast.persistence.server.embedded import EmbeddedPostgres, database_url_of, temporary_embedded
+from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.persistence.server.server_folders import DataFolderInUse, socket_folder
 
 SERVICE = """
 import signal, sys

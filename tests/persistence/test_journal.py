@@ -23,7 +23,7 @@ from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED, Journal
 from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
-from holdfast.persistence.server.database import DatabaseGate
+from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters, Reporter
 

@@ -21,7 +21,7 @@ from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
 from holdfast.persistence.records.unreadable import LeftOut
-from holdfast.persistence.server.database import connected
+from holdfast.persistence.server.connections import connected
 
 T = TypeVar("T")
 

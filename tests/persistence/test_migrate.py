@@ -13,7 +13,8 @@ from sqlalchemy import JSON, Column, inspect, select, text
 
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server import migrate as migrate_module
-from holdfast.persistence.server.database import DatabaseAway, connected
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")

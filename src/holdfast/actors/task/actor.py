@@ -55,7 +55,7 @@ from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import Task, usage_of
 from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits, Step
-from holdfast.persistence.claims.contents import HEARD_WITHIN_S
+from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.records.outbox import new_event_rows
@@ -274,7 +274,7 @@ class TaskActor(JournaledActor):
     ) -> tuple[HostedOutput | HostingFailure, ...]:
         """Drop outputs stored so long ago that they may be swept before their row is written."""
         retention_s = self._task.request.terms.hosting.retention_s
-        soonest = at + timedelta(seconds=retention_s - HEARD_WITHIN_S)
+        soonest = at + timedelta(seconds=retention_s - CLAIM_USABLE_S)
         return tuple(each for each in results if isinstance(each, HostingFailure) or each.expires_at >= soonest)
 
     async def _expire_assets(self) -> Turn[TaskReply]:

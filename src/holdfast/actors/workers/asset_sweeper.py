@@ -26,12 +26,13 @@ from holdfast.persistence.claims.contents import (
     LEASE_S,
     START,
     Content,
-    doom_contents,
-    forget_contents,
+    delete_marked,
+    mark_contents,
     tasks_with_expired_assets,
 )
 from holdfast.persistence.claims.tasks import tasks_with_expired_input
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.storage import AssetStore, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
 
@@ -108,13 +109,13 @@ class AssetSweeper(Worker):
 
     async def _remove(self) -> int:
         """Doom the next page, and remove what is doomed: of this page, and of pages whose removal failed before."""
-        page = await self._database.work(doom_contents, self._now(), after=self._after, page_max=CONTENTS_MAX)
+        page = await self._database.work(mark_contents, self._now(), after=self._after, page_max=CONTENTS_MAX)
         self._after = page.next_after
         self._doomed.update(dict.fromkeys(page.contents, page.at))
         removed: list[Content] = []
         await self._empty_store(removed)
         if removed:
-            await self._database.work(forget_contents, {content: self._doomed[content] for content in removed})
+            await self._database.work(delete_marked, {content: self._doomed[content] for content in removed})
             for content in removed:
                 del self._doomed[content]
         return len(removed)

@@ -48,7 +48,8 @@ from holdfast.persistence.claims.tasks import (
     providers_waited_for,
     still_occupying,
 )
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 log = structlog.get_logger(__name__)
 
@@ -222,7 +223,7 @@ class Dispatcher(Worker):
             return
         now, behind = self._now(), self._served.get(provider, FIRST)
         waiting, self._served[provider] = await self._database.work(
-            claim_waiting, provider, places=places, behind=behind, now=now
+            claim_waiting, provider, slots=places, after=behind, now=now
         )
         self._backlog[provider] = len(waiting) == places
         for request_id in waiting:

@@ -10,7 +10,8 @@ import trio
 
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, beat, end_lease
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.service_clock import ServiceClock
 
 log = structlog.get_logger(__name__)

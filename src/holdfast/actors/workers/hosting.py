@@ -25,7 +25,8 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
 from holdfast.persistence.claims.contents import Content, claim_content
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
     Claim,
     Downloaded,

@@ -52,7 +52,8 @@ class OrderChecks:
     async def check(self, order_id: str) -> CheckResult:
         """Do what is due for an order.
 
-        Raises what asking its account may raise, and :class:`~holdfast.persistence.server.database.DatabaseAway`.
+        Raises what asking its account may raise, and
+        :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
         """
         order = await self._database.read(order_by_id, order_id)
         result: CheckResult = "left" if order is None else await self._check(order)

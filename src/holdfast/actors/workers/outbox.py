@@ -31,7 +31,8 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.events import count_pending_events
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.standard_webhooks import standard_headers
 
 log = structlog.get_logger(__name__)
@@ -54,7 +55,7 @@ Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
 
 
 class EventRows(Protocol):
-    """Where events wait. Both raise :class:`~holdfast.persistence.server.database.DatabaseAway`."""
+    """Where events wait. Both raise :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
         """Claim up to ``most`` due events; ``busy`` counts each account's deliveries under way."""

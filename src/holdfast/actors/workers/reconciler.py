@@ -19,7 +19,8 @@ from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
 from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 log = structlog.get_logger(__name__)
 

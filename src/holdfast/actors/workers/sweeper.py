@@ -11,8 +11,9 @@ import trio
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
-from holdfast.persistence.journal.journal import MARKS_KEPT_S
-from holdfast.persistence.server.database import Database, DatabaseAway
+from holdfast.persistence.journal.journal import MARKER_RETENTION_S
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +40,7 @@ class Sweeper(Worker):
             "payment_events": EVENTS_KEPT_S,
             "outbox": OUTBOX_KEPT_S,
             "webhook_secrets": OVERLAP_S,
-            "journal_batches": MARKS_KEPT_S,
+            "journal_batches": MARKER_RETENTION_S,
         }
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:

@@ -28,7 +28,10 @@ class Reads(Protocol):
     """The read side of the database: one call is one connection and one trip to a worker thread."""
 
     async def read(self, query: Callable[[Connection], T], /) -> T:
-        """Run ``query`` on a connection. Raises :class:`~holdfast.persistence.server.database.DatabaseAway`."""
+        """Run ``query`` on a connection.
+
+        Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+        """
         ...
 
 

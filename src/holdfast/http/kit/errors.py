@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.server.database import DatabaseAway
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 INVALID = "invalid_request_error"
 AUTHENTICATION = "authentication_error"

@@ -1,18 +1,17 @@
-"""What lies in the asset store, by content: who may put it there, and who may take it away.
+"""The contents of the asset store: when each may be stored, and when it may be deleted.
 
-Assets of many tasks may refer to one content, and it may be stored once more at the very moment at which the last
-of them goes. No transaction spans the store, so the table ``contents`` stands between the two sides:
+Assets of many tasks may refer to one content, and it may be stored again at the moment when the last of them is
+deleted. No transaction includes the store, so the table ``contents`` separates the two sides:
 
-- Whoever stores **claims** the content first. A claim says: for :data:`CLAIM_S` somebody may come with a row that
-  refers to it. Nothing is ever in the store without having been claimed, so a crash in between leaves nothing
-  unknown.
-- Whoever sweeps **dooms** what no asset refers to and nobody has claimed lately, removes it from the store, and
-  then **forgets** it. A doomed content cannot be claimed: who wants to store it waits until it has gone, and stores
-  it anew.
+- To store a content, a process **claims** it first. For :data:`CLAIM_S` after that, an asset row that refers to it
+  may be written. Nothing is in the store that was not claimed, so a crash leaves nothing unknown.
+- To delete contents, a process **marks** those that no asset refers to and that were not claimed lately, deletes
+  them from the store, and then deletes their rows. A marked content cannot be claimed: to store it, a process waits
+  until it has been deleted.
 
-So no put ever meets a removal of the same key, in a folder or in a bucket, whatever clocks and caches the store
-has. What this rests on is time: the row of a stored output must be decided within :data:`HEARD_WITHIN_S` of its
-claim (the task sees to that), and a removal must be over within its lease.
+So the store never gets a put and a delete of the same key at once, in a folder or in a bucket. This relies on two
+time limits: the row of a stored output is decided within :data:`CLAIM_USABLE_S` of its claim (the task checks
+this), and a delete is finished within its lease.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 CLAIM_S = 3 * 3600
-"""How long a claimed content is safe although nothing refers to it yet."""
-HEARD_WITHIN_S = CLAIM_S // 2
-"""How old a claim may be when the row that stands on it is decided; the other half is for the commit."""
+"""How long a claimed content is not deleted although no asset refers to it yet."""
+CLAIM_USABLE_S = CLAIM_S // 2
+"""How old a claim may be when the row that depends on it is decided; the other half is for the commit."""
 LEASE_S = 600
-"""After this a removal that was not finished may be begun again by anybody."""
+"""After this, any process may repeat a delete that was not finished."""
 
 _CLAIM = text(
     "insert into contents as c (sha256, content_type, claimed_at) values (:sha256, :content_type, :at) "
@@ -39,7 +38,7 @@ _PAGE_END = text(
     "select sha256, content_type from contents where (sha256, content_type) > (:sha256, :content_type) "
     "order by sha256, content_type offset :most - 1 limit 1"
 )
-_DOOM = text(
+_MARK = text(
     "with due as (select sha256, content_type from contents c "
     "where (sha256, content_type) > (:sha256, :content_type) "
     "and (sha256, content_type) <= (:last_sha256, :last_type) "
@@ -49,7 +48,7 @@ _DOOM = text(
     "update contents c set doomed_at = :at from due "
     "where c.sha256 = due.sha256 and c.content_type = due.content_type returning c.sha256, c.content_type"
 )
-_FORGET = text(
+_DELETE = text(
     "delete from contents where sha256 = :sha256 and content_type = :content_type and doomed_at = :doomed_at"
 )
 _EXPIRED_TASKS = text(
@@ -61,7 +60,7 @@ _EXPIRED_TASKS = text(
     "group by a.request_id order by min(a.expires_at) limit :most"
 )
 _LAST = "g"
-"""Comes after every hash, in every collation."""
+"""Sorts after every hash, in every collation."""
 
 
 class Content(NamedTuple):
@@ -75,8 +74,8 @@ START = Content("", "")
 """Before the first content."""
 
 
-class Doomed(NamedTuple):
-    """Contents to be removed from the store, when their lease began, and where the next page begins."""
+class MarkedContents(NamedTuple):
+    """Contents to delete from the store, when their lease began, and where the next page begins."""
 
     contents: list[Content]
     at: datetime
@@ -84,22 +83,21 @@ class Doomed(NamedTuple):
 
 
 def claim_content(connection: Connection, content: Content, at: datetime) -> bool:
-    """Keep a content from being swept for a while, known or not; False while it is being removed."""
+    """Protect a content from deletion for :data:`CLAIM_S`; False while it is being deleted."""
     claim = {"sha256": content.sha256, "content_type": content.content_type, "at": at}
     return connection.execute(_CLAIM, claim).first() is not None
 
 
-def doom_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> Doomed:
-    """Of the next ``page_max`` contents doom those that nothing refers to, and take up removals never finished.
+def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:
+    """Mark those of the next ``page_max`` contents that no asset refers to, and those whose lease has expired.
 
-    Going on from ``next_after`` comes past everything in time, a bounded piece at once; after the last page it is
-    the start again.
+    Calls that continue from ``next_after`` cover all contents, page by page; after the last page it is the start.
     """
     begin = {"sha256": after.sha256, "content_type": after.content_type}
     end = connection.execute(_PAGE_END, {**begin, "most": page_max}).first()
     last = Content(_LAST, _LAST) if end is None else Content(end.sha256, end.content_type)
     found = connection.execute(
-        _DOOM,
+        _MARK,
         {
             **begin,
             "last_sha256": last.sha256,
@@ -110,18 +108,18 @@ def doom_contents(connection: Connection, at: datetime, *, after: Content, page_
         },
     )
     contents = [Content(row.sha256, row.content_type) for row in found]
-    return Doomed(contents, at, START if end is None else last)
+    return MarkedContents(contents, at, START if end is None else last)
 
 
-def forget_contents(connection: Connection, removed: Mapping[Content, datetime]) -> None:
-    """Delete the rows of contents that have left the store, by when they were marked; they may be stored again.
+def delete_marked(connection: Connection, removed: Mapping[Content, datetime]) -> None:
+    """Delete the rows of contents that were deleted from the store, by when they were marked.
 
     A row that another process has marked since stays.
     """
     for content, doomed_at in removed.items():
-        connection.execute(_FORGET, {**content._asdict(), "doomed_at": doomed_at})
+        connection.execute(_DELETE, {**content._asdict(), "doomed_at": doomed_at})
 
 
 def tasks_with_expired_assets(connection: Connection, at: datetime, *, most: int) -> list[str]:
-    """Tasks that have ended and all of whose assets are past their time, those longest past it first."""
+    """Return ended tasks all of whose assets have expired, those that expired first at the front."""
     return list(connection.execute(_EXPIRED_TASKS, {"at": at, "most": most}).scalars())

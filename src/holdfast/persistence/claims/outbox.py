@@ -1,7 +1,7 @@
 """Claims of due events: the claimer delivers the event, and the attempt is counted before it begins.
 
-A claim postpones ``due_at`` by the pause that a failed attempt would bring. So several processes share the work
-under ``SKIP LOCKED``, and a delivery that is lost with its process is a failed one and nothing more.
+A claim postpones ``due_at`` under ``SKIP LOCKED`` as a failed attempt would, so several processes share the work,
+and a delivery that is lost with its process counts as a failed one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which processes serve the database, and what one that has ended leaves to the others.
+"""The processes that serve the database, and how the tasks of one that has ended are taken over.
 
-Each process writes down a lease in service time and renews it. What it has begun at a media provider (a submission
-under way, a poll, the fetching of results) is nobody else's business until that lease has lapsed, or until its
-successor on the same machine sees that it no longer runs. Then another process makes the tasks its own, all at
-once: what waits for an answer that nobody can give any more is begun again or given up.
+Each process has a lease in service time and renews it. Its work at media providers (submissions under way, polls,
+downloads) is left to it until that lease has expired, or until another process on the same machine finds that it
+does not run. Then another process becomes the owner of its tasks, all at once, and repeats or ends what waits for
+a response that the ended process would have received.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.persistence.claims.tasks import OCCUPIES, PlacedTask
 from holdfast.persistence.server.service_clock import ServiceClock
 
 LEASE_S = 20.0
-"""After this without a renewal a process counts as ended."""
+"""After this long without a renewal a process counts as ended."""
 BEAT_S = 4.0
 CLAIM_S = 10
 TAKEN_OVER_MAX = 1_000
-"""How many tasks are taken over in one go."""
+"""How many tasks of one process are taken over at a time."""
 
 _RENEW = text(
     "insert into processes (process_id, machine, pid, started, lease_until, providers) "
@@ -44,12 +44,12 @@ _TAKE_OVER = text(
     f"returning t.request_id, t.provider, {OCCUPIES} as occupies"
 )
 _ENDED_AT = datetime.fromtimestamp(0, UTC)
-_FORGET = text("delete from processes where process_id = :gone")
+_DELETE = text("delete from processes where process_id = :gone")
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """This process, as others know it. ``machine`` and ``started`` are None where the system does not tell."""
+    """This process, as its row describes it. ``machine`` and ``started`` are None where the system has no /proc."""
 
     process_id: str
     machine: str | None
@@ -58,7 +58,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """A new name for this process, and how the system knows it."""
+    """Return a new id for this process, with the system's identification of it."""
     pid = os.getpid()
     return Process(new_id("proc"), _machine(), pid, _started(pid))
 
@@ -70,7 +70,7 @@ def beat(rows: Connection, process: Process, clock: ServiceClock, providers: Seq
 
 
 def renew_lease(rows: Connection, process: Process, now: datetime, providers: Sequence[str]) -> None:
-    """Say for another while that this process runs, and which providers it can reach."""
+    """Extend this process's lease by :data:`LEASE_S`, and record which providers it can reach."""
     lease = {
         "process_id": process.process_id,
         "machine": process.machine,
@@ -83,20 +83,20 @@ def renew_lease(rows: Connection, process: Process, now: datetime, providers: Se
 
 
 def end_lease(rows: Connection, process: Process) -> None:
-    """Say that this process has ended: whoever looks next takes over what it has left."""
+    """Record that this process has ended; the next process that checks takes over its tasks."""
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
 
 
 def take_over(rows: Connection, process: Process, now: datetime, *, judges_leases: bool) -> list[PlacedTask]:
-    """Make this process the owner of the tasks that ended processes had dispatched; they are claimed for a while.
+    """Make this process the owner of the tasks that ended processes had dispatched, and claim them.
 
-    ``judges_leases`` False: only processes are looked at that are seen to have ended on this machine. After the
-    database was away everybody's lease has lapsed, and says nothing.
+    ``judges_leases`` False: expired leases prove nothing, as after an outage of the database; then only processes
+    of this machine that do not run any more count as ended.
     """
     taken: list[PlacedTask] = []
     for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
-        has_lapsed = other.lease_until <= _ENDED_AT or (judges_leases and other.lease_until < now)
-        if not has_lapsed and not has_ended(process, other):
+        has_expired = other.lease_until <= _ENDED_AT or (judges_leases and other.lease_until < now)
+        if not has_expired and not has_ended(process, other):
             continue
         gone = {"gone": other.process_id}
         if rows.execute(_LOCK, gone).first() is None:
@@ -105,12 +105,12 @@ def take_over(rows: Connection, process: Process, now: datetime, *, judges_lease
         found = rows.execute(_TAKE_OVER, gone | parameters).all()
         taken += map(PlacedTask._make, found)
         if len(found) < TAKEN_OVER_MAX:
-            rows.execute(_FORGET, gone)
+            rows.execute(_DELETE, gone)
     return taken
 
 
 def has_ended(process: Process, other: Any) -> bool:
-    """Whether a process of this machine is seen not to run any more."""
+    """Whether the process is one of this machine and does not run any more."""
     if process.machine is None or other.machine != process.machine or other.started is None:
         return False
     try:
@@ -124,7 +124,7 @@ def has_ended(process: Process, other: Any) -> bool:
 
 
 def _machine() -> str | None:
-    """One running system and its processes' numbers: those of another container mean nothing here."""
+    """Identify the running system and its process namespace: pids of another container mean nothing here."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -133,7 +133,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this system began, so that a number used again is not taken for it; None: not known."""
+    """Return when a process of this system started, to tell reused pids apart; None if it is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

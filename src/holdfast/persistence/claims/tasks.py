@@ -1,11 +1,11 @@
-"""Finding tasks that want attention and claiming them, so that no other process takes them on as well.
+"""Claims of due tasks, so that no two processes work on one.
 
-A claim moves ``wake_at`` on under ``SKIP LOCKED``: work whose claimant has gone is found again when that time
-comes. All times are service time, given by the caller, so that no wall clock decides what is due.
+A claim postpones ``wake_at`` under ``SKIP LOCKED``: if the claimer dies, the task is found again at that time. All
+times are service time, given by the caller, so that no wall clock decides what is due.
 
-Places at a provider are dealt out by account: one to each account with waiting tasks in turn, and inside an account
-in the order in which its tasks fell due. The next account is found through the index of waiting tasks, one probe an
-account, however many tasks wait.
+Slots at a provider are assigned by account: one to each account with waiting tasks in turn, and inside an account
+in the order in which its tasks became due. The next account is found through the index of waiting tasks, by one
+probe for each account, however many tasks wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holdfast.ledger.tasks.silence import Silence
 
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
-"""How many accounts one claim looks at. Those whose tasks are all put off cost a probe and get nothing."""
+"""How many accounts one claim probes. One whose tasks are all postponed costs a probe and gets no slot."""
 WAITING_SEEN_MAX = 2_000
-"""How many of those that have waited longest are looked at for a deadline that has passed."""
+"""How many of the longest waiting tasks are checked for a deadline that has passed."""
 OVERDUE_MARGIN_S = 5
-"""Who is woken before its deadline would take a place that is not free."""
+"""A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
 
 OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
 """SQL: whether the job of a dispatched task ``t`` may still be running at its provider."""
@@ -33,7 +33,7 @@ OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status',
 _ACCOUNTS = text(
     "with recursive probed as ("
     "  (select account_id, 1 as number from tasks where provider = :provider and wake_at is not null "
-    "   and not dispatched and account_id > :behind and account_id <= :until order by account_id limit 1)"
+    "   and not dispatched and account_id > :after and account_id <= :until order by account_id limit 1)"
     "  union all"
     "  select n.account_id, p.number + 1 from probed p cross join lateral ("
     "    select t.account_id from tasks t where t.provider = :provider and t.wake_at is not null "
@@ -49,7 +49,7 @@ _CLAIM_WAITING = text(
     "unnest(cast(:accounts as text[])) with ordinality a (account_id, position) cross join lateral ("
     "  select t.request_id, t.wake_at from tasks t where t.provider = :provider and not t.dispatched "
     "  and t.account_id = a.account_id and t.wake_at <= :now "
-    "  order by t.wake_at limit :share for update skip locked) w limit :places) "
+    "  order by t.wake_at limit :share for update skip locked) w limit :slots) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
 )
@@ -114,9 +114,9 @@ _STILL_OCCUPYING = text(
 )
 
 FIRST = ""
-"""Before every account id."""
+"""Sorts before every account id."""
 _LAST = "zz"
-"""Behind every account id, in every collation."""
+"""Sorts after every account id, in every collation."""
 
 
 class PlacedTask(NamedTuple):
@@ -136,17 +136,17 @@ class FollowUp(NamedTuple):
 
 
 def claim_waiting(
-    rows: Connection, provider: str, *, places: int, behind: str, now: datetime
+    rows: Connection, provider: str, *, slots: int, after: str, now: datetime
 ) -> tuple[list[str], str]:
-    """Claim up to ``places`` waiting tasks of a provider, dealt out among accounts in turn.
+    """Claim up to ``slots`` waiting tasks of a provider, of accounts in turn.
 
-    The turn begins with the account after ``behind``. Returns the tasks, a round of one for each account after the
-    other, and the account that was served last.
+    The turn begins with the account that follows ``after``. Returns the tasks, round by round with one of each
+    account, and the account that was served last.
     """
     claimed: list[str] = []
-    while len(claimed) < places:
-        left = places - len(claimed)
-        due = _accounts_in_turn(rows, provider, behind, left, now)
+    while len(claimed) < slots:
+        left = slots - len(claimed)
+        due = _accounts_in_turn(rows, provider, after, left, now)
         if not due:
             break
         found = rows.execute(
@@ -154,9 +154,9 @@ def claim_waiting(
             {
                 "accounts": due,
                 "provider": provider,
-                # With more places than accounts, each gets as many; what is left over is dealt out once more.
+                # With more slots than accounts, each account gets the same share; the rest goes to the next round.
                 "share": max(1, left // len(due)),
-                "places": left,
+                "slots": left,
                 "now": now,
                 "lease_s": LEASE_S,
             },
@@ -164,18 +164,18 @@ def claim_waiting(
         if not found:
             break
         claimed += [row.request_id for row in sorted(found, key=lambda row: (row.due_at, row.request_id))]
-        behind = due[max(row.position for row in found) - 1]
-    return claimed, behind
+        after = due[max(row.position for row in found) - 1]
+    return claimed, after
 
 
-def _accounts_in_turn(rows: Connection, provider: str, behind: str, most: int, now: datetime) -> list[str]:
-    """Accounts with a task that is due, those after ``behind`` first and then from the beginning up to it."""
+def _accounts_in_turn(rows: Connection, provider: str, after: str, most: int, now: datetime) -> list[str]:
+    """Return accounts with a task that is due: those after ``after`` first, then from the beginning up to it."""
     due: list[str] = []
-    for first, last in ((behind, _LAST), (FIRST, behind)):
+    for first, last in ((after, _LAST), (FIRST, after)):
         if len(due) < most and first != last:
             probe = {
                 "provider": provider,
-                "behind": first,
+                "after": first,
                 "until": last,
                 "probed_max": max(ACCOUNTS_PROBED_MAX, most),
                 "most": most - len(due),
@@ -192,13 +192,13 @@ def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> 
 
 
 def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
-    """Claim waiting tasks whose overall deadline has passed, whatever they wait for."""
+    """Claim waiting tasks whose overall deadline has passed."""
     claim = {"seen": WAITING_SEEN_MAX, "margin_s": OVERDUE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
     return list(rows.execute(_CLAIM_OVERDUE, claim).scalars())
 
 
 def providers_waited_for(rows: Connection) -> list[str]:
-    """The providers for whose places tasks wait, in the catalog or not."""
+    """Return the providers that tasks wait for, in the catalog or not."""
     return list(rows.execute(_PROVIDERS_WAITED_FOR).scalars())
 
 
@@ -211,7 +211,7 @@ def claim_of_removed(rows: Connection, provider: str, *, me: str, most: int, now
 
 
 def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: int, now: datetime) -> list[str]:
-    """Claim tasks that have waited for a silent provider for as long as they may."""
+    """Claim tasks that have waited for a silent provider until their deadline for it."""
     deadline, usual_s = _WAITS_FOR[silence.of]
     claim = {
         "provider": provider,
@@ -229,7 +229,7 @@ _WAITS_FOR = {
     "submissions": ("dispatch_s", Deadlines().dispatch_s),
     "news": ("run_s", Deadlines().run_s),
 }
-"""The deadline that bounds the waiting, and what it is where a task's terms leave it out."""
+"""The deadline that limits each kind of waiting, and its default where a task's terms do not set it."""
 
 
 def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: datetime) -> list[PlacedTask]:
@@ -243,10 +243,10 @@ def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: dateti
 
 
 def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:
-    """Those of the tasks whose jobs may still be running at their provider."""
+    """Return those of the tasks whose jobs may still be running at their provider."""
     return set(rows.execute(_STILL_OCCUPYING, {"held": list(request_ids)}).scalars())
 
 
 def tasks_with_expired_input(rows: Connection, at: datetime, *, most: int) -> list[str]:
-    """Ended tasks whose large input has been kept for its time, those longest past it first."""
+    """Return ended tasks whose large input has expired, those that expired first at the front."""
     return list(rows.execute(_EXPIRED_INPUTS, {"at": at, "most": most}).scalars())

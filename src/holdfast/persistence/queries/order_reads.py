@@ -8,7 +8,7 @@ from holdfast.persistence.server.database import Database
 
 
 class OrderReads:
-    """Reads over a database. They raise :class:`~holdfast.persistence.server.database.DatabaseAway`."""
+    """Reads over a database. They raise :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""A page of rows by time and id: one keyset query for every list."""
+"""Pages of rows by (time, id): one keyset query for every list."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows that this program cannot read: damaged, or written by a version with other words.
+"""Rows that this release cannot decode: damaged, or written by a release with other values.
 
-Such a row concerns its own key. A list leaves it out and goes on, an actor of that key is set aside, a worker puts
-it off; each names it in the log.
+Such a row affects its own key only. A list leaves it out, the actor of that key is quarantined, a worker postpones
+it; each logs its key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class UnreadableRow(Exception):
-    """A row does not have the form its table promises. ``table`` and ``key`` name it."""
+    """A row cannot be decoded. ``table`` and ``key`` name it."""
 
     def __init__(self, table: str, key: str, cause: Exception) -> None:
         super().__init__(f"{table} {key}: {cause}")
@@ -31,14 +31,14 @@ class UnreadableRow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Where an unreadable row stands in a list, by (time, id): the page behind it begins there all the same."""
+    """The position of an unreadable row in a list, (time, id): a page may end or begin there."""
 
     at: datetime
     id: str
 
 
 def read_row(read: Callable[[Any], T], row: Any, table: str, key: str) -> T:
-    """Read one row. Raises :class:`UnreadableRow`."""
+    """Decode one row. Raises :class:`UnreadableRow`."""
     try:
         return read(row)
     except (msgspec.MsgspecError, TypeError, ValueError) as exc:
@@ -51,7 +51,7 @@ def read_rows(
     table: str,
     place: Callable[[Any], tuple[datetime, str]],
 ) -> list[T | LeftOut]:
-    """Read the rows of a list; what cannot be read is named in the log and keeps its place."""
+    """Decode the rows of a list; one that cannot be decoded is logged and represented by its position."""
     found: list[T | LeftOut] = []
     for row in rows:
         try:

@@ -1,8 +1,8 @@
-"""Connections on which no wait is without an end, whatever becomes of the server.
+"""Connections on which every wait for the server has a time limit.
 
-The server bounds each statement by its own time-outs. They are worth nothing when its processes are stopped or its
-host is cut off, and TCP's keep-alive sees neither through a Unix socket nor on loopback. So the client bounds each
-wait for an answer too; when that is over, the connection is closed and the thread that waited comes back.
+The server limits each statement by its own timeouts. They do not help when its processes are stopped or its host is
+unreachable, and TCP's keep-alive detects neither through a Unix socket or on loopback. So the client limits each
+wait for a response too; when the limit is reached, the connection is closed and the waiting thread returns.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ SERVER_VERSION_MIN = 150000
 
 CONNECT_S = 5
 PROBE_S = 3
-"""A probe waits less: while a server that hangs is not known to, callers wait with it."""
+"""A probe waits less: callers wait too until a server that hangs is detected."""
 LOCK_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 15_000
 SILENCE_MARGIN_S = 1.0
-"""How much longer than the server's own time limit the client waits for an answer."""
+"""How much longer than the server's own time limit the client waits for a response."""
 SET_UP_MS = 3_000
 
 _PLANS_BY_KEY = (
     "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; "
     "set enable_hashjoin = off; set enable_mergejoin = off; set jit = off"
 )
-"""The writer finds every row by its key. A plan is kept for all batches; while tables are small it is made anew."""
+"""The writer finds every row by its key, and its plans are kept for all batches."""
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
-"""What a writer of each table holds: it waits for whoever keeps readers or writers out, and for nobody else."""
+"""The lock that a write takes: it waits for sessions that lock out readers or writers, and for no other."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -70,17 +70,17 @@ class BoundedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(gen, interval, self.answer_s)
         except errors._WaitTimeout as exc:
-            # In the middle of an exchange: nothing sent or read later on it could be told apart.
+            # In the middle of an exchange: later responses could not be matched to their requests.
             self.pgconn.finish()
-            raise ServerSilent(f"the server sent no answer within {self.answer_s:g} s") from exc
+            raise ServerSilent(f"the server sent no response within {self.answer_s:g} s") from exc
 
 
 def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) -> BoundedConnection:
-    """Connect with every wait bounded; ``statement_timeout_ms`` 0 bounds none. Raises psycopg's errors."""
+    """Connect with every wait limited; ``statement_timeout_ms`` 0 limits none. Raises psycopg's errors."""
     connection = BoundedConnection.connect(
         url,
         connect_timeout=connect_s,
-        # Whatever the environment says: some of what we send is encoded by us.
+        # Whatever PGCLIENTENCODING is: COPY's text is encoded by us.
         client_encoding="utf8",
         application_name="holdfast",
         keepalives=1,
@@ -120,7 +120,7 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
 
 
 def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
-    """An engine whose connections we make ourselves, so that the URL means what it means to libpq."""
+    """Create an engine whose connections are ours, so that the URL means what it means to libpq."""
 
     def creator() -> psycopg.Connection[Any]:
         return connect(url, statement_timeout_ms=statement_timeout_ms)
@@ -137,9 +137,9 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
 
 
 def probe(url: str) -> None:
-    """Ask the server on a fresh connection for all that callers need of it. Blocks, for a few seconds at most.
+    """Check on a new connection that the server can be used. Blocks, for a few seconds at most.
 
-    It must be new enough, take writes, and give out the locks that reading and writing each table takes. Raises
+    It must be new enough, take writes, and grant the locks that reading and writing each table takes. Raises
     :class:`DatabaseAway`, :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or
     :class:`DatabaseTooOld`.
     """
@@ -172,7 +172,7 @@ def _lock_all(connection: psycopg.Connection[Any]) -> None:
 
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[Connection]:
-    """One SQLAlchemy connection for a command (audit), without time limits on its queries. Blocks.
+    """Open one SQLAlchemy connection for a command (audit), without time limits on its queries. Blocks.
 
     Raises :class:`DatabaseAway` when the database cannot be reached.
     """

@@ -1,10 +1,10 @@
-"""The one way to the database: reads on threads, the gate that says whether it answers, and its watcher.
+"""Access to the database: reads on threads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` makes; :meth:`Database.work` is for leases and sweeps alone.
+:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases and sweeps alone.
 
-A database that is gone or slow closes the :class:`DatabaseGate` for everybody at once, so callers fail fast while
-the watcher probes. A single slow query is its caller's trouble and leaves the gate open, but has it probed.
+A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
+the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
 """
 
 from __future__ import annotations
@@ -19,35 +19,11 @@ import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
-from holdfast.persistence.server.connections import (
-    SERVER_VERSION_MIN,
-    connect_writer,
-    connected,
-    make_engine,
-    probe,
-)
-from holdfast.persistence.server.database_faults import (
-    DatabaseAway,
-    DatabaseTooOld,
-    QueryTimedOut,
-    is_away,
-    reason_of,
-    trouble_of,
-)
-from holdfast.persistence.server.database_gate import DatabaseGate, DatabaseState
-from holdfast.persistence.server.embedded import EmbeddedFault, EmbeddedPostgres
-
-__all__ = [
-    "SERVER_VERSION_MIN",
-    "Database",
-    "DatabaseAway",
-    "DatabaseGate",
-    "DatabaseState",
-    "DatabaseTooOld",
-    "QueryTimedOut",
-    "connected",
-    "is_away",
-]
+from holdfast.persistence.server.connections import connect_writer, make_engine, probe
+from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
+from holdfast.persistence.server.database_gate import DatabaseGate
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.postmaster import EmbeddedFault
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 READ_MS = 5_000
 READ_DEADLINE_S = 8.0
-"""How long a caller waits for a read, its turn for a connection included: less than a call may take."""
+"""How long a caller waits for a read and for a connection to run it on; less than a request may take."""
 WORK_MS = 15_000
 WRITE_MS = 15_000
 PROBE_FIRST_S = 0.1
@@ -64,13 +40,13 @@ PROBE_LAST_S = 1.0
 HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
 RETIRED_MAX = 8
-"""How many replaced pools are remembered, to close what threads that had been given up return to them."""
+"""How many replaced pools are remembered, to close the connections that abandoned threads return to them."""
 
 
 class Database:
     """A PostgreSQL database at ``url`` (``postgresql://…``), optionally the embedded one this process runs.
 
-    ``pool_size`` bounds the reads that run at once, ``work_size`` the units of :meth:`work`.
+    ``pool_size`` limits the reads that run at once, ``work_size`` the transactions of :meth:`work`.
     """
 
     def __init__(
@@ -102,11 +78,10 @@ class Database:
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread inside one read-only transaction and return its result.
 
-        It is run again once when its connection turns out to be lost, so it must only read. What it returns
-        must not need the connection any more. The caller waits for ``read_deadline_s`` and no longer than until the
-        gate closes; the thread then ends by itself, within the limits of its connection, and keeps its place in the
-        pool until it has. Raises :class:`DatabaseAway`, or its subclass :class:`QueryTimedOut`; every other
-        exception of ``query`` passes through.
+        It runs a second time if its connection is lost, so it must only read, and its result must not need the
+        connection. The caller waits for ``read_deadline_s``, or until the gate closes; the thread then ends within
+        the limits of its connection, which it occupies until then. Raises :class:`DatabaseAway`, or its subclass
+        :class:`QueryTimedOut`; every other exception of ``query`` passes through.
         """
         self._refuse_if_closed()
         gate = self.gate
@@ -128,16 +103,16 @@ class Database:
             return found
         assert scope.cancelled_caught
         self._refuse_if_closed()
-        late = QueryTimedOut(f"A read had no answer within {self._read_deadline_s:g} s.")
+        late = QueryTimedOut(f"A read got no response within {self._read_deadline_s:g} s.")
         self._note(late)
         raise late
 
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
 
-        Only for leases and sweeps (claiming due work, deleting what has expired): whatever touches money,
-        orders, tasks, keys or idempotency records goes through the journal. Its thread is never abandoned. Raises
-        like :meth:`read`.
+        Only for leases and sweeps (claiming due work, deleting what has expired): writes of money, orders, tasks,
+        keys or idempotency records go through the journal. Its thread is never abandoned. Raises like
+        :meth:`read`.
         """
         self._refuse_if_closed()
         try:
@@ -156,7 +131,7 @@ class Database:
     def connect_writer(self) -> psycopg.Connection:
         """Open a connection for the journal's writer thread: no autocommit, every wait bounded. Blocks.
 
-        Raises :class:`DatabaseAway`; what the journal learns on the connection later it tells the gate itself.
+        Raises :class:`DatabaseAway`. Later faults of the connection are reported to the gate by the journal.
         """
         return connect_writer(self.url, statement_timeout_ms=WRITE_MS)
 
@@ -171,11 +146,10 @@ class Database:
         self._dispose()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch over the database until cancelled; reports started after the first probe, however it went.
+        """Probe the database until cancelled; reports started after the first probe, whether or not it succeeded.
 
-        While the gate is closed it probes with a growing pause; while it is open it looks in now and then, and at
-        once when something took too long. An embedded server that died is started again. Raises
-        :class:`DatabaseTooOld`.
+        While the gate is closed, it probes with a growing pause; while it is open, every :data:`HEARTBEAT_S` and
+        right after a timeout. An embedded server that died is started again. Raises :class:`DatabaseTooOld`.
         """
         first = True
         try:
@@ -184,7 +158,7 @@ class Database:
                 first = False
                 await self._watch()
                 _log.warning("the database is %s: %s", self.gate.state, self.gate.reason)
-                # What lies idle in the pools may be lost too, and would seem to take the database away again.
+                # Idle connections in the pools may be lost too; using one would close the gate again.
                 self._dispose()
         finally:
             self.close()
@@ -235,7 +209,7 @@ class Database:
             raise DatabaseAway(self.gate.reason, retry_after_s=self.gate.retry_after_s)
 
     def _note(self, exc: DatabaseAway) -> None:
-        """Let the gate know what a read or a unit of work met."""
+        """Report a fault of a read or of :meth:`work` to the gate."""
         if isinstance(exc, QueryTimedOut):
             self.gate.note_timeout(exc.reason)
         else:
@@ -245,7 +219,7 @@ class Database:
         self.gate.close(str(exc), "slow" if isinstance(exc, QueryTimedOut) else "away")
 
     def _dispose(self) -> None:
-        """Have all connections made anew; those in use are closed as they come back."""
+        """Close all connections; those in use are closed when they are returned."""
         for engine in (self._engine, self._work_engine):
             self._retired.append(engine.pool)
             engine.dispose()
@@ -257,7 +231,7 @@ class Database:
 
 
 def _in_transaction(engine: Engine, unit: Callable[[Connection], T], attempts: int, writing: bool) -> T:
-    """Run one unit on this thread; psycopg's and SQLAlchemy's faults leave it as ours."""
+    """Run one unit on this thread; raise psycopg's and SQLAlchemy's connection faults as ours."""
     while True:
         attempts -= 1
         try:

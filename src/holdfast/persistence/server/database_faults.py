@@ -1,7 +1,7 @@
-"""What a fault of the database means: the one place that tells a server that is gone from one that is slow.
+"""Classify exceptions of the database: the server is gone, it is slow, or the statement itself is at fault.
 
-Neither is ever the fault of the statement, of the actor that sent it, or of the caller. Everything else is: it
-passes through and ends as a bug would.
+The first two are no fault of the statement, of the actor that sent it, or of the caller. Every other exception
+passes through and is handled as a bug.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class DatabaseTooOld(Exception):
 class ServerSilent(psycopg.OperationalError):
     """The server sent nothing within the client's own time limit, and the connection has been closed.
 
-    A server that works answers within ``statement_timeout``; one whose processes are stopped, or whose host is cut
-    off, cannot even say that.
+    A working server responds within ``statement_timeout``; one whose processes are stopped, or whose host is
+    unreachable, does not.
     """
 
 
 def trouble_of(exc: BaseException, *, writing: bool = False) -> Trouble | None:
-    """Whether an exception of psycopg, SQLAlchemy or ours means that the database is away or slow.
+    """Return whether an exception of psycopg, SQLAlchemy or ours means that the database is away or slow.
 
-    ``writing`` says that the statement was to write: then a server that takes no writes is as good as away.
+    ``writing``: the statement writes, so that a server that takes no writes counts as away.
     """
     match exc:
         case QueryTimedOut() | PoolTimeout() | ServerSilent():
@@ -105,19 +105,19 @@ def is_away(exc: BaseException) -> bool:
 
 
 def is_worth_retrying(exc: BaseException) -> bool:
-    """Whether a transaction was rolled back for what says nothing against it: a deadlock, a lock, a time-out."""
+    """Whether a transaction may succeed if repeated: it met a deadlock, a lock or a timeout."""
     state = exc.sqlstate if isinstance(exc, psycopg.Error) else None
     return state in _RETRIED_STATES or isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled)
 
 
 def takes_no_writes(exc: BaseException) -> bool:
-    """Whether the server itself says that it cannot write at all now, whatever it is sent."""
+    """Whether the server reports that it cannot write at all now."""
     state = exc.sqlstate if isinstance(exc, psycopg.Error) else None
     return state in _AWAY_STATES or state in _NO_WRITES_STATES
 
 
 def reason_of(exc: BaseException) -> str:
-    """The driver's own words, on one line."""
+    """Return the driver's message on one line."""
     cause = exc.orig if isinstance(exc, DBAPIError) and exc.orig is not None else exc
     return " ".join(str(cause).split()) or type(cause).__name__
 

@@ -1,8 +1,8 @@
-"""What is known about the database, for reads, writes and readiness alike.
+"""Whether the database answers, for reads, writes and readiness alike.
 
-Evidence comes from three sides: reads and writes that succeed, time out or lose their connection; a journal that
-cannot learn what became of a commit; and the watcher's probes. Whoever finds the database gone or slow closes the
-gate for everybody, so that callers are answered at once instead of each waiting for a time-out of its own.
+There are three sources: reads and writes that succeed, time out or lose their connection; a journal that cannot
+look up a commit; and the watcher's probes. A caller that finds the database gone or slow closes the gate for all,
+so that the others are refused at once instead of each waiting for its own timeout.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DatabaseState = Literal["available", "slow", "away"]
 RETRY_AFTER_S = 1.0
 """The watcher probes at least this often while the gate is closed."""
 GRACE_S = 1.0
-"""How long a read may still be answered after the gate has closed, perhaps for a moment only."""
+"""How long a read under way may go on after the gate has closed, which may be brief."""
 TIMEOUTS_MAX = 3
 TIMEOUTS_SPAN_S = 4.0
-"""So many time-outs, and no success for so long, make the database slow, whatever its probes say."""
+"""This many timeouts, and no success for this long, make the database slow, whatever its probes find."""
 
 
 class DatabaseGate:
-    """Open while the database answers. Used on trio's thread only; other threads come by ``trio.from_thread``."""
+    """Open while the database answers. Used on trio's thread only; other threads use ``trio.from_thread``."""
 
     def __init__(self) -> None:
         self.reason = "The database has not been reached yet."
@@ -45,14 +45,14 @@ class DatabaseGate:
 
     @property
     def state(self) -> DatabaseState:
-        """How the database is, as far as is known."""
+        """The last known state of the database."""
         if self._trouble is not None:
             return self._trouble
         return "available" if self._stalled is None else "slow"
 
     @property
     def is_open(self) -> bool:
-        """Whether the database answered when last heard of."""
+        """Whether the database answered when it was last used or probed."""
         return self._opened.is_set()
 
     def open(self) -> None:
@@ -61,14 +61,14 @@ class DatabaseGate:
         self._update()
 
     def close(self, reason: str, trouble: Trouble = "away") -> None:
-        """Turn callers away with ``reason``; those who wait for a read have :data:`GRACE_S` left."""
+        """Refuse callers with ``reason``; reads under way have :data:`GRACE_S` left."""
         self.reason = reason
         self._trouble = trouble
         self._update()
 
     @contextmanager
     def stalled(self, reason: str) -> Iterator[None]:
-        """Keep the gate closed while the journal waits to learn what became of a commit, whatever probes say."""
+        """Keep the gate closed while the journal looks up a commit, whatever probes find."""
         self.reason = self._stalled = reason
         self._update()
         try:
@@ -79,7 +79,7 @@ class DatabaseGate:
 
     @contextmanager
     def cutting_short(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Have ``scope`` end :data:`GRACE_S` after the gate closes, unless it is open again by then."""
+        """Cancel ``scope`` :data:`GRACE_S` after the gate closes, unless it is open again by then."""
         self._waiting[scope] = scope.deadline
         try:
             yield
@@ -92,7 +92,7 @@ class DatabaseGate:
         self._succeeded_at = trio.current_time()
 
     def note_timeout(self, reason: str) -> None:
-        """A read or a write took too long: have the database probed now, and close the gate if all seem to."""
+        """Record a timeout: request a probe, and close the gate after :data:`TIMEOUTS_MAX` without a success."""
         self._timeouts += 1
         self._doubted.set()
         quiet_s = trio.current_time() - self._succeeded_at
@@ -101,11 +101,11 @@ class DatabaseGate:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether something took too long since :meth:`trust`."""
+        """Whether there was a timeout since :meth:`trust`."""
         return self._doubted.is_set()
 
     def trust(self) -> None:
-        """The watcher is about to look: what made it do so is over."""
+        """Forget earlier timeouts; the watcher is about to probe."""
         self._doubted = trio.Event()
 
     async def wait_open(self) -> None:
@@ -119,7 +119,7 @@ class DatabaseGate:
             await self._closed.wait()
 
     async def wait_closed_or_doubted(self) -> None:
-        """Return once the gate is closed, or somebody wants a probe."""
+        """Return once the gate is closed, or a timeout has requested a probe."""
         doubted = self._doubted
         while self.is_open and not doubted.is_set():
             await doubted.wait()

@@ -1,12 +1,12 @@
-"""The embedded PostgreSQL: a real server kept inside the data folder, run as a child of this process.
+"""The embedded PostgreSQL: a complete server with its files in the data folder, run as a child of this process.
 
-The server listens on a Unix socket in a private folder and nowhere else, so no password is needed: who may
-enter the folder may connect. It never runs as root; a service started by root runs it as an unprivileged
-user. One process at a time owns a data folder, which a file lock on ``holdfast.lock`` holds for the life of
-that process; :mod:`holdfast.persistence.server.server_folders` says who may reach which folder. The server of a
-killed service is found by its pid file and stopped before ours starts.
+The server listens only on a Unix socket in a private folder, so no password is needed: access to the folder is
+access to the database. It never runs as root; a service started by root runs it as an unprivileged user. One
+process at a time owns a data folder, by a lock on ``holdfast.lock`` for the life of the process;
+:mod:`holdfast.persistence.server.server_folders` sets the folders' permissions. The server of a killed service is
+found by its pid file and stopped before ours starts.
 
-Everything here blocks; async callers go through a thread.
+Everything here blocks; async callers use a thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from holdfast.persistence.server.postmaster import (
     stop_orphan,
 )
 from holdfast.persistence.server.server_folders import (
-    DataFolderInUse,
     cluster_folder,
     lock_data_folder,
     make_private,
@@ -41,8 +40,6 @@ from holdfast.persistence.server.server_folders import (
     server_user,
     socket_folder,
 )
-
-__all__ = ["DataFolderInUse", "EmbeddedFault", "EmbeddedPostgres", "database_url_of", "temporary_embedded"]
 
 START_S = 60.0
 DATABASE = "holdfast"
@@ -83,26 +80,26 @@ class EmbeddedPostgres:
         self._turn = threading.Lock()
 
     def acquire(self) -> None:
-        """Take the data folder for this process; repeating it changes nothing.
+        """Lock the data folder for this process; repeating it changes nothing.
 
-        Raises :class:`DataFolderInUse` when another process (or another owner in this one) has it, and
-        :class:`EmbeddedFault` when it is somebody else's.
+        Raises :class:`DataFolderInUse` if another process (or another instance in this one) has it, and
+        :class:`EmbeddedFault` if it belongs to another user.
         """
         if self._lock_fd is not None:
             return
         self._lock_fd = lock_data_folder(self.data_dir)
 
     def release(self) -> None:
-        """Give the data folder back. The server must have been stopped."""
+        """Unlock the data folder. The server must have been stopped."""
         assert not self.is_running()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def start(self) -> str:
-        """Start the server (making its files the first time) and return the URL of its database.
+        """Start the server (creating its files the first time) and return the URL of its database.
 
-        Also the way back after the server died: PostgreSQL then recovers from its log by itself.
+        This also restarts a server that died: PostgreSQL then recovers from its log by itself.
         Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
         """
         with self._turn:
@@ -112,7 +109,7 @@ class EmbeddedPostgres:
             return self.url
 
     def stop(self) -> None:
-        """Stop the server: a fast, clean shutdown, and harder means when that takes too long."""
+        """Stop the server: by a fast shutdown, then an immediate one, then a kill."""
         with self._turn:
             child = self._child
             if child is None:
@@ -121,11 +118,11 @@ class EmbeddedPostgres:
             self._child = None
 
     def is_running(self) -> bool:
-        """Whether our child process lives. Cheap: it asks nothing of the server."""
+        """Whether our child process runs. Cheap: nothing is sent to the server."""
         return self._child is not None and not self._child.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the child's end; False when it still runs after ``timeout_s``."""
+        """Wait for the child to end; False if it still runs after ``timeout_s``."""
         return self._child is None or self._child.wait(timeout_s)
 
     @property
@@ -136,7 +133,7 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """The database's URL, whether or not the server runs just now."""
+        """The database's URL, whether or not the server runs."""
         return _url(socket_folder(self._pgdata))
 
     def _start_child(self) -> None:
@@ -144,7 +141,7 @@ class EmbeddedPostgres:
         self._pgdata = place_cluster(self.data_dir, user)
         binaries = place_programs(self._pgdata, user)
         if not (self._pgdata / "PG_VERSION").exists():
-            self._make_cluster(binaries, user)
+            self._create_cluster(binaries, user)
         stop_orphan(self._pgdata)
         folder = socket_folder(self._pgdata)
         make_private(folder, user)
@@ -158,18 +155,18 @@ class EmbeddedPostgres:
             if _await_ready(child, _url(folder, "postgres"), deadline):
                 break
             if not child.wait(0):
-                # Recovery from a long log takes its time; cutting it short would only begin it anew.
+                # Recovery from a long log takes time; a restart would only begin it again.
                 self._child = child
                 raise EmbeddedFault(f"The embedded PostgreSQL is not ready after {START_S:.0f} s; see {log_path}.")
-            # A crashed server's last backends may hold its shared memory for a moment; then it starts.
+            # A crashed server's last backends may hold its shared memory for a moment.
             if time.monotonic() > deadline or not _tail(log_path, "still in use"):
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
             time.sleep(0.2)
         self._child = child
-        _make_database(_url(folder, "postgres"))
+        _create_database(_url(folder, "postgres"))
 
-    def _make_cluster(self, binaries: Path, user: str | None) -> None:
-        """Run initdb aside and rename: a folder named ``postgres`` is always a whole cluster."""
+    def _create_cluster(self, binaries: Path, user: str | None) -> None:
+        """Run initdb in another folder and rename it: a folder named ``postgres`` is always a complete cluster."""
         making = self._pgdata.with_name("postgres.making")
         if making.exists():
             shutil.rmtree(making)
@@ -196,7 +193,7 @@ class EmbeddedPostgres:
 
 
 def database_url_of(data_dir: Path) -> str | None:
-    """The URL of the embedded database that runs in ``data_dir`` just now, or None."""
+    """Return the URL of the embedded database that runs in ``data_dir``, or None."""
     pgdata = cluster_folder(data_dir.absolute())
     if postmaster_pid(pgdata) is None:
         return None
@@ -225,7 +222,7 @@ def _url(folder: Path, database: str = DATABASE) -> str:
 
 
 def _await_ready(child: Postmaster, url: str, deadline: float) -> bool:
-    """Whether the server answers before ``deadline`` and before it ends; recovery after a crash takes its time."""
+    """Whether the server accepts connections before ``deadline`` and before it ends."""
     while not child.wait(0) and time.monotonic() < deadline:
         try:
             psycopg.connect(url, connect_timeout=5).close()
@@ -236,14 +233,14 @@ def _await_ready(child: Postmaster, url: str, deadline: float) -> bool:
     return False
 
 
-def _make_database(url: str) -> None:
+def _create_database(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         if connection.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
             connection.execute(f"create database {DATABASE}")
 
 
 def _tail(path: Path, words: str) -> bool:
-    """Whether the last lines of a log hold ``words``."""
+    """Whether the end of a log contains ``words``."""
     try:
         return words in path.read_bytes()[-4096:].decode("utf-8", "replace")
     except OSError:

@@ -20,7 +20,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.persistence.server.database import SERVER_VERSION_MIN, DatabaseAway, DatabaseTooOld, is_away
+from holdfast.persistence.server.connections import SERVER_VERSION_MIN
+from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld, is_away
 
 LOCK_KEY = 0x686F6C64
 """The advisory lock's number: "hold" in ASCII."""
@@ -47,8 +48,8 @@ def migrate(url: str) -> MigrationReport:
     """Migrate the database at ``url``. Blocks.
 
     Raises :class:`MigrationRefused` (newer than this release, or another process holds the lock too long),
-    :class:`~holdfast.persistence.server.database.DatabaseTooOld` or
-    :class:`~holdfast.persistence.server.database.DatabaseAway`.
+    :class:`~holdfast.persistence.server.database_faults.DatabaseTooOld` or
+    :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
     try:
         with _connection(url) as connection, _lock(connection):

@@ -1,7 +1,7 @@
-"""The server's process: how it is started, awaited and told to stop, and how one left behind is found.
+"""The server's process: starting, awaiting and stopping it, and finding one whose service has died.
 
-PostgreSQL is asked to stop when the thread that started it ends (``PR_SET_PDEATHSIG`` counts threads, not
-processes), so each run has a keeper thread of its own that starts it and waits for it.
+PostgreSQL gets a signal to stop when the thread that started it ends (``PR_SET_PDEATHSIG`` counts threads, not
+processes), so each run has a thread of its own that starts it and waits for it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 STOPPING = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
-"""How a server is asked to stop: a fast, clean shutdown, then at once, then not asked; seconds of patience each."""
+"""The signals that stop a server: fast shutdown, immediate shutdown, kill; with the seconds to wait after each."""
 
 
 class EmbeddedFault(Exception):
-    """The embedded server cannot be made, started or stopped; the message says why in a sentence."""
+    """The embedded server cannot be created, started or stopped; the message says why in a sentence."""
 
 
 class Postmaster:
@@ -45,10 +45,10 @@ class Postmaster:
         self.pid = outcome.pid
 
     def stop(self) -> None:
-        """Stop it, by harder and harder means. Raises :class:`EmbeddedFault` when nothing helps."""
-        for number, patience_s in STOPPING:
+        """Stop it by :data:`STOPPING`. Raises :class:`EmbeddedFault` if it still runs after the last signal."""
+        for number, wait_s in STOPPING:
             self._process.send_signal(number)
-            if self.wait(patience_s):
+            if self.wait(wait_s):
                 return
         raise EmbeddedFault(f"The embedded PostgreSQL (pid {self.pid}) does not stop.")
 
@@ -67,7 +67,7 @@ class Postmaster:
             if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
                 log_path.replace(log_path.with_suffix(".log.1"))
             with log_path.open("ab") as log, warnings.catch_warnings():
-                # From 3.12 on, Python warns of any preexec_fn beside threads; ours is one ready C call.
+                # Since 3.12 Python warns of any preexec_fn in a process with threads; ours is one C call.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
                     command,
@@ -79,7 +79,7 @@ class Postmaster:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # A Ctrl-C at the terminal is for the service, which stops its database last.
+                    # A Ctrl-C at the terminal is for the service alone, which stops its database last.
                     start_new_session=True,
                     preexec_fn=die_with_parent(),  # noqa: PLW1509 - see above
                 )
@@ -92,12 +92,12 @@ class Postmaster:
 
 
 def plain_environment() -> dict[str, str]:
-    """A plain environment: nobody's PG… variables or locale reach the server."""
+    """Return an environment without PG… variables and locale."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What asks Linux for a fast shutdown of the server when its keeper thread ends with a killed service."""
+    """Return a function that has Linux send the server a fast shutdown when its starting thread ends."""
     if platform.system() != "Linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -110,7 +110,7 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def postmaster_pid(pgdata: Path) -> int | None:
-    """The pid of the server that runs on ``pgdata``, or None. A recycled pid is not mistaken for it."""
+    """Return the pid of the server that runs on ``pgdata``, or None. A reused pid is not mistaken for it."""
     try:
         pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
     except (OSError, ValueError):
@@ -128,19 +128,19 @@ def postmaster_pid(pgdata: Path) -> int | None:
 
 
 def stop_orphan(pgdata: Path) -> None:
-    """Stop a server that outlived its service, and clear a pid file that names nobody of ours.
+    """Stop a server that outlived its service, and delete a stale pid file.
 
-    The caller holds the data folder's lock, so no living service uses that server.
+    The caller holds the data folder's lock, so no running service uses that server.
     """
-    for number, patience_s in STOPPING:
+    for number, wait_s in STOPPING:
         pid = postmaster_pid(pgdata)
         if pid is None:
             break
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + wait_s
         while postmaster_pid(pgdata) == pid and time.monotonic() < deadline:
             time.sleep(0.05)
     else:
-        raise EmbeddedFault(f"A PostgreSQL left behind in {pgdata} does not stop.")
+        raise EmbeddedFault(f"An earlier PostgreSQL in {pgdata} does not stop.")
     (pgdata / "postmaster.pid").unlink(missing_ok=True)

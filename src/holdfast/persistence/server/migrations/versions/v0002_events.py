@@ -58,7 +58,7 @@ def upgrade() -> None:
         sa.Column("rotated_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("account_id", "generation", name=op.f("pk_webhook_secrets")),
     )
-    # Version 1 took addresses and wrote to none of them.
+    # Version 1 accepted webhook URLs and sent nothing to them.
     op.execute(
         """
         update tasks set state = jsonb_set(state::jsonb, '{hosting,assets_ready_event}', '"skipped"')::json

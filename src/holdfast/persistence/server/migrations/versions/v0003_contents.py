@@ -1,4 +1,4 @@
-"""Contents: what lies in the asset store, so that nothing is left there unknown or goes while it is wanted."""
+"""Contents: a row for each content of the asset store, so that none is left unknown or deleted while in use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keys in the order of lists: a task and its usage entry are written with one index entry less each.
+"""Keys in the order of lists, so that a task and its usage entry have one index less each.
 
-Room kept free in pages goes too where a change cannot use it, because it moves an indexed column.
+Free space in pages is given up too where an update cannot use it, because it changes an indexed column.
 """
 
 from __future__ import annotations

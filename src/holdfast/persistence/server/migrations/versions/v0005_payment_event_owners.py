@@ -1,7 +1,7 @@
-"""A payment event that one order has taken in stays that order's.
+"""A payment event that was applied to an order stays that order's.
 
-A provider's event id is unique at that provider. Should one id come for two orders at the same moment, through two
-processes, then both read that it is unknown, and the database must refuse the second.
+A provider's event id is unique at that provider. If one id arrives for two orders at once, through two processes,
+both find it unknown, and the database must reject the second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Places dealt out by account, owners of work under way, a clock shared by all processes, inputs with an end.
+"""Slots assigned by account, owners of dispatched tasks, a clock for all processes, and expiring inputs.
 
-Older programs go on working beside this: what they write leaves the new columns null, and the two indexes that take
-the place of one serve their queries as well.
+Older releases work with this schema: their rows leave the new columns null, and the two indexes that replace one
+serve their queries as well.
 """
 
 from __future__ import annotations
