@@ -29,10 +29,12 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
     TaskSettled,
 )
+from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.audit.audit import run_audit
@@ -211,6 +213,37 @@ async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
         assert isinstance(again, Refusal)
         assert again.code == "idempotency_key_reused"
     assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
+
+
+async def test_a_used_key_is_replayed_although_a_limit_has_been_reached_since(
+    start_world: StartWorld, new_task: NewTask, payments: Any
+) -> None:
+    limits = AccountLimits(tasks_in_flight_max=1, orders_pending_max=1)
+    with trio.fail_after(30):
+        first, second = await start_world(account_limits=limits), await start_world(account_limits=limits)
+        account_id, key_id = await first.open_account()
+        commands = [
+            Recharge(AMOUNT_MICRO_MAX, keyed("k")),
+            new_task(key_id, key="k"),
+            CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),
+        ]
+        made = [await first.accounts.ref(account_id).ask(command) for command in commands]
+        # The other process remembers no answer, and could accept none of them by now.
+        again = [await second.accounts.ref(account_id).ask(command) for command in commands]
+        fresh = [
+            await second.accounts.ref(account_id).ask(command)
+            for command in (
+                Recharge(AMOUNT_MICRO_MAX, keyed("other")),
+                new_task(key_id, key="other"),
+                CreateOrder(payments.request(account_id, "sandbox"), keyed("other order")),
+            )
+        ]
+    assert again == [Replayed(reply) for reply in made]
+    assert [refusal.code for refusal in fresh] == [
+        "amount_too_large",
+        "concurrency_limit_exceeded",
+        "too_many_open_orders",
+    ]
 
 
 async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_world: StartWorld) -> None:

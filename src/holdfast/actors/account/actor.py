@@ -178,7 +178,7 @@ class AccountActor(JournaledActor):
             at=self._now(),
         )
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation)
+            return self._units.refuse(operation, command.idempotency)
         state.apply(operation)
         summary = AccountSummary(self._account_id, state.balance_micro, state.held_micro)
         reply = Recharged(operation_id, command.amount_micro, summary)
@@ -205,7 +205,7 @@ class AccountActor(JournaledActor):
                 message=f"This account has {len(state.holds)} tasks in flight, the most allowed.",
                 retry_after_s=5,
             )
-            return self._units.refuse(refusal)
+            return self._units.refuse(refusal, command.idempotency)
         at = self._now()
         request_id, hold_id = new_id("task"), new_id("hold")
         operation = decide_hold(

@@ -142,13 +142,12 @@ class AccountOrders:
         waiting = len(self._open)
         waiting += await self._reads.pending_count(account_id)
         if waiting >= self._pending_max:
-            return self._units.confirm(
-                Refusal(
-                    code="too_many_open_orders",
-                    message=f"The account has {waiting} unpaid payment orders, the most allowed.",
-                    retry_after_s=60,
-                )
+            refusal = Refusal(
+                code="too_many_open_orders",
+                message=f"The account has {waiting} unpaid payment orders, the most allowed.",
+                retry_after_s=60,
             )
+            return self._units.refuse(refusal, command.idempotency)
         order = create_order(command.request)
         row = OrderRow(order, next_check_at(order, self._now()))
         return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency)

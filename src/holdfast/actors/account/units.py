@@ -12,7 +12,7 @@ from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Fence, Unit
-from holdfast.persistence.records.accounts import AccountHead
+from holdfast.persistence.records.accounts import AccountHead, IdempotencyProbe
 from holdfast.persistence.records.rows import Row
 
 R = TypeVar("R")
@@ -56,16 +56,22 @@ class AccountUnits:
         )
         return Commit(Unit(fences=(fence, *fences), rows=(head, *operations, *rows), probe=probe), reply, tells)
 
-    def confirm(self, reply: R, rows: tuple[Row, ...] = ()) -> Commit[R]:
+    def confirm(self, reply: R, rows: tuple[Row, ...] = (), *, probe: IdempotencyProbe | None = None) -> Commit[R]:
         """Send a reply that changes nothing of the account, once the rows confirm that the state is the newest.
 
         Another process may serve the account too. ``rows`` do not depend on the account's version.
         """
         fence = Fence("account", self.state.account_id, self.state.version)
-        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
+        return Commit(Unit(fences=(fence,), rows=rows, probe=probe, moves=False), reply)
 
     def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None = None) -> Commit[Refusal]:
-        """Send a refusal as :meth:`confirm` does; one of :data:`STORED_REFUSALS` is stored."""
-        if idempotency is not None and refusal.code in STORED_REFUSALS:
+        """Send a refusal as :meth:`confirm` does; one of :data:`STORED_REFUSALS` is stored.
+
+        ``idempotency``, where the call may have been accepted before: only an unused key is refused.
+        """
+        if idempotency is None:
+            return self.confirm(refusal)
+        if refusal.code in STORED_REFUSALS:
             return self.commit(refusal, idempotency=idempotency)
-        return self.confirm(refusal)
+        probe = IdempotencyProbe(self.state.account_id, idempotency.route, idempotency.key)
+        return self.confirm(refusal, probe=probe)
