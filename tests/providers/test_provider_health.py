@@ -122,3 +122,22 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
     expected = ["unknown", "unknown", "down", "up"] if kind == "cog" else ["down"] * 4 + ["up"]
     assert states[: len(expected)] == expected
     assert set(asked) == {"/health-check" if kind == "cog" else "/v1/account"}
+
+
+async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojump_clock: MockClock) -> None:
+    provider = CogProvider("box", "http://box.example")
+    asked_at: list[float] = []
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        asked_at.append(trio.current_time())
+        await trio.sleep(0.2)
+        raise httpx2.ConnectError("refused", request=request)
+
+    provider._line._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    watch = ProviderWatch(WorkerRef("provider-watch"), providers={"box": provider})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
+        await trio.sleep(FAILURES_MAX * (PROBE_S + 2))
+        await watch.stop()
+    assert len(asked_at) == FAILURES_MAX + 1
+    assert provider.health.state == "down"

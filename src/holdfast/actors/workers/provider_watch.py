@@ -14,6 +14,8 @@ from holdfast.providers.media.base import MediaProvider
 log = structlog.get_logger(__name__)
 
 PROBE_S = 10.0
+CHECK_S = 1.0
+"""How often due probes are looked for: with `PROBE_S` here too, every second one would come a round late."""
 PROBES_MAX = 8
 """How many probes are under way at once."""
 
@@ -34,7 +36,7 @@ class ProviderWatch(Worker):
     async def _poll_loop(self) -> None:
         while True:
             self.poll_due()
-            await trio.sleep(PROBE_S)
+            await trio.sleep(CHECK_S)
 
     def poll_due(self) -> None:
         """Start the probes that are due."""
