@@ -58,6 +58,6 @@ def read_rows(
             found.append(read(row))
         except (msgspec.MsgspecError, TypeError, ValueError) as exc:
             at, row_id = place(row)
-            log.error("a row cannot be read", table=table, key=row_id, reason=str(exc))
+            log.error("row is unreadable", table=table, key=row_id, reason=str(exc))
             found.append(LeftOut(at, row_id))
     return found
