@@ -47,7 +47,7 @@ def link(world: World, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
     return f"/v2/assets/{asset_id}?{query}"
 
 
-async def test_a_link_fetches_the_file_under_safe_headers(world: World) -> None:
+async def test_a_link_returns_the_file_with_safe_headers(world: World) -> None:
     response = await world.call("GET", await kept(world))
     assert (response.status_code, await response.get_data()) == (200, DATA)
     expected = {
@@ -67,7 +67,7 @@ async def test_a_link_fetches_the_file_under_safe_headers(world: World) -> None:
     ("asked", "start", "stop"),
     [("bytes=0-0", 0, 1), ("bytes=100-", 100, 1280), ("bytes=-10", 1270, 1280), ("bytes=1000-5000", 1000, 1280)],
 )
-async def test_a_range_is_served_alone(world: World, asked: str, start: int, stop: int) -> None:
+async def test_a_range_is_served(world: World, asked: str, start: int, stop: int) -> None:
     response = await world.call("GET", await kept(world), headers={"Range": asked})
     assert (response.status_code, await response.get_data()) == (206, DATA[start:stop])
     assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/1280"
@@ -83,7 +83,7 @@ async def test_a_range_beyond_the_end_is_416(world: World, asked: str) -> None:
 @pytest.mark.parametrize(
     "asked", [None, "", "bytes", "bytes=", "bytes=-", "bytes=2-1", "bytes=0-1,3-4", "lines=1-2"]
 )
-def test_what_is_no_single_range_gets_the_whole(asked: str | None) -> None:
+def test_anything_but_a_single_range_gets_the_whole_file(asked: str | None) -> None:
     assert read_range(asked, 10) is None
 
 
@@ -92,7 +92,7 @@ def test_an_empty_file_has_no_range() -> None:
     assert read_range("bytes=0-9", 10) == Span(0, 10)
 
 
-async def test_what_the_caller_has_is_not_sent_again(world: World) -> None:
+async def test_a_cached_file_is_not_sent_again(world: World) -> None:
     path = await kept(world)
     response = await world.call("GET", path, headers={"If-None-Match": f'"other", W/"{SHA256}"'})
     assert (response.status_code, await response.get_data()) == (304, b"")
@@ -100,7 +100,7 @@ async def test_what_the_caller_has_is_not_sent_again(world: World) -> None:
     assert (await world.call("GET", path, headers=stale)).status_code == 200
 
 
-async def test_head_opens_no_file_and_tells_its_length(world: World) -> None:
+async def test_head_returns_the_length_without_opening_the_file(world: World) -> None:
     path = await kept(world, stored=False)
     with trio.fail_after(30):
         async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
@@ -110,7 +110,7 @@ async def test_head_opens_no_file_and_tells_its_length(world: World) -> None:
     assert whole.content == part.content == b""
 
 
-async def test_links_are_ours_or_forbidden_and_end(world: World) -> None:
+async def test_altered_links_are_403_and_expired_links_410(world: World) -> None:
     path = await kept(world)
     other = path[:-1] + ("1" if path.endswith("0") else "0")
     for wrong in (other, path[:-1], path.replace("asset_a", "asset_b"), "/v2/assets/asset_a",
@@ -122,12 +122,12 @@ async def test_links_are_ours_or_forbidden_and_end(world: World) -> None:
     await world.refused(await world.call("GET", path), 410, "asset_expired")
 
 
-async def test_a_lost_file_is_our_fault_and_no_half_answer(world: World) -> None:
+async def test_a_missing_file_is_a_500(world: World) -> None:
     path = await kept(world, stored=False)
     await world.refused(await world.call("GET", path), 500, "internal_error")
 
 
-async def test_a_file_swept_since_its_row_was_read_has_expired(
+async def test_a_file_deleted_after_its_row_was_read_has_expired(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await kept(world, stored=False)
@@ -140,9 +140,7 @@ async def test_a_file_swept_since_its_row_was_read_has_expired(
     await world.refused(await world.call("GET", path), 410, "asset_expired")
 
 
-async def test_a_store_that_is_away_is_a_passing_fault_told_without_particulars(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unavailable_store_is_a_503_without_detail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = await kept(world)
 
     async def away(key: str, *span: int) -> Any:

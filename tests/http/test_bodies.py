@@ -39,7 +39,7 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
         b'{"a": 1.}',
     ],
 )  # fmt: skip
-def test_what_is_no_plain_json_object_is_refused(raw: bytes) -> None:
+def test_invalid_json_objects_are_refused(raw: bytes) -> None:
     parsed = parse_object(raw)
     assert isinstance(parsed, Refusal)
     assert parsed.code == "invalid_json"
@@ -57,12 +57,12 @@ def test_what_is_no_plain_json_object_is_refused(raw: bytes) -> None:
         (b'{"a": "' + b"[{" * 500 + b'"}', {"a": "[{" * 500}),
     ],
 )
-def test_what_is_one_is_read_as_it_stands(raw: bytes, value: dict[str, Any]) -> None:
+def test_valid_json_objects_are_decoded(raw: bytes, value: dict[str, Any]) -> None:
     assert parse_object(raw) == value
 
 
 @given(st.dictionaries(PLAIN_TEXT, JSON_VALUES))
-def test_any_plain_object_survives_however_it_is_written(value: dict[str, Any]) -> None:
+def test_any_valid_object_is_decoded_however_it_is_formatted(value: dict[str, Any]) -> None:
     raw = parse_object(json.dumps(value).encode())
     spelled_out = parse_object(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True).encode())
     assert raw == spelled_out == value
@@ -71,7 +71,7 @@ def test_any_plain_object_survives_however_it_is_written(value: dict[str, Any]) 
     assert fingerprint("/v2/quote", raw) == fingerprint("/v2/quote", spelled_out)
 
 
-def test_fingerprints_tell_paths_and_values_apart() -> None:
+def test_fingerprints_differ_by_path_and_values() -> None:
     seen = {
         fingerprint("/a", {"x": 1}),
         fingerprint("/b", {"x": 1}),
@@ -98,7 +98,7 @@ def test_fingerprints_tell_paths_and_values_apart() -> None:
         ("application/json; charset=latin-1", False),
     ],
 )
-def test_a_body_must_call_itself_json(content_type: str | None, taken: bool) -> None:
+def test_a_body_must_have_the_media_type_json(content_type: str | None, taken: bool) -> None:
     refusal = check_media_type(content_type)
     assert (refusal is None) == taken
     assert refusal is None or refusal.code == "unsupported_media_type"

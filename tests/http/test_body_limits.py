@@ -25,7 +25,7 @@ def quote_of(prompt_chars: int) -> dict[str, Any]:
     return {"model": "studio/image-1", "input": {"prompt": "a" * prompt_chars}}
 
 
-def test_only_routes_that_take_a_models_input_take_more_than_a_little() -> None:
+def test_only_routes_with_a_models_input_accept_large_bodies() -> None:
     large = {route.path for route in ROUTES if route.takes_input}
     assert large == {"/v2/quote", "/v2/task/create"}
     # What takes bytes as they come judges a signature over them before it reads them.
@@ -34,7 +34,7 @@ def test_only_routes_that_take_a_models_input_take_more_than_a_little() -> None:
 
 
 @pytest.mark.parametrize("path", [OTP, "/v2/control/auth/verify", "/v2/control/payments/sandbox/callback"])
-async def test_a_small_body_is_all_that_a_stranger_may_send(stage: Stage, path: str) -> None:
+async def test_anonymous_callers_may_send_small_bodies_only(stage: Stage, path: str) -> None:
     for body in (b'{"email":"' + b"a" * SMALL_BODY_BYTES_MAX + b'"}', b" " * (SMALL_BODY_BYTES_MAX + 1)):
         response = await stage.call("POST", path, data=body, headers=JSON)
         await stage.refused(response, 413, "request_too_large")
@@ -42,7 +42,7 @@ async def test_a_small_body_is_all_that_a_stranger_may_send(stage: Stage, path: 
     await stage.refused(await stage.call("POST", path, data=many, headers=JSON), 400, "invalid_json")
 
 
-async def test_a_large_input_is_quoted_to_whoever_shows_a_credential(world: World) -> None:
+async def test_a_large_input_is_quoted_with_a_credential(world: World) -> None:
     large = quote_of(ANONYMOUS_BODY_BYTES_MAX)
     await world.refused(await world.call("POST", QUOTE, json=large), 413, "request_too_large")
     wrong = {"Authorization": "Bearer hst_" + "B" * 43}
@@ -53,7 +53,7 @@ async def test_a_large_input_is_quoted_to_whoever_shows_a_credential(world: Worl
     assert (await world.call("POST", QUOTE, json=quote_of(10))).status_code == 200
 
 
-async def test_a_body_without_a_length_is_bounded_alike(stage: Stage) -> None:
+async def test_a_body_without_a_length_has_the_same_limits(stage: Stage) -> None:
     async with stage.app.test_client().request(QUOTE, method="POST", headers=JSON) as connection:
         for _ in range(3):
             await connection.send(b" " * 32768)
@@ -62,9 +62,7 @@ async def test_a_body_without_a_length_is_bounded_alike(stage: Stage) -> None:
     await stage.refused(response, 413, "request_too_large")
 
 
-async def test_what_takes_time_is_done_in_a_thread_and_what_does_not_is_not(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_large_bodies_are_decoded_in_a_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bool]] = []
     loop = threading.current_thread()
 

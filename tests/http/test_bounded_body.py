@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     "path", ["/v2/control/auth/otp", "/v2/callback", "/v2/callback/studio", "/v2/callback/nobody"]
 )
-async def test_no_route_takes_more_than_its_own_share(stage: Stage, path: str) -> None:
+async def test_no_body_exceeds_its_routes_limit(stage: Stage, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     with trio.fail_after(10):
         async with (

@@ -33,7 +33,7 @@ async def tell(
     return await stage.call("POST", "/v2/callback", data=raw, headers=headers)
 
 
-async def test_signed_news_reaches_its_task_and_is_answered_with_it(world: World) -> None:
+async def test_a_signed_update_reaches_its_task(world: World) -> None:
     world.tasks.answer = TaskReply("task_a", world.account_id)
     await world.add_task(world.task("task_a"))
     response = await tell(world, news(percent=40))
@@ -49,12 +49,12 @@ async def test_signed_news_reaches_its_task_and_is_answered_with_it(world: World
     [("", "missing_signature"), (" ", "missing_signature"), ("t=1,v1=00", "invalid_signature"),
      ("nonsense", "invalid_signature"), ("k=nobody,t=1,v1=" + "0" * 64, "invalid_signature")],
 )  # fmt: skip
-async def test_without_a_right_signature_no_row_is_read(stage: Stage, signature: str, code: str) -> None:
+async def test_without_a_valid_signature_no_row_is_read(stage: Stage, signature: str, code: str) -> None:
     await stage.refused(await tell(stage, news(), signature=signature), 401, code)
     await stage.refused(await tell(stage, b"not json", signature=signature), 401, code)
 
 
-async def test_the_header_must_be_there(stage: Stage) -> None:
+async def test_the_signature_header_is_required(stage: Stage) -> None:
     headers = {"Content-Type": "application/json"}
     response = await stage.call("POST", "/v2/callback", data=news(), headers=headers)
     await stage.refused(response, 401, "missing_signature")
@@ -73,7 +73,7 @@ async def test_a_changed_byte_voids_the_signature(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"{}", b"\xff", news(status="done"), news(percent=101), news(attempt=0)]
 )
-async def test_signed_nonsense_is_no_event(stage: Stage, raw: bytes) -> None:
+async def test_a_signed_malformed_body_is_refused(stage: Stage, raw: bytes) -> None:
     await stage.refused(await tell(stage, raw), 400, "invalid_event")
 
 
@@ -81,7 +81,7 @@ async def test_a_large_callback_is_413(stage: Stage) -> None:
     await stage.refused(await tell(stage, news(message="x" * 300_000)), 413, "request_too_large")
 
 
-async def test_news_of_no_task_or_of_another_providers_task_is_404(world: World) -> None:
+async def test_updates_of_unknown_or_other_providers_tasks_are_404(world: World) -> None:
     await world.refused(await tell(world, news()), 404, "task_not_found")
     await world.add_task(world.task("task_a", provider="other"))
     await world.refused(await tell(world, news()), 404, "task_not_found")
@@ -89,7 +89,7 @@ async def test_news_of_no_task_or_of_another_providers_task_is_404(world: World)
     assert world.tasks.asked == []
 
 
-async def test_a_sender_without_a_key_name_speaks_only_for_its_own_tasks(world: World) -> None:
+async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(world: World) -> None:
     world.tasks.answer = TaskReply("task_a", world.account_id)
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
     world.change(callback_secrets=lambda name: secrets.get(name, ()))
@@ -101,13 +101,13 @@ async def test_a_sender_without_a_key_name_speaks_only_for_its_own_tasks(world: 
     assert len(world.tasks.asked) == 1
 
 
-async def test_without_any_secret_the_door_is_shut(stage: Stage) -> None:
+async def test_without_any_secret_callbacks_are_refused(stage: Stage) -> None:
     stage.change(callback_secrets=lambda name: ("",))
     response = await tell(stage, news(), signature="t=1,v1=" + "0" * 64)
     await stage.refused(response, 503, "provider_not_configured")
 
 
-async def test_what_the_task_refuses_reaches_the_sender(world: World) -> None:
+async def test_a_refusal_by_the_task_reaches_the_sender(world: World) -> None:
     world.tasks.answer = Refusal(code="task_not_found", message="No such task.")
     await world.add_task(world.task("task_a"))
     await world.refused(await tell(world, news()), 404, "task_not_found")

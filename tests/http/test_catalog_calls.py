@@ -81,7 +81,7 @@ async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> No
     assert await (await stage.call("GET", "/v1/models/reel")).get_json() == model
 
 
-async def test_a_deprecated_model_is_listed_as_such_and_still_sold(stage: Stage) -> None:
+async def test_a_deprecated_model_is_listed_and_can_run(stage: Stage) -> None:
     put(stage, catalog_of(MODEL + 'status = "deprecated"\n'))
     stage.know_key()
     stage.accounts.answer = accept
@@ -106,7 +106,7 @@ async def test_a_disabled_model_is_listed_and_neither_quoted_nor_run(world: Worl
     assert world.accounts.asked == []
 
 
-async def test_an_input_without_a_price_is_refused_for_good(world: World) -> None:
+async def test_an_input_without_a_price_is_refused_without_retry(world: World) -> None:
     world.know_key()
     put(world, catalog_of(MODEL.replace(SMALL, "")))
     body = {"model": "reel", "input": {}}
@@ -137,7 +137,7 @@ CHANGES: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize("change", sorted(CHANGES))
-async def test_a_live_quote_is_honoured_after_catalog_changes(stage: Stage, change: str) -> None:
+async def test_a_live_quote_is_valid_after_catalog_changes(stage: Stage, change: str) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     put(stage, catalog_of())
@@ -151,7 +151,7 @@ async def test_a_live_quote_is_honoured_after_catalog_changes(stage: Stage, chan
     assert command.terms.catalog_version == promised["catalog_version"]
 
 
-async def test_without_a_quote_the_price_of_today_holds(stage: Stage) -> None:
+async def test_without_a_quote_the_current_price_applies(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     put(stage, catalog_of(CHANGES["dearer"][0]), past=catalog_of())
@@ -159,7 +159,7 @@ async def test_without_a_quote_the_price_of_today_holds(stage: Stage) -> None:
     assert (await response.get_json())["estimated_cost"]["credits"] == "0.432"
 
 
-async def test_a_quote_of_a_lost_catalog_is_honoured_if_the_input_is_unchanged(
+async def test_a_quote_of_a_deleted_catalog_needs_the_same_input(
     world: World,
 ) -> None:
     world.know_key()
@@ -173,7 +173,7 @@ async def test_a_quote_of_a_lost_catalog_is_honoured_if_the_input_is_unchanged(
     await world.refused(await world.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
 
 
-async def test_a_quote_for_what_is_no_task_does_not_make_it_one(world: World) -> None:
+async def test_a_quote_does_not_make_a_model_run_as_a_task(world: World) -> None:
     world.know_key()
     sync = catalog_of(MODEL.replace('"async"', '"sync"'))
     put(world, sync)

@@ -50,9 +50,7 @@ def told(peer: str | None, *lines: str, header: ProxyHeader = "X-Forwarded-For")
         ("not an address", [CLIENT], "None"),
     ],
 )
-def test_the_right_most_hop_that_is_no_proxy_of_ours_is_the_client(
-    peer: str | None, lines: list[str], client: str
-) -> None:
+def test_the_right_most_untrusted_hop_is_the_client(peer: str | None, lines: list[str], client: str) -> None:
     assert told(peer, *lines) == client
 
 
@@ -78,7 +76,7 @@ def test_the_right_most_hop_that_is_no_proxy_of_ours_is_the_client(
         ([""], PROXY),
     ],
 )
-def test_the_standard_header_is_read_alike(lines: list[str], client: str) -> None:
+def test_the_forwarded_header_is_parsed(lines: list[str], client: str) -> None:
     assert told(PROXY, *lines, header="Forwarded") == client
 
 
@@ -86,7 +84,7 @@ HOPS = st.sampled_from([PROXY, CLAIMED, "10.0.0.1", "2001:db8:f::2", "unknown", 
 
 
 @given(st.lists(HOPS, max_size=6), st.sampled_from(["X-Forwarded-For", "Forwarded"]))
-def test_nothing_a_client_sends_moves_it_elsewhere(sent: list[str], header: ProxyHeader) -> None:
+def test_no_header_of_a_client_changes_its_address(sent: list[str], header: ProxyHeader) -> None:
     """A proxy appends who called it; whatever stood there before, that is the client, or the proxy itself."""
     claimed, added = ", ".join(sent), CLIENT if header == "X-Forwarded-For" else f"for={CLIENT}"
     assert told(PROXY, claimed, added, header=header) in {CLIENT, PROXY}
@@ -96,7 +94,7 @@ def test_nothing_a_client_sends_moves_it_elsewhere(sent: list[str], header: Prox
 
 
 @given(st.lists(st.text(max_size=60), max_size=3), st.sampled_from(["X-Forwarded-For", "Forwarded"]))
-def test_any_header_is_read_or_left_aside(lines: list[str], header: ProxyHeader) -> None:
+def test_any_header_is_parsed_or_ignored(lines: list[str], header: ProxyHeader) -> None:
     assert client_address(PROXY, lines, TRUSTED, header=header) is not None
     assert client_address(CLIENT, lines, TRUSTED, header=header) == parse_address(CLIENT)
 
@@ -111,5 +109,5 @@ def test_any_header_is_read_or_left_aside(lines: list[str], header: ProxyHeader)
         (None, "unknown"),
     ],
 )
-def test_an_origin_is_an_address_or_the_network_of_one_caller(address: str | None, origin: str) -> None:
+def test_an_origin_is_an_address_or_a_64_bit_network(address: str | None, origin: str) -> None:
     assert origin_of(parse_address(address)) == origin

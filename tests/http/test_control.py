@@ -49,7 +49,7 @@ async def issue(key: str, command: object) -> object:
     return CodeIssued(otp_id="otp_1", code="123456", expires_in_s=600)
 
 
-async def test_a_code_is_counted_drawn_and_mailed(stage: Stage) -> None:
+async def test_a_code_is_limited_generated_and_mailed(stage: Stage) -> None:
     stage.sign_ins.answer = issue
     response = await stage.call(
         "POST", OTP, json={"email": " Ada@EXAMPLE.com "}, scope_base={"client": ("192.0.2.7", 4711)}
@@ -64,7 +64,7 @@ async def test_a_code_is_counted_drawn_and_mailed(stage: Stage) -> None:
     assert stage.mailer.sent == [("ada@example.com", "123456", 600)]
 
 
-async def test_production_never_shows_a_code(stage: Stage) -> None:
+async def test_production_never_returns_a_code(stage: Stage) -> None:
     stage.sign_ins.answer = issue
     stage.configure(env="production")
     answer = await (await stage.call("POST", OTP, json={"email": "ada@example.com"})).get_json()
@@ -75,13 +75,13 @@ async def test_production_never_shows_a_code(stage: Stage) -> None:
     ("client", "key"),
     [("2001:db8:1:2:3::4", "origin:2001:db8:1:2::/64"), ("::ffff:192.0.2.7", "origin:192.0.2.7")],
 )
-async def test_one_caller_with_many_addresses_is_one_origin(stage: Stage, client: str, key: str) -> None:
+async def test_addresses_of_one_network_are_one_origin(stage: Stage, client: str, key: str) -> None:
     stage.sign_ins.answer = issue
     await stage.call("POST", OTP, json={"email": "ada@example.com"}, scope_base={"client": (client, 1)})
     assert stage.sign_ins.asked[0][0] == key
 
 
-async def test_a_claimed_origin_is_not_believed(stage: Stage) -> None:
+async def test_a_forwarded_header_of_a_client_is_ignored(stage: Stage) -> None:
     stage.sign_ins.answer = issue
     headers = {"Remote-Addr": "198.51.100.9", "X-Forwarded-For": "198.51.100.9"}
     await stage.call(
@@ -98,7 +98,7 @@ async def test_a_claimed_origin_is_not_believed(stage: Stage) -> None:
         ("Forwarded", {"Forwarded": "for=198.51.100.9", "X-Forwarded-For": "203.0.113.1"}, "198.51.100.9"),
     ],
 )
-async def test_a_trusted_proxy_says_who_called(
+async def test_a_trusted_proxy_names_the_client(
     stage: Stage, header: str, sent: dict[str, str], origin: str
 ) -> None:
     stage.sign_ins.answer = issue
@@ -113,7 +113,7 @@ async def test_a_trusted_proxy_says_who_called(
 
 
 @pytest.mark.parametrize("email", ["nobody", "", 5, None, ["a@example.com"], "a@example.com\r\nBcc: b@example.com"])
-async def test_a_malformed_address_is_refused_before_anyone_is_asked(stage: Stage, email: object) -> None:
+async def test_a_malformed_address_is_refused_without_asking_an_actor(stage: Stage, email: object) -> None:
     error = await stage.refused(await stage.call("POST", OTP, json={"email": email}), 400, "invalid_email")
     assert error["param"] == "email"
     assert stage.sign_ins.asked == []
@@ -126,7 +126,7 @@ async def test_limits_of_sign_in_reach_the_caller(stage: Stage) -> None:
     assert response.headers["Retry-After"] == "17"
 
 
-async def test_mail_that_fails_says_only_that(stage: Stage) -> None:
+async def test_a_mail_fault_is_reported_without_detail(stage: Stage) -> None:
     stage.sign_ins.answer = issue
     stage.mailer.fault = MailFault("the host said no")
     error = await stage.refused(
@@ -136,13 +136,13 @@ async def test_mail_that_fails_says_only_that(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("otp", ["12345", "1234567", "12345a", "１２３４５６", " 123456", ""])
-async def test_a_code_that_cannot_be_one_costs_no_try(stage: Stage, otp: str) -> None:
+async def test_a_malformed_code_is_not_counted_as_an_attempt(stage: Stage, otp: str) -> None:
     body = {"email": "ada@example.com", "otp_id": "otp_1", "otp": otp}
     error = await stage.refused(await stage.call("POST", VERIFY, json=body), 400, "invalid_parameter")
     assert (error["param"], stage.sign_ins.asked) == ("otp", [])
 
 
-async def test_a_made_up_code_id_wakes_nobody(stage: Stage) -> None:
+async def test_an_invented_code_id_starts_no_actor(stage: Stage) -> None:
     pepper = stage.deps.settings.otp_pepper
     real = new_otp_id(pepper, "ada@example.com")
     altered = real[:-1] + ("0" if real[-1] != "0" else "1")
@@ -153,7 +153,7 @@ async def test_a_made_up_code_id_wakes_nobody(stage: Stage) -> None:
     assert stage.sign_ins.asked == []
 
 
-async def test_a_right_code_opens_a_session(world: World) -> None:
+async def test_a_correct_code_creates_a_session(world: World) -> None:
     at = world.now + timedelta(hours=24)
     world.sign_ins.answer = SignedIn(world.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
     otp_id = new_otp_id(world.deps.settings.otp_pepper, "ada@example.com")
@@ -189,7 +189,7 @@ async def test_a_right_code_opens_a_session(world: World) -> None:
     }
 
 
-async def test_the_session_tells_who_is_signed_in(world: World) -> None:
+async def test_the_session_shows_its_account_and_user(world: World) -> None:
     assert await (await world.as_session("GET", "/v2/control/session")).get_json() == {
         "account_id": world.account_id,
         "email": f"{world.account_id}@example.com",
@@ -213,7 +213,7 @@ async def test_the_session_tells_who_is_signed_in(world: World) -> None:
         ("DELETE", "/v2/control/api-keys/key_1"), ("POST", RECHARGE), ("GET", "/v2/usage/logs"),
     ],
 )  # fmt: skip
-async def test_every_control_route_wants_a_live_session(world: World, method: str, path: str) -> None:
+async def test_every_control_route_requires_a_live_session(world: World, method: str, path: str) -> None:
     async def call(authorization: str | None) -> Any:
         return await world.call(method, path, headers={"Authorization": authorization} if authorization else {})
 
@@ -229,7 +229,7 @@ async def test_every_control_route_wants_a_live_session(world: World, method: st
     await world.refused(await call("Bearer hst_" + "D" * 43), 401, "invalid_session")
 
 
-async def test_signing_out_is_the_actors_doing(world: World) -> None:
+async def test_signing_out_is_a_command_of_the_account(world: World) -> None:
     world.accounts.answer = SignedOut(session_id=world.session_id)
     answer = await (await world.as_session("DELETE", "/v2/control/session")).get_json()
     assert answer == {"session_id": world.session_id, "signed_out": True}
@@ -247,14 +247,14 @@ async def test_readiness_names_what_is_missing(world: World) -> None:
     assert answer["checks"] == {"has_api_key": True, "has_writable_key": False, "has_positive_balance": False}
 
 
-async def test_credit_that_is_held_makes_nobody_ready(world: World) -> None:
+async def test_held_credit_does_not_count_for_readiness(world: World) -> None:
     await world.write(tables.accounts.update().values(balance_micro=240_000, held_micro=240_000))
     answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
     assert (answer["ready"], answer["checks"]["has_positive_balance"]) == (False, False)
     assert answer["suggested_next_actions"] == ["add_credit"]
 
 
-async def test_readiness_names_a_way_to_credit_that_is_open(world: World) -> None:
+async def test_readiness_names_an_available_way_to_add_credit(world: World) -> None:
     async def way() -> object:
         answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
         return answer["routes"].get("add_credit")
@@ -266,14 +266,14 @@ async def test_readiness_names_a_way_to_credit_that_is_open(world: World) -> Non
     assert await way() == f"{world.public_url}/v2/control/payments/cardprovider"
 
 
-async def test_a_read_costs_one_trip_to_the_database(world: World) -> None:
+async def test_a_request_takes_one_read(world: World) -> None:
     for path in ("/v2/control/session", "/v2/control/first-call", "/v2/control/account", "/v2/control/api-keys"):
         world.rows.reads = 0
         assert (await world.as_session("GET", path)).status_code == 200
         assert world.rows.reads == 1
 
 
-async def test_a_keys_secret_is_shown_once_and_only_its_hash_travels(world: World) -> None:
+async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(world: World) -> None:
     async def create(key: str, command: object) -> ApiKeyCreated:
         assert isinstance(command, CreateApiKey)
         return ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, world.now)
@@ -298,7 +298,7 @@ async def test_unknown_scopes_are_refused(world: World, scopes: object) -> None:
     await world.refused(response, 400, "invalid_parameter")
 
 
-async def test_only_ones_own_keys_can_be_revoked(world: World) -> None:
+async def test_only_the_accounts_own_keys_can_be_revoked(world: World) -> None:
     await world.add_key(world.other_account_id, "key_other")
     path = "/v2/control/api-keys/"
     await world.refused(await world.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
@@ -308,7 +308,7 @@ async def test_only_ones_own_keys_can_be_revoked(world: World) -> None:
     assert world.accounts.asked == [(world.account_id, RevokeApiKey(world.key_id))]
 
 
-async def test_revoking_a_revoked_key_tells_when_that_was(world: World) -> None:
+async def test_revoking_a_revoked_key_returns_the_time_of_revocation(world: World) -> None:
     await world.write(tables.api_keys.update().values(revoked_at=world.now))
     answer = await (await world.as_session("DELETE", f"/v2/control/api-keys/{world.key_id}")).get_json()
     assert answer == {"api_key_id": world.key_id, "revoked_at": "2026-11-20T12:00:00.000Z"}
@@ -319,7 +319,7 @@ def recharged(world: World) -> Recharged:
     return Recharged("op_1", 2_500_000, AccountSummary(world.account_id, 12_500_000, 240_000))
 
 
-async def test_sandbox_credit_is_the_actors_doing(world: World) -> None:
+async def test_sandbox_credit_is_a_command_of_the_account(world: World) -> None:
     world.accounts.answer = recharged(world)
     response = await world.as_session(
         "POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": '"one two"'}
@@ -349,19 +349,19 @@ async def test_sandbox_credit_is_the_actors_doing(world: World) -> None:
     [10, 1.5, True, None, [], "", "0", "0.00", "-1", "+1", "1e3", " 1", "1 ", "1.", ".5", "01", "1,5", "0.0000001",
      "1_0", "NaN", "Infinity", "0x10", "١", "100000000000000000000", "10000000000.00"],
 )  # fmt: skip
-async def test_odd_amounts_are_refused(world: World, amount: object) -> None:
+async def test_invalid_amounts_are_refused(world: World, amount: object) -> None:
     response = await world.as_session("POST", RECHARGE, json={"amount": amount})
     error = await world.refused(response, 400, "invalid_amount")
     assert (error["param"], world.accounts.asked) == ("amount", [])
 
 
 @pytest.mark.parametrize("key", ["", '""', "x" * 256, "sch\u00f6n", "a\tb"])
-async def test_odd_idempotency_keys_are_refused(world: World, key: str) -> None:
+async def test_invalid_idempotency_keys_are_refused(world: World, key: str) -> None:
     response = await world.as_session("POST", RECHARGE, json={"amount": "1"}, headers={"Idempotency-Key": key})
     await world.refused(response, 400, "invalid_idempotency_key")
 
 
-async def test_a_replay_says_that_it_is_one(world: World) -> None:
+async def test_a_replay_is_marked(world: World) -> None:
     world.accounts.answer = Replayed(recharged(world))
     response = await world.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
     assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
@@ -371,7 +371,7 @@ async def test_a_replay_says_that_it_is_one(world: World) -> None:
     assert response.headers["Idempotent-Replayed"] == "true"
 
 
-async def test_a_call_refused_today_still_repeats_what_was_accepted_before(world: World) -> None:
+async def test_a_replay_is_returned_even_if_the_request_would_be_refused(world: World) -> None:
     world.configure(sandbox_enabled=False)
     stored = msgspec.json.encode(recharged(world))
     values = {

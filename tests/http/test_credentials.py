@@ -28,7 +28,7 @@ def test_one_changed_character_breaks_the_checksum() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_scheme_is_read_in_any_case(scheme: str) -> None:
+def test_the_scheme_is_case_insensitive(scheme: str) -> None:
     assert read_bearer([f"{scheme} {TOKEN}"], "session") == Bearer("session", digest(TOKEN))
     assert read_bearer([f"{scheme}  {KEY}"], "api_key") == Bearer("api_key", digest(KEY))
     assert read_bearer([f"{scheme} {KEY}"], None) == Bearer("api_key", digest(KEY))
@@ -56,13 +56,13 @@ def test_the_scheme_is_read_in_any_case(scheme: str) -> None:
         ([f"Bearer {KEY[:-1]}"], "api_key", "invalid_api_key"),
     ],
 )
-def test_what_is_no_credential_of_the_kind(headers: list[str], wanted: str, code: str) -> None:
+def test_malformed_and_wrong_credentials_are_refused(headers: list[str], wanted: str, code: str) -> None:
     refused = read_bearer(headers, wanted)  # type: ignore[arg-type]  # a table of words
     assert isinstance(refused, Refusal)
     assert refused.code == code
 
 
-def test_the_cache_forgets_what_was_not_used_longest() -> None:
+def test_the_cache_evicts_the_least_recently_used_key() -> None:
     cache = KeyCache(entries_max=2)
     for name in ("a", "b"):
         cache.put(name.encode(), KnownKey("acct_1", name))
@@ -81,7 +81,7 @@ def test_the_cache_forgets_what_was_not_used_longest() -> None:
         ("o'brien@mail.example.co.uk", "o'brien@mail.example.co.uk"),
     ],
 )
-def test_addresses_get_one_spelling(text: str, normal: str) -> None:
+def test_addresses_are_normalised(text: str, normal: str) -> None:
     assert normalise_email(text) == normal
 
 
@@ -97,5 +97,5 @@ def test_addresses_get_one_spelling(text: str, normal: str) -> None:
         "ada@example.com, eve@example.com", "ada\u202e@example.com", "<ada@example.com>",
     ],
 )  # fmt: skip
-def test_what_could_not_be_written_to_is_refused(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     assert normalise_email(text) is None

@@ -113,7 +113,7 @@ def test_each_row(code: str) -> None:
     assert (headers.get("WWW-Authenticate") == "Bearer") == (code in BEARER)
 
 
-def test_lack_of_credit_says_how_much() -> None:
+def test_insufficient_credit_has_both_amounts() -> None:
     refusal = Refusal(
         code="insufficient_credit", message="Too little.", required_micro=240_000, available_micro=-1_500_000
     )
@@ -122,12 +122,12 @@ def test_lack_of_credit_says_how_much() -> None:
     assert (status, error["required"], error["available"]) == (402, "0.24", "-1.50")
 
 
-def test_a_provider_that_refused_is_quoted_by_its_code_alone() -> None:
+def test_a_provider_refusal_has_the_providers_code_only() -> None:
     _, body, _ = error_answer(Refusal(code="provider_rejected", message="No.", provider_code="amount_odd"), "req_1")
     assert msgspec.json.decode(body)["error"]["provider_code"] == "amount_odd"
 
 
-def test_a_refusal_may_name_its_own_wait_and_finality() -> None:
+def test_a_refusal_may_have_its_own_retry_time_and_finality() -> None:
     _, _, headers = error_answer(
         Refusal(code="otp_rate_limited", message="Wait.", retry_after_s=1200, final=True), "req_1"
     )

@@ -66,7 +66,7 @@ async def plant(world: World, *, attempts: int = 0, **columns: Any) -> list[str]
     return [row.event_id for row in rows]
 
 
-async def test_events_are_told_newest_first_each_with_its_attempts(world: World) -> None:
+async def test_events_are_listed_newest_first_with_their_attempts(world: World) -> None:
     _, newer = await plant(world, attempts=2)
     await world.write(tables.outbox.update().values(attempts=2))
     told = (await (await world.as_key("GET", EVENTS)).get_json())["data"]
@@ -90,7 +90,7 @@ async def test_events_are_told_newest_first_each_with_its_attempts(world: World)
     }  # fmt: skip
 
 
-async def test_a_task_nobody_listens_to_has_no_events_and_a_task_of_others_is_none(world: World) -> None:
+async def test_tasks_without_webhook_have_no_events(world: World) -> None:
     await world.add_task(world.task())
     assert await (await world.as_key("GET", EVENTS)).get_json() == {"data": []}
     await world.write(tables.tasks.update().values(account_id=world.other_account_id))
@@ -98,7 +98,7 @@ async def test_a_task_nobody_listens_to_has_no_events_and_a_task_of_others_is_no
         await world.refused(await world.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
 
 
-async def test_an_event_is_sent_again_at_its_owners_word_only(world: World) -> None:
+async def test_only_the_owner_can_resend_an_event(world: World) -> None:
     event_id, _ = await plant(world, status="given_up", due_at=None, done_at=world.now, reason="not taken in time")
     desk: Any = world.deps.events
     answer = await world.as_key("POST", f"{EVENTS}/{event_id}/resend")
@@ -118,7 +118,7 @@ async def test_an_event_is_sent_again_at_its_owners_word_only(world: World) -> N
     assert len(desk.sent_again) == 1
 
 
-async def test_the_secret_is_the_accounts_own_and_is_replaced_by_the_next_one(world: World) -> None:
+async def test_the_webhook_secret_belongs_to_the_account_and_rotates(world: World) -> None:
     first = await (await world.as_session("GET", SECRET)).get_json()
     assert first["secret"].startswith("whsec_")
     assert (first["rotated_at"], first["previous_valid_until"]) == (None, None)
@@ -151,7 +151,7 @@ async def accept(key: str, command: Any) -> TaskAccepted:
         ({"webhook_url": None}, None),
     ],
 )
-async def test_the_kinds_a_task_will_announce_are_fixed_on_create(
+async def test_the_event_kinds_are_fixed_on_create(
     stage: Stage, extra: dict[str, Any], kinds: tuple[str, ...] | None
 ) -> None:
     stage.know_key()
@@ -176,7 +176,7 @@ async def test_the_kinds_a_task_will_announce_are_fixed_on_create(
         ({"webhook_url": "https://user:pw@example.com/"}, "webhook_url"),
     ],
 )
-async def test_what_could_not_be_announced_is_refused_on_create(
+async def test_invalid_webhook_settings_are_refused_on_create(
     world: World, extra: dict[str, Any], param: str
 ) -> None:
     world.configure(webhook_local_allowed=False)
@@ -185,7 +185,7 @@ async def test_what_could_not_be_announced_is_refused_on_create(
     assert error["param"] == param
 
 
-async def test_a_retry_announces_what_the_first_task_did(world: World) -> None:
+async def test_a_retry_has_the_webhook_settings_of_the_first_task(world: World) -> None:
     task = ended(world)
     request = msgspec.structs.replace(task.request, webhook_events=("task.failed",))
     await world.add_task(msgspec.structs.replace(task, request=request))
@@ -196,7 +196,7 @@ async def test_a_retry_announces_what_the_first_task_did(world: World) -> None:
     assert (command.webhook_url, command.webhook_events) == (URL, ("task.failed",))
 
 
-async def test_the_body_shows_the_task_as_a_read_does_but_for_its_progress(world: World) -> None:
+async def test_the_event_body_is_the_task_without_its_progress(world: World) -> None:
     task = ended(world)
     await world.add_task(task)
     [row, _] = new_event_rows(msgspec.structs.replace(task, status="processing"), task)

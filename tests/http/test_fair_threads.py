@@ -35,7 +35,7 @@ async def test_callers_take_turns() -> None:
     assert len(order) == 6
 
 
-async def test_too_much_of_one_caller_is_refused_and_others_are_served() -> None:
+async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> None:
     threads, gate = FairThreads(threads_max=2, waiting_per_caller_max=2), threading.Event()
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -49,7 +49,7 @@ async def test_too_much_of_one_caller_is_refused_and_others_are_served() -> None
         assert await threads.run("greedy", lambda: "served") == "served"
 
 
-async def test_what_a_caller_leaves_behind_is_forgotten() -> None:
+async def test_a_caller_without_jobs_takes_no_memory() -> None:
     threads = FairThreads()
     with trio.fail_after(20):
         with trio.CancelScope() as scope:

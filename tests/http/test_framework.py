@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OTP = "/v2/control/auth/otp"
 
 
-async def test_every_answer_has_a_fresh_request_id_of_ours(stage: Stage) -> None:
+async def test_every_response_has_a_new_request_id(stage: Stage) -> None:
     first = await stage.call("GET", "/healthz", headers={"X-Request-Id": "req_mine"})
     second = await stage.call("GET", "/nowhere")
     ids = [first.headers["X-Request-Id"], second.headers["X-Request-Id"]]
@@ -25,7 +25,7 @@ async def test_every_answer_has_a_fresh_request_id_of_ours(stage: Stage) -> None
     assert ids[0] != ids[1]
 
 
-async def test_unknown_paths_are_told_in_the_error_shape(stage: Stage) -> None:
+async def test_unknown_paths_are_404_and_named(stage: Stage) -> None:
     for path in ("/", "/v2", "/v2/", "/v2/quote/", "/v2//models", "/v1/models/", "/%00", "/v2/task/a/b/c"):
         error = await stage.refused(await stage.call("GET", path), 404, "route_not_found")
         assert error["type"] == "not_found_error"
@@ -44,13 +44,13 @@ async def test_unknown_paths_are_told_in_the_error_shape(stage: Stage) -> None:
         ("DELETE", "/v2/task/creates", "GET, HEAD, OPTIONS"),
     ],
 )
-async def test_a_wrong_method_is_told_which_are_right(stage: Stage, method: str, path: str, allow: str) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(stage: Stage, method: str, path: str, allow: str) -> None:
     response = await stage.call(method, path)
     await stage.refused(response, 405, "method_not_allowed")
     assert response.headers["Allow"] == allow
 
 
-async def test_options_names_the_methods_and_has_no_body(stage: Stage) -> None:
+async def test_options_returns_the_methods_without_a_body(stage: Stage) -> None:
     response = await stage.call("OPTIONS", "/v2/control/api-keys")
     assert response.status_code == 204
     assert {each.strip() for each in response.headers["Allow"].split(",")} == {"GET", "HEAD", "OPTIONS", "POST"}
@@ -68,7 +68,7 @@ async def test_options_names_the_methods_and_has_no_body(stage: Stage) -> None:
         (ExceptionGroup("several", [Overloaded("full", retry_after_s=4.0)]), "overloaded", "4"),
     ],
 )
-async def test_faults_callers_may_meet_are_503_and_say_when_to_return(
+async def test_expected_faults_are_503_with_retry_after(
     stage: Stage, fault: Exception, code: str, retry_after: str
 ) -> None:
     stage.sign_ins.answer = fault
@@ -85,7 +85,7 @@ async def test_faults_callers_may_meet_are_503_and_say_when_to_return(
         AssertionError("the secret is hunter2"),
     ],
 )
-async def test_what_nobody_expected_is_500_without_detail(stage: Stage, fault: Exception) -> None:
+async def test_unexpected_faults_are_500_without_detail(stage: Stage, fault: Exception) -> None:
     stage.sign_ins.answer = fault
     response = await stage.call("POST", OTP, json={"email": "ada@example.com"})
     error = await stage.refused(response, 500, "internal_error")
@@ -93,14 +93,14 @@ async def test_what_nobody_expected_is_500_without_detail(stage: Stage, fault: E
     assert "Retry-After" not in response.headers
 
 
-async def test_a_refusal_without_a_row_in_the_table_is_a_bug_not_an_answer(stage: Stage) -> None:
+async def test_a_code_without_a_row_is_a_500(stage: Stage) -> None:
     from holdfast.ledger.refusals import Refusal
 
     stage.sign_ins.answer = Refusal(code="never_heard_of", message="?")
     await stage.refused(await stage.call("POST", OTP, json={"email": "ada@example.com"}), 500, "internal_error")
 
 
-async def test_a_body_above_the_limit_is_413_whether_or_not_it_says_so(stage: Stage) -> None:
+async def test_a_body_above_the_limit_is_413_with_or_without_a_length(stage: Stage) -> None:
     stage.configure(body_bytes_max=1000)
     big = b'{"email": "' + b"a" * 2000 + b'"}'
     headers = {"Content-Type": "application/json"}
@@ -111,7 +111,7 @@ async def test_a_body_above_the_limit_is_413_whether_or_not_it_says_so(stage: St
     assert b'"code":"request_too_large"' in answer
 
 
-async def test_a_body_above_every_limit_that_does_not_say_so_is_413(stage: Stage) -> None:
+async def test_a_chunked_body_above_every_limit_is_413(stage: Stage) -> None:
     part = b"10000\r\n" + b"a" * 65536 + b"\r\n"
     count = stage.deps.settings.body_bytes_max // 65536 + 1
     answer = await _chunked(stage, part * count + b"0\r\n\r\n")
@@ -120,9 +120,7 @@ async def test_a_body_above_every_limit_that_does_not_say_so_is_413(stage: Stage
 
 
 @pytest.mark.parametrize(("target", "status"), [(b"/v2/nowhere", b"404"), (b"/v2/task/create", b"401")])
-async def test_a_connection_serves_on_after_an_answer_that_came_before_the_body(
-    stage: Stage, target: bytes, status: bytes
-) -> None:
+async def test_a_connection_is_reused_after_an_early_response(stage: Stage, target: bytes, status: bytes) -> None:
     heads, body = _request(b"POST", target, b"localhost", b"{" * 200_000).split(b"\r\n\r\n")
     with trio.fail_after(10):
         async with stage.serving() as base, await _connect(base) as stream:
@@ -134,7 +132,7 @@ async def test_a_connection_serves_on_after_an_answer_that_came_before_the_body(
             assert (await _answer(stream)).split()[1] == b"200"
 
 
-async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connection_closed(
+async def test_a_missing_body_closes_the_connection(
     stage: Stage,
 ) -> None:
     heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
@@ -147,7 +145,7 @@ async def test_a_body_that_does_not_come_is_waited_for_a_moment_and_its_connecti
             assert await stream.receive_some() == b""
 
 
-async def test_a_connection_left_idle_after_an_answer_is_closed(stage: Stage) -> None:
+async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> None:
     async with stage.serving(idle_timeout_s=0.05) as base:
         stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
         async with stream:
@@ -158,7 +156,7 @@ async def test_a_connection_left_idle_after_an_answer_is_closed(stage: Stage) ->
     assert told.endswith(b'{"status":"alive"}')
 
 
-async def test_an_idle_connection_does_not_hold_up_the_end(stage: Stage) -> None:
+async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
     with trio.fail_after(60):
         async with stage.serving(idle_timeout_s=3600, finish_requests_s=3600) as base:
             stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
@@ -186,7 +184,7 @@ async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: 
     [b"//metrics", b"/%6detrics", b"/%6Detrics", b"/./metrics", b"/x/../metrics", b"/x/..%2fmetrics",
      b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61"],
 )  # fmt: skip
-async def test_a_path_that_is_not_in_its_normal_form_is_nowhere(stage: Stage, target: bytes) -> None:
+async def test_a_path_that_is_not_in_normal_form_is_404(stage: Stage, target: bytes) -> None:
     with trio.fail_after(5):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
@@ -195,7 +193,7 @@ async def test_a_path_that_is_not_in_its_normal_form_is_nowhere(stage: Stage, ta
 
 
 @pytest.mark.parametrize("target", [b"http://localhost/metrics", b"?", b"http://[", b"*", b"metrics", b"/a#b"])
-async def test_a_target_that_is_no_path_is_refused_in_the_error_shape(stage: Stage, target: bytes) -> None:
+async def test_a_target_that_is_not_a_path_is_400(stage: Stage, target: bytes) -> None:
     with trio.fail_after(5):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
@@ -212,7 +210,7 @@ async def test_a_models_id_may_have_an_encoded_slash(stage: Stage) -> None:
     assert b'"id":"studio/image-1"' in answer
 
 
-async def test_a_caller_that_hangs_up_ends_its_handler_and_nothing_else(stage: Stage) -> None:
+async def test_a_disconnect_cancels_its_handler_only(stage: Stage) -> None:
     entered, left = trio.Event(), trio.Event()
 
     async def wait(key: str, command: object) -> None:
@@ -237,7 +235,7 @@ async def test_a_caller_that_hangs_up_ends_its_handler_and_nothing_else(stage: S
 @pytest.mark.parametrize(
     "host", [b"", b"a b", b"evil.example/..", b"[::1", b"x" * 300, b"a@b", b"\xe4mple", b"a:b:c", b"localhost"]
 )
-async def test_an_odd_host_header_never_breaks_an_answer(stage: Stage, host: bytes) -> None:
+async def test_an_invalid_host_header_never_causes_a_500(stage: Stage, host: bytes) -> None:
     with trio.fail_after(5):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", b"/v2/models", host))
@@ -250,7 +248,7 @@ async def test_an_odd_host_header_never_breaks_an_answer(stage: Stage, host: byt
     [b"/v2/models?a=%ff%fe", b"/%ff", b"/v1/models/%00", b"/v1/models/..%2f..%2fetc", b"http://evil.example/v2/models",
      b"/v2/models?" + b"a=1&" * 500, b"*", b"/v2/assets/x?exp=1&sig=%00"],
 )  # fmt: skip
-async def test_an_odd_target_is_answered_in_good_order(stage: Stage, target: bytes) -> None:
+async def test_unusual_targets_never_cause_a_500(stage: Stage, target: bytes) -> None:
     with trio.fail_after(5):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
@@ -258,7 +256,7 @@ async def test_an_odd_target_is_answered_in_good_order(stage: Stage, target: byt
     assert b"x-request-id: req_" in answer.lower(), answer[:300]
 
 
-async def test_head_tells_the_length_of_the_body_it_leaves_out(stage: Stage) -> None:
+async def test_head_has_the_length_of_the_omitted_body(stage: Stage) -> None:
     whole = await (await stage.call("GET", "/v2/models")).get_data()
     with trio.fail_after(5):
         async with stage.serving() as base:

@@ -77,7 +77,7 @@ async def test_readiness_is_503_until_every_part_works(stage: Stage) -> None:
     }  # fmt: skip
 
 
-async def test_one_provider_that_is_down_is_named_and_stops_nothing(stage: Stage) -> None:
+async def test_one_provider_that_is_down_does_not_end_readiness(stage: Stage) -> None:
     class Health:
         async def readiness(self) -> Readiness:
             return Readiness(database=True, tree=True, providers={"studio": "down", "box": "unknown"})
@@ -90,7 +90,7 @@ async def test_one_provider_that_is_down_is_named_and_stops_nothing(stage: Stage
     assert answer["provider_states"] == {"studio": "down", "box": "unknown"}
 
 
-async def test_counters_are_text(stage: Stage) -> None:
+async def test_metrics_are_text(stage: Stage) -> None:
     response = await stage.call("GET", "/metrics")
     assert response.headers["Content-Type"].startswith("text/plain")
     assert await response.get_data() == b"# counters\n"

@@ -29,7 +29,7 @@ def count(value: Any) -> int:
 
 
 @given(VALUES, st.integers(1, 40), st.booleans())
-def test_no_body_holds_more_than_was_counted(value: Any, values_max: int, is_spelled_out: bool) -> None:
+def test_no_body_has_more_values_than_counted(value: Any, values_max: int, is_spelled_out: bool) -> None:
     raw = json.dumps(value, ensure_ascii=is_spelled_out).encode()
     size = json_size(raw, values_max)
     real = count(value)
@@ -41,7 +41,7 @@ def test_no_body_holds_more_than_was_counted(value: Any, values_max: int, is_spe
         assert size.containers_count <= raw.count(b"[") + raw.count(b"{")
 
 
-def test_prose_is_one_value_however_many_commas_it_has() -> None:
+def test_commas_inside_a_string_do_not_count() -> None:
     prose = 'one, two: [three], {four}, "five\\" \\\\' * 5000
     size = json_size(json.dumps({"input": {"prompt": prose}}).encode(), 100)
     assert size is not None
@@ -60,7 +60,7 @@ def test_prose_is_one_value_however_many_commas_it_has() -> None:
     ],
     ids=["objects", "strings", "keys", "depth", "unended", "escaped"],
 )
-def test_many_small_values_are_refused_before_any_is_made(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_values_are_refused_before_decoding(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     class Unused:
         def decode(self, text: str) -> object:
             raise AssertionError("decoded")

@@ -9,7 +9,7 @@ from holdfast.http.kit.credentials import KeyCache, KnownKey
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def test_a_use_is_due_once_a_minute_for_each_key() -> None:
+def test_a_keys_use_is_recorded_once_a_minute() -> None:
     cache = KeyCache()
     moments = [NOON, NOON + timedelta(seconds=59), NOON + timedelta(seconds=60), NOON + timedelta(seconds=61)]
 
@@ -17,7 +17,7 @@ def test_a_use_is_due_once_a_minute_for_each_key() -> None:
     assert cache.is_use_due(b"other", moments[-1])
 
 
-def test_the_oldest_keys_are_let_go() -> None:
+def test_the_least_recently_used_keys_are_evicted() -> None:
     cache = KeyCache(entries_max=2)
     for name in (b"a", b"b", b"c"):
         cache.put(name, KnownKey("acct_1", name.decode()))

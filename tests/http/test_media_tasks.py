@@ -49,7 +49,7 @@ async def test_a_quote_writes_nothing_and_adds_up(stage: Stage) -> None:
     }  # fmt: skip
 
 
-async def test_the_price_of_a_unit_is_an_amount_and_always_there(stage: Stage) -> None:
+async def test_unit_price_is_always_an_amount(stage: Stage) -> None:
     async def price_of(model: str, **wanted: object) -> object:
         return (await quote(stage, {"model": model, "input": wanted}))["estimate"]["unit_price"]
 
@@ -60,7 +60,7 @@ async def test_the_price_of_a_unit_is_an_amount_and_always_there(stage: Stage) -
     assert await price_of("gateway/chat-1", messages=message) == "1.80"
 
 
-async def test_results_handed_on_have_their_final_urls(world: World) -> None:
+async def test_results_not_hosted_here_have_their_final_urls(world: World) -> None:
     item = OutputItem(position=0, url="https://elsewhere.example/a.png")
     task = world.task("task_a")
     for status, is_ready in (("succeeded", True), ("failed", False)):
@@ -73,7 +73,7 @@ async def test_results_handed_on_have_their_final_urls(world: World) -> None:
         assert answer["hosting"]["final_url_ready"] is is_ready
 
 
-async def test_a_credential_that_opens_something_binds_the_quote(world: World) -> None:
+async def test_a_valid_credential_binds_the_quote(world: World) -> None:
     async def account_of(token: str) -> object:
         return (await quote(world, headers={"Authorization": f"Bearer {token}"}))["account_id"]
 
@@ -91,14 +91,14 @@ async def test_a_credential_that_opens_something_binds_the_quote(world: World) -
         ({"model": "studio/image-1"}, 400, "missing_parameter", "input"),
     ],
 )
-async def test_what_cannot_be_priced(
+async def test_inputs_that_cannot_be_priced_are_refused(
     stage: Stage, body: dict[str, Any], status: int, code: str, param: str | None
 ) -> None:
     error = await stage.refused(await stage.call("POST", "/v2/quote", json=body), status, code)
     assert param is None or error["param"] == param
 
 
-async def test_creating_with_a_known_key_reads_no_row(stage: Stage) -> None:
+async def test_creating_with_a_cached_key_reads_no_row(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
@@ -131,7 +131,7 @@ async def test_a_key_seen_for_the_first_time_is_read_once(world: World) -> None:
     assert world.rows.reads == 1
 
 
-async def test_create_wants_a_live_writing_key(world: World) -> None:
+async def test_create_requires_a_live_key_that_may_write(world: World) -> None:
     reader = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
     gone = await world.add_key(world.account_id, "key_gone", revoked_at=world.now)
 
@@ -148,14 +148,14 @@ async def test_create_wants_a_live_writing_key(world: World) -> None:
         await world.refused(await call(world.key.secret), status, code)
 
 
-async def test_the_use_of_a_key_is_noted_once_a_minute(world: World) -> None:
+async def test_the_use_of_a_key_is_recorded_once_a_minute(world: World) -> None:
     for _ in range(3):
         await world.as_key("GET", "/v2/task/list")
 
     assert [(key, note.key_id) for key, note in world.accounts.told] == [(world.account_id, world.key_id)]
 
 
-async def test_lack_of_credit_is_402_with_both_amounts(stage: Stage) -> None:
+async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = Refusal(
         code="insufficient_credit", message="Too little.", required_micro=12_000, available_micro=0
@@ -164,7 +164,7 @@ async def test_lack_of_credit_is_402_with_both_amounts(stage: Stage) -> None:
     assert (error["required"], error["available"]) == ("0.012", "0.00")
 
 
-async def test_a_quoted_task_runs_by_its_quote(stage: Stage) -> None:
+async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     quoted = await quote(stage)
@@ -176,7 +176,7 @@ async def test_a_quoted_task_runs_by_its_quote(stage: Stage) -> None:
     assert command.terms.input_hash == quoted["input_hash"]
 
 
-async def test_a_quote_for_something_else_or_too_old_is_refused(world: World) -> None:
+async def test_mismatching_and_expired_quotes_are_refused(world: World) -> None:
     quoted = (await quote(world))["quote_id"]
     other = {"model": "studio/image-1", "input": {"prompt": "another"}, "quote_id": quoted}
     await world.refused(await world.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
@@ -190,7 +190,7 @@ async def test_a_quote_for_something_else_or_too_old_is_refused(world: World) ->
     assert world.accounts.asked == []
 
 
-async def test_what_was_accepted_is_replayed_though_the_quote_has_expired(world: World) -> None:
+async def test_a_replay_is_returned_after_the_quote_has_expired(world: World) -> None:
     body = {**POSTER, "quote_id": (await quote(world))["quote_id"]}
     later = world.now + timedelta(minutes=20)
     world.change(now=lambda: later)
@@ -213,9 +213,7 @@ async def test_what_was_accepted_is_replayed_though_the_quote_has_expired(world:
     "sent",
     [{"json": {}}, {"data": b"x"}, {"json": {"model": "m", "input": {}}, "headers": {"Idempotency-Key": ""}}],
 )
-async def test_a_revoked_key_learns_nothing_from_a_faulty_body_even_if_it_was_just_in_use(
-    world: World, sent: dict[str, Any]
-) -> None:
+async def test_a_revoked_cached_key_with_an_invalid_body_is_401(world: World, sent: dict[str, Any]) -> None:
     world.accounts.answer = accepted()
     assert (await world.as_key("POST", CREATE, json=POSTER)).status_code == 200
     assert (await world.as_key("POST", CREATE, **sent)).status_code in {400, 415}
@@ -247,11 +245,11 @@ async def test_a_language_model_does_not_run_as_a_task(world: World) -> None:
         {"webhook_url": 7},
     ],
 )
-async def test_odd_metadata_and_webhooks_are_refused(world: World, extra: dict[str, Any]) -> None:
+async def test_invalid_metadata_and_webhooks_are_refused(world: World, extra: dict[str, Any]) -> None:
     await world.refused(await world.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
 
 
-async def test_a_webhook_at_home_is_for_development_only(world: World) -> None:
+async def test_local_webhooks_are_for_development_only(world: World) -> None:
     world.accounts.answer = accept
     body = {**POSTER, "webhook_url": "http://127.0.0.1:9000/hook", "metadata": {"a": "b"}}
     assert (await world.as_key("POST", CREATE, json=body)).status_code == 200
@@ -262,7 +260,7 @@ async def test_a_webhook_at_home_is_for_development_only(world: World) -> None:
     await world.refused(await world.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
 
 
-async def test_a_task_is_told_with_every_field(world: World) -> None:
+async def test_a_task_has_every_field(world: World) -> None:
     await world.add_task(world.task())
     answer = await (await world.as_key("GET", "/v2/task/task_" + "1" * 32)).get_json()
     assert answer == {
@@ -295,7 +293,7 @@ async def test_a_task_is_told_with_every_field(world: World) -> None:
     }  # fmt: skip
 
 
-async def test_results_have_links_that_work_for_their_hour(world: World) -> None:
+async def test_links_to_results_are_valid_for_an_hour(world: World) -> None:
     task = world.task(status="succeeded", wake_at=None)
     items = (
         OutputItem(position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
@@ -317,9 +315,7 @@ async def test_results_have_links_that_work_for_their_hour(world: World) -> None
 
 
 @pytest.mark.parametrize("status", ["processing", "review"])
-async def test_what_is_stored_before_the_task_has_succeeded_has_no_link_for_its_owner(
-    world: World, status: str
-) -> None:
+async def test_results_have_no_links_before_success(world: World, status: str) -> None:
     stored = OutputItem(
         position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
         expires_at=world.now + timedelta(days=1),
@@ -330,7 +326,7 @@ async def test_what_is_stored_before_the_task_has_succeeded_has_no_link_for_its_
     assert (shown["url"], shown["sha256"]) == (None, "0" * 64)
 
 
-async def test_expired_results_are_still_described_and_have_no_links(world: World) -> None:
+async def test_expired_results_have_all_fields_but_links(world: World) -> None:
     task = world.task(status="succeeded", wake_at=None)
     kept = OutputItem(
         position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
@@ -359,12 +355,12 @@ async def test_expired_results_are_still_described_and_have_no_links(world: Worl
 
 @pytest.mark.parametrize("request_id", ["task_nope", "%00", "..", "TASK", "a" * 200, "task_%F0%9F%98%80"])
 @pytest.mark.parametrize(("method", "end"), [("GET", ""), ("POST", "/retry"), ("POST", "/cancel")])
-async def test_unknown_and_odd_tasks_are_404(world: World, request_id: str, method: str, end: str) -> None:
+async def test_unknown_and_malformed_task_ids_are_404(world: World, request_id: str, method: str, end: str) -> None:
     response = await world.as_key(method, f"/v2/task/{request_id}{end}")
     assert response.status_code == 404
 
 
-async def test_another_accounts_task_is_as_good_as_none(world: World) -> None:
+async def test_another_accounts_task_is_404(world: World) -> None:
     await world.add_task(world.task("task_other", account_id=world.other_account_id, status="failed", wake_at=None))
     for method, end in (("GET", ""), ("POST", "/retry"), ("POST", "/cancel")):
         response = await world.as_key(method, f"/v2/task/task_other{end}")
@@ -372,7 +368,7 @@ async def test_another_accounts_task_is_as_good_as_none(world: World) -> None:
     assert world.accounts.asked == world.tasks.asked == []
 
 
-async def test_a_reading_key_may_read_and_nothing_else(world: World) -> None:
+async def test_a_key_with_read_scope_may_only_read(world: World) -> None:
     world.key = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
     await world.add_task(world.task("task_a"))
     assert (await world.as_key("GET", "/v2/task/task_a")).status_code == 200
@@ -381,7 +377,7 @@ async def test_a_reading_key_may_read_and_nothing_else(world: World) -> None:
         await world.refused(await world.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
 
 
-async def test_retrying_makes_a_new_task_of_the_same_input(world: World) -> None:
+async def test_a_retry_creates_a_new_task_with_the_same_input(world: World) -> None:
     world.accounts.answer = accept
     await world.add_task(world.task("task_a", status="failed", wake_at=None))
     answer = await (
@@ -397,14 +393,14 @@ async def test_retrying_makes_a_new_task_of_the_same_input(world: World) -> None
 
 
 @pytest.mark.parametrize("status", ["queued", "processing", "review"])
-async def test_a_running_task_cannot_be_run_again(world: World, status: str) -> None:
+async def test_a_running_task_cannot_be_retried(world: World, status: str) -> None:
     await world.add_task(world.task("task_a", status=status))
     response = await world.as_key("POST", "/v2/task/task_a/retry")
     await world.refused(response, 409, "task_not_terminal")
     assert response.headers["X-Should-Retry"] == "false"
 
 
-async def test_calls_without_a_body_ignore_an_object_sent_along(world: World) -> None:
+async def test_routes_without_a_body_ignore_a_json_object(world: World) -> None:
     world.tasks.answer = TaskReply("task_a", world.account_id)
     await world.add_task(world.task("task_a"))
     path = "/v2/task/task_a/cancel"
@@ -416,7 +412,7 @@ async def test_calls_without_a_body_ignore_an_object_sent_along(world: World) ->
     assert world.tasks.asked == [("task_a", CancelTask())] * 3
 
 
-async def test_cancel_answers_the_row_as_it_then_stands(world: World) -> None:
+async def test_cancel_returns_the_task_as_stored_afterwards(world: World) -> None:
     await world.add_task(world.task("task_a"))
 
     async def cancel(key: str, command: object) -> TaskReply:
@@ -447,7 +443,7 @@ async def pages(world: World, path: str, query: str, *, between: Any = None) -> 
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_pages_hold_every_entry_once_though_others_arrive(world: World, path: str) -> None:
+async def test_pages_have_every_entry_once_while_others_are_added(world: World, path: str) -> None:
     for number in range(7):
         # Three moments for seven entries, a microsecond apart: ties and neighbours.
         at = world.now + timedelta(microseconds=number // 3)
@@ -463,9 +459,7 @@ async def test_pages_hold_every_entry_once_though_others_arrive(world: World, pa
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
 @pytest.mark.parametrize("damaged", [{4}, {0}, {6, 5}, {1, 2, 3}])
-async def test_a_row_that_cannot_be_read_is_left_out_and_the_pages_go_on(
-    world: World, path: str, damaged: set[int]
-) -> None:
+async def test_an_unreadable_row_is_left_out_of_its_page(world: World, path: str, damaged: set[int]) -> None:
     """Wherever on a page it stands, the last place included: the cursor is made from it all the same."""
     for number in range(7):
         await world.add_task(world.task(f"task_{number}", at=world.now + timedelta(seconds=number)))
@@ -483,7 +477,7 @@ async def test_a_row_that_cannot_be_read_is_left_out_and_the_pages_go_on(
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_lists_can_be_narrowed(world: World, path: str) -> None:
+async def test_lists_can_be_filtered(world: World, path: str) -> None:
     for number in range(4):
         status = "failed" if number % 2 else "queued"
         task = world.task(f"task_{number}", at=world.now + timedelta(hours=number), status=status)
@@ -527,14 +521,16 @@ async def test_lists_can_be_narrowed(world: World, path: str) -> None:
         ("cursor=WzEsMSwidGFza18xIiwieCJd", "invalid_cursor", "cursor"),
     ],
 )
-async def test_odd_queries_are_refused(world: World, path: str, query: str, code: str, param: str) -> None:
+async def test_invalid_queries_are_refused_and_named(
+    world: World, path: str, query: str, code: str, param: str
+) -> None:
     call = world.as_key if "task" in path else world.as_session
     error = await world.refused(await call("GET", f"{path}?{query}"), 400, code)
     assert error["param"] == param
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_a_cursor_belongs_to_its_filters_and_its_account(world: World, path: str) -> None:
+async def test_a_cursor_is_valid_for_its_filters_and_account_only(world: World, path: str) -> None:
     for number in range(3):
         await world.add_task(world.task(f"task_{number}"))
     call = world.as_key if "task" in path else world.as_session
@@ -548,7 +544,7 @@ async def test_a_cursor_belongs_to_its_filters_and_its_account(world: World, pat
     await world.refused(response, 400, "invalid_cursor")
 
 
-async def test_a_cursor_belongs_to_its_list(world: World) -> None:
+async def test_a_cursor_is_valid_for_its_list_only(world: World) -> None:
     for number in range(3):
         await world.add_task(world.task(f"task_{number}"))
         await world.add_order(world.order(f"ord_{number}"))
@@ -562,7 +558,7 @@ async def test_a_cursor_belongs_to_its_list(world: World) -> None:
     await world.refused(await world.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
 
 
-async def test_a_usage_line_tells_the_cost_and_its_history(world: World) -> None:
+async def test_a_usage_entry_has_its_cost_and_history(world: World) -> None:
     await world.add_usage(msgspec.structs.replace(usage_of(world.task("task_a")), cost_micro=12_000, latency_ms=7))
     (line,) = (await (await world.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
     assert line == {

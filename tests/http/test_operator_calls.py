@@ -68,7 +68,7 @@ def frozen(world: World, number: int, *, reason: str = "content_flagged", **fiel
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
-async def test_only_the_operators_token_opens(stage: Stage, method: str, path: str) -> None:
+async def test_operator_routes_require_the_operators_token(stage: Stage, method: str, path: str) -> None:
     right = stage.deps.settings.operator_token
     refused = {
         None: "missing_credentials",
@@ -92,18 +92,18 @@ async def test_only_the_operators_token_opens(stage: Stage, method: str, path: s
     assert inside.status_code in {404, 500}
 
 
-async def test_the_token_is_not_taken_where_customers_call(world: World) -> None:
+async def test_customer_routes_refuse_the_operators_token(world: World) -> None:
     await world.refused(await world.call("GET", "/v2/task/list", headers=heads(world)), 401, "invalid_api_key")
     await world.refused(await world.call("GET", "/v2/usage/logs", headers=heads(world)), 401, "invalid_session")
 
 
-async def test_a_token_may_hold_any_printable_character(stage: Stage) -> None:
+async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:
     stage.configure(operator_token="p%ss:w{rd}|\u007e" * 3)
     response = await stage.call("GET", "/ops/reviews/none", headers=heads(stage))
     await stage.refused(response, 404, "review_not_found")
 
 
-async def test_open_reviews_of_all_accounts_come_oldest_first(world: World) -> None:
+async def test_open_reviews_of_all_accounts_are_listed_oldest_first(world: World) -> None:
     await world.add_task(frozen(world, 2))
     await world.add_task(frozen(world, 1, account_id=world.other_account_id, reason="hosting_failed"))
     await world.add_task(frozen(world, 3))
@@ -121,7 +121,7 @@ async def test_open_reviews_of_all_accounts_come_oldest_first(world: World) -> N
     assert [each["review_case_id"] for each in inside["data"]] == ["rev_2"]
 
 
-async def test_an_operator_can_read_what_is_already_stored(world: World) -> None:
+async def test_an_operator_gets_links_to_stored_results(world: World) -> None:
     task = frozen(world, 1)
     stored = OutputItem(position=1, asset_id="asset_a", expires_at=world.now + timedelta(days=1))
     await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
@@ -129,7 +129,7 @@ async def test_an_operator_can_read_what_is_already_stored(world: World) -> None
     assert shown["url"].startswith(f"{world.public_url}/v2/assets/asset_a?")
 
 
-async def test_a_review_shows_what_is_needed_to_decide(world: World) -> None:
+async def test_a_review_has_every_field(world: World) -> None:
     task = frozen(world, 1)
     await world.add_task(task)
     review = await get(world, "/ops/reviews/rev_1")
@@ -162,7 +162,7 @@ async def test_a_review_shows_what_is_needed_to_decide(world: World) -> None:
         ("cursor=abc", "invalid_cursor"),
     ],
 )
-async def test_the_rules_of_lists_hold(world: World, query: str, code: str) -> None:
+async def test_operator_lists_follow_the_rules_of_lists(world: World, query: str, code: str) -> None:
     response = await world.call("GET", f"/ops/reviews?{query}", headers=heads(world))
     await world.refused(response, 400, code)
 
@@ -177,9 +177,7 @@ async def test_a_cursor_of_reviews_is_invalid_for_payments(world: World) -> None
 
 
 @pytest.mark.parametrize(("word", "approve"), [("approve", True), ("reject", False)])
-async def test_a_decision_is_asked_of_the_task_and_answered_from_its_row(
-    world: World, word: str, approve: bool
-) -> None:
+async def test_a_decision_is_a_command_of_the_task(world: World, word: str, approve: bool) -> None:
     await world.add_task(frozen(world, 1))
 
     async def decide(key: str, command: object) -> TaskReply:
@@ -198,7 +196,7 @@ async def test_a_decision_is_asked_of_the_task_and_answered_from_its_row(
     assert response.headers["X-Should-Retry"] == "false"
 
 
-async def test_a_decision_that_cannot_be_meant_is_not_asked(world: World) -> None:
+async def test_an_invalid_decision_asks_no_actor(world: World) -> None:
     await world.add_task(frozen(world, 1))
     for body, code in (
         ({"note": "x" * 401}, "invalid_parameter"),
@@ -233,7 +231,7 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(world: World) 
     await world.refused(await post(world, path, {"credit": True}), 409, "payment_order_not_payable")
 
 
-async def test_a_resolution_that_cannot_be_meant_is_not_asked(world: World) -> None:
+async def test_an_invalid_resolution_asks_no_actor(world: World) -> None:
     await world.add_order(world.order("ord_1"))
     for body, code in (
         ({}, "missing_parameter"),

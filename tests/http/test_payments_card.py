@@ -141,7 +141,7 @@ async def test_a_provider_fault_leaves_the_order_pending_and_the_key_reusable(  
     assert book.orders[order.order_id].state.intent_id == body["provider_payment_id"]
 
 
-async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
+async def test_a_repeated_key_returns_the_same_order_after_the_payment(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     first = await (await create(world, key="one")).get_json()
@@ -149,7 +149,7 @@ async def test_a_repeated_key_brings_the_same_answer_even_after_the_payment(
     assert await (await create(world, key="one")).get_json() == first
 
 
-async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
+async def test_a_provider_refusal_fails_the_order_and_returns_its_code(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     card, _ = desk
@@ -168,14 +168,14 @@ async def test_a_provider_refusal_fails_the_order_and_shows_only_its_code(
     [("0.49", "amount_too_small"), ("1.001", "invalid_amount"), ("0", "invalid_amount"), (5, "invalid_amount"),
      ("10000.01", "invalid_amount")],
 )  # fmt: skip
-async def test_amounts_no_card_pays(
+async def test_amounts_outside_the_card_limits_are_refused(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents], amount: Any, code: str
 ) -> None:
     error = await world.refused(await create(world, amount), 400, code)
     assert (error["param"], world.accounts.asked) == ("amount", [])
 
 
-async def test_an_amount_above_what_card_providers_take(
+async def test_an_amount_above_the_card_maximum_is_refused(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     world.configure(order_max_micro=10**13)
@@ -191,12 +191,12 @@ async def test_without_a_provider_there_are_no_card_orders_and_no_webhook(world:
 
 
 @pytest.mark.parametrize("secrets", [(), ("",), (" ", "")])
-async def test_an_empty_webhook_secret_shuts_the_webhook(world: World, secrets: tuple[str, ...]) -> None:
+async def test_an_empty_webhook_secret_disables_the_webhook(world: World, secrets: tuple[str, ...]) -> None:
     world.open_desk(webhook_secrets=secrets)
     await world.refused(await tell(world, {}), 503, "provider_not_configured")
 
 
-async def test_the_webhook_credits_and_answers_everything_but_the_secret(
+async def test_the_webhook_credits_and_returns_the_order_without_secret(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
@@ -231,14 +231,14 @@ async def test_the_stored_event_lacks_only_its_client_secret(
     assert b"pi_2_secret" not in desk[1].kept[0][3]
 
 
-async def test_the_providers_own_name_of_the_header_is_understood(
+async def test_the_providers_own_signature_header_is_accepted(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
     assert (await tell(world, paid_event(order), header="Stripe-Signature")).status_code == 200
 
 
-async def test_money_that_went_back_is_matched_by_the_payment_or_the_charge(
+async def test_refunds_are_matched_by_payment_or_charge(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
@@ -257,7 +257,7 @@ async def test_money_that_went_back_is_matched_by_the_payment_or_the_charge(
     assert body["ledger_operation_refs"] == [order["operation_id"], *body["reversal_operation_ids"]]
 
 
-async def test_a_payment_that_does_not_fit_is_answered_200_and_held(
+async def test_a_mismatching_payment_is_200_and_held(
     world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     order = await (await create(world)).get_json()
@@ -329,9 +329,7 @@ async def test_a_signed_malformed_event_is_a_400_and_stored(
     assert world.accounts.asked == []
 
 
-async def test_a_body_of_ten_megabytes_is_too_large_however_it_comes(
-    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]
-) -> None:
+async def test_a_body_of_ten_megabytes_is_413(world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]) -> None:
     body = b'{"id": "' + b"x" * 10_000_000 + b'"}'
     signature = sign(SECRET, body, at=int(world.now.timestamp()))
     for headers in ({}, {"Content-Length": str(len(body))}):
@@ -344,14 +342,14 @@ async def test_a_body_of_ten_megabytes_is_too_large_however_it_comes(
     ["x", "t=1", "t=,v1=", "t=1,v1=zz", "v1=" + "0" * 64, "=,=,=", "t=1,t=2,v1=" + "0" * 64, "t=" + "9" * 400,
      "v1=é", "k=\xff"],
 )  # fmt: skip
-async def test_a_header_of_rubbish_is_a_wrong_signature(
+async def test_a_malformed_header_is_an_invalid_signature(
     world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], header: str
 ) -> None:
     response = await world.call("POST", WEBHOOK, data=b"{}", headers={HEADER: header})
     await world.refused(response, 401, "invalid_signature")
 
 
-async def test_signatures_missing_wrong_old_and_early(
+async def test_missing_invalid_and_expired_signatures_are_refused(
     world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
     told = paid_event({"order_id": "ord_1"})

@@ -50,7 +50,7 @@ async def add_orders(world: World, count: int) -> None:
         await world.add_order(world.order(order_id(number), at=world.now + timedelta(minutes=number // 2)))
 
 
-async def test_an_order_with_all_fields_takes_one_read(world: World) -> None:
+async def test_an_order_is_rendered_from_one_read(world: World) -> None:
     await world.add_order(world.order(order_id(1)))
     world.rows.reads = 0
     body = await read(world, f"{PAYMENTS}/{order_id(1)}")
@@ -67,7 +67,7 @@ async def test_foreign_and_unknown_orders_are_both_not_found(world: World) -> No
 
 
 @pytest.mark.parametrize("path", ["/sandbox", "/cardprovider", "/sandbox/callback", "/cardprovider/webhook"])
-async def test_a_route_that_is_posted_to_is_no_order(world: World, path: str) -> None:
+async def test_the_name_of_a_post_route_is_not_an_order(world: World, path: str) -> None:
     response = await world.as_session("GET", f"{PAYMENTS}{path}")
     await world.refused(response, 405, "method_not_allowed")
     assert "POST" in response.headers["Allow"]
@@ -107,7 +107,7 @@ async def test_the_list_filters_by_status_provider_and_time(world: World) -> Non
         (f"{LEDGER}?limit=101", "limit"),
     ],
 )  # fmt: skip
-async def test_filters_that_are_none(world: World, path: str, param: str) -> None:
+async def test_invalid_filters_are_refused(world: World, path: str, param: str) -> None:
     error = await world.refused(await world.as_session("GET", path), 400, "invalid_parameter")
     assert error["param"] == param
 
@@ -224,7 +224,7 @@ async def test_another_accounts_statement_is_not_readable(world: World) -> None:
     [("GET", PAYMENTS), ("GET", f"{PAYMENTS}/ord_1"), ("GET", LEDGER), ("POST", f"{PAYMENTS}/sandbox"),
      ("POST", f"{PAYMENTS}/cardprovider")],
 )  # fmt: skip
-async def test_every_payment_route_of_a_customer_wants_a_live_session(world: World, method: str, path: str) -> None:
+async def test_every_payment_route_requires_a_live_session(world: World, method: str, path: str) -> None:
     await world.refused(await world.call(method, path), 401, "missing_credentials")
     headers = {"Authorization": f"Bearer {world.key.secret}"}
     await world.refused(await world.call(method, path, headers=headers), 401, "wrong_credential_type")

@@ -51,7 +51,7 @@ async def pay(world: World, created: dict[str, Any], **changed: Any) -> Response
     return await world.call("POST", CALLBACK, json=payload, headers=headers)
 
 
-async def test_an_order_is_answered_with_the_callback_that_pays_it(world: World, book: OrderBook) -> None:
+async def test_creating_an_order_returns_the_callback_that_pays_it(world: World, book: OrderBook) -> None:
     created = await create(world)
     [(account_id, command)] = world.accounts.asked
     assert isinstance(command, CreateOrder)
@@ -84,7 +84,7 @@ async def test_an_order_is_answered_with_the_callback_that_pays_it(world: World,
     assert verify(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
 
 
-async def test_the_callback_credits_and_answers_its_own_part_of_the_order(world: World, book: OrderBook) -> None:
+async def test_the_callback_credits_the_order_and_returns_its_fields(world: World, book: OrderBook) -> None:
     created = await create(world)
     response = await pay(world, created)
     body = await response.get_json()
@@ -129,7 +129,7 @@ async def test_the_callback_credits_and_answers_its_own_part_of_the_order(world:
         assert body[name] == []
 
 
-async def test_a_replay_posts_nothing_also_after_the_order_has_expired(world: World, book: OrderBook) -> None:
+async def test_a_replay_changes_nothing_even_after_the_order_expired(world: World, book: OrderBook) -> None:
     created = await create(world)
     first = await (await pay(world, created)).get_json()
     book.now = world.now + timedelta(hours=1)
@@ -138,7 +138,7 @@ async def test_a_replay_posts_nothing_also_after_the_order_has_expired(world: Wo
     assert len(book.orders[created["order_id"]].state.moves) == 1
 
 
-async def test_the_event_id_may_be_left_out(world: World, book: OrderBook) -> None:
+async def test_the_event_id_may_be_omitted(world: World, book: OrderBook) -> None:
     created = await create(world)
     response = await pay(world, created, provider_event_id=None)
     assert (await response.get_json())["status"] == "credited"
@@ -150,7 +150,7 @@ async def test_the_amount_is_compared_as_a_number(world: World, book: OrderBook,
     assert (await pay(world, created, amount=amount)).status_code == 200
 
 
-async def test_values_may_come_in_any_order_and_writing_and_with_others(world: World, book: OrderBook) -> None:
+async def test_values_are_accepted_in_any_order_and_format_with_extra_keys(world: World, book: OrderBook) -> None:
     created = await create(world)
     payload = dict(reversed(list(created["callback"]["payload"].items()))) | {"note": ["unsigned", 1, None]}
     text = msgspec.json.format(msgspec.json.encode(payload), indent=3).decode().replace("paid", "p\\u0061id")
@@ -175,7 +175,7 @@ async def test_values_may_come_in_any_order_and_writing_and_with_others(world: W
         {"order_id": "ord';drop"}, {"order_id": "ORD"},
     ],
 )  # fmt: skip
-async def test_altered_values_and_unknown_orders_are_one_refusal(
+async def test_altered_values_and_unknown_orders_get_the_same_refusal(
     world: World, book: OrderBook, altered: dict[str, str]
 ) -> None:
     created = await create(world)
@@ -191,12 +191,12 @@ async def test_altered_values_and_unknown_orders_are_one_refusal(
     "signature",
     ["x", "t=1", "v1=00", "t=1,v1=zz", "t=1,t=2,v1=" + "0" * 64, ",,,", "=" * 3000, "t=" + "9" * 500, "\xff\xfe"],
 )
-async def test_a_header_of_rubbish_is_a_wrong_signature(world: World, book: OrderBook, signature: str) -> None:
+async def test_a_malformed_header_is_an_invalid_signature(world: World, book: OrderBook, signature: str) -> None:
     created = await create(world)
     await world.refused(await pay(world, created, signature=signature), 401, "invalid_signature")
 
 
-async def test_no_signature_and_one_by_another_secret(world: World, book: OrderBook) -> None:
+async def test_a_missing_signature_and_one_with_another_secret(world: World, book: OrderBook) -> None:
     created = await create(world)
     await world.refused(await pay(world, created, signature=None), 401, "missing_signature")
     await world.refused(await pay(world, created, signature=" "), 401, "missing_signature")
@@ -228,7 +228,7 @@ async def test_a_missing_value_is_named(world: World, book: OrderBook) -> None:
     assert error["param"] == "status"
 
 
-async def test_another_event_id_than_the_orders_is_refused(world: World, book: OrderBook) -> None:
+async def test_an_event_id_of_another_order_is_refused(world: World, book: OrderBook) -> None:
     created = await create(world)
     response = await pay(world, created, provider_event_id="evt_other")
     assert (await world.refused(response, 400, "provider_event_mismatch"))["param"] == "provider_event_id"
@@ -276,14 +276,14 @@ async def test_the_largest_order_is_a_setting(world: World, book: OrderBook) -> 
     assert (created["amount"], created["expires_at"]) == ("5.00", "2026-11-20T12:01:00.000Z")
 
 
-async def test_a_sandbox_that_is_switched_off_refuses_orders_and_callbacks(world: World, book: OrderBook) -> None:
+async def test_a_disabled_sandbox_refuses_orders_and_callbacks(world: World, book: OrderBook) -> None:
     created = await create(world, headers={"Idempotency-Key": "one"})
     world.configure(sandbox_enabled=False)
     await world.refused(await world.as_session("POST", CREATE, json={"amount": "1"}), 403, "sandbox_disabled")
     await world.refused(await pay(world, created), 403, "sandbox_disabled")
 
 
-async def test_a_repeated_key_brings_the_same_order_and_signature(world: World, book: OrderBook) -> None:
+async def test_a_repeated_key_returns_the_same_order_and_signature(world: World, book: OrderBook) -> None:
     headers = {"Idempotency-Key": "one"}
     first = await create(world, headers=headers)
     book.now = world.now + timedelta(minutes=1)
@@ -293,7 +293,7 @@ async def test_a_repeated_key_brings_the_same_order_and_signature(world: World, 
     assert len(book.orders) == 1
 
 
-async def test_the_brand_is_frozen_on_the_order(world: World, book: OrderBook) -> None:
+async def test_the_brand_is_stored_with_the_order(world: World, book: OrderBook) -> None:
     world.configure(brand_id="acme", legal_entity_id="acme-ltd", merchant_of_record="Acme Ltd")
     created = await create(world)
     world.configure(brand_id="other")
@@ -303,7 +303,7 @@ async def test_the_brand_is_frozen_on_the_order(world: World, book: OrderBook) -
     )  # fmt: skip
 
 
-async def test_a_callback_that_is_no_json_is_a_4xx(world: World, book: OrderBook) -> None:
+async def test_a_callback_that_is_not_json_is_a_4xx(world: World, book: OrderBook) -> None:
     for body, status, code in (
         (b"", 400, "invalid_json"),
         (b"\xff\xfe", 400, "invalid_json"),

@@ -16,7 +16,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, written
+from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, csv_lines
 from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -52,7 +52,7 @@ async def lines(world: World, query: str = "") -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
 
 
-async def test_more_than_ten_thousand_lines_come_whole_newest_first_in_short_reads(world: World) -> None:
+async def test_ten_thousand_lines_are_sent_in_short_reads(world: World) -> None:
     count = 10_500
     await add_many(world, count)
     reads = world.rows.reads
@@ -69,7 +69,7 @@ async def test_more_than_ten_thousand_lines_come_whole_newest_first_in_short_rea
     assert found[0]["cost_credits"].startswith("0.00")
 
 
-async def test_a_line_has_every_column_in_words(world: World) -> None:
+async def test_a_line_has_every_column_as_text(world: World) -> None:
     entry = usage_of(world.task("task_a"))
     await world.add_usage(msgspec.structs.replace(entry, cost_micro=12_000, latency_ms=7, tokens_out=3))
     assert await lines(world) == [
@@ -119,8 +119,8 @@ async def test_no_cell_is_taken_for_a_formula(world: World, evil: str) -> None:
 
 
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=4)))
-def test_whatever_is_written_reads_back_and_begins_no_formula(table: list[list[str]]) -> None:
-    raw = written(table).decode()
+def test_every_cell_is_read_back_and_starts_no_formula(table: list[list[str]]) -> None:
+    raw = csv_lines(table).decode()
     found = list(csv.reader(io.StringIO(raw, newline=""), strict=True))
     assert [[cell.removeprefix("'") for cell in row] for row in found] == [
         [cell.removeprefix("'") for cell in row] for row in table
@@ -129,7 +129,7 @@ def test_whatever_is_written_reads_back_and_begins_no_formula(table: list[list[s
 
 
 @pytest.mark.parametrize("form", ["", "&format=csv"])
-async def test_every_filter_narrows_both_forms(world: World, form: str) -> None:
+async def test_every_filter_applies_to_pages_and_files(world: World, form: str) -> None:
     entry = usage_of(world.task("task_0"))
     different: tuple[dict[str, Any], ...] = (
         {"status": "failed"},
@@ -173,20 +173,20 @@ async def test_every_filter_narrows_both_forms(world: World, form: str) -> None:
         ("from=2026-11-20&to=2026-11-20", "invalid_parameter", "from"),
     ],
 )
-async def test_what_cannot_be_listed_is_refused_before_a_file_begins(
+async def test_invalid_queries_are_refused_before_the_file_starts(
     world: World, query: str, code: str, param: str
 ) -> None:
     error = await world.refused(await world.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
     assert error["param"] == param
 
 
-async def test_a_file_wants_a_live_session(world: World) -> None:
+async def test_a_file_requires_a_live_session(world: World) -> None:
     await world.refused(await world.call("GET", PATH), 401, "missing_credentials")
     headers = {"Authorization": "Bearer hst_" + "B" * 43}
     await world.refused(await world.call("GET", PATH, headers=headers), 401, "invalid_session")
 
 
-async def test_a_file_goes_on_behind_a_cursor_of_the_pages(world: World) -> None:
+async def test_a_file_starts_after_a_cursor(world: World) -> None:
     await add_many(world, 30)
     page = await (await world.as_session("GET", "/v2/usage/logs?limit=10")).get_json()
     rest = await lines(world, f"&cursor={page['next_cursor']}")
@@ -197,13 +197,13 @@ async def test_a_file_goes_on_behind_a_cursor_of_the_pages(world: World) -> None
     assert shown.isdisjoint(each["request_id"] for each in rest)
 
 
-async def test_a_head_tells_of_a_file_without_making_it(world: World) -> None:
+async def test_head_does_not_create_the_file(world: World) -> None:
     response = await world.as_session("HEAD", PATH)
     assert (response.status_code, response.headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
     assert await response.get_data() == b""
 
 
-async def test_nothing_more_is_read_for_a_client_that_hung_up(world: World) -> None:
+async def test_reading_stops_after_a_disconnect(world: World) -> None:
     pages = 40
     await add_many(world, pages * PAGE_ROWS, error="x" * 500)
     with trio.fail_after(30):
@@ -234,7 +234,7 @@ class FailingRows:
         return await self._database.read(query)
 
 
-async def test_half_a_file_does_not_look_like_a_whole_one(world: World) -> None:
+async def test_an_incomplete_file_breaks_the_connection(world: World) -> None:
     await add_many(world, 2 * PAGE_ROWS)
     rows = FailingRows(world, 1)
     world.change(database=rows)

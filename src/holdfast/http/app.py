@@ -1,4 +1,4 @@
-"""The web application: every route of the house on one quart-trio app, and what surrounds each request."""
+"""The web application: all routes on one Quart application, and the steps before and after each request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
 def is_for_operators(route: Route) -> bool:
-    """Whether a route is for those who run the service, and so belongs on a listener of their own."""
+    """Whether a route is served on the operators' listener."""
     return route.path == "/metrics" or route.path.startswith("/ops/")
 
 
@@ -66,7 +66,7 @@ class HoldfastApp(QuartTrio):
         self._has_extensions = bool(extensions)
         self.before_request(self._begin_in_context)
         self.after_request(self._finish_in_context)
-        self.register_error_handler(Exception, render_error)
+        self.register_error_handler(Exception, self._render_in_context)
         for install in extensions:
             install(self)
 
@@ -84,7 +84,7 @@ class HoldfastApp(QuartTrio):
             else:
                 response = await answer_call(self.deps, self._routes[rule.endpoint], request, {**path})
         except Exception as error:
-            response = await render_error(error)
+            response = render_error(error, request)
         return _finish(request, response)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
@@ -105,6 +105,9 @@ class HoldfastApp(QuartTrio):
 
     async def _begin_in_context(self) -> None:
         _begin(_current())
+
+    async def _render_in_context(self, error: Exception) -> Response:
+        return render_error(error, _current())
 
     async def _finish_in_context(self, response: Response) -> Response:
         return _finish(_current(), response)
@@ -163,10 +166,10 @@ _DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
 
 
 def is_normal_path(raw_path: bytes) -> bool:
-    """Whether a path is in its one normal form (RFC 3986, 6.2.2), so that a proxy's rules speak of the same path.
+    """Whether a path is in normal form (RFC 3986, 6.2.2), so that a proxy's rules match the path that is routed.
 
-    No empty and no dot segments, nothing percent-encoded that need not be, and an encoded slash only inside a
-    model's id.
+    No empty and no dot segments, no percent-encoding that is not needed, and an encoded slash only inside a model's
+    id.
     """
     if b"//" in raw_path or (b"/." in raw_path and _DOTS.search(raw_path)):
         return False

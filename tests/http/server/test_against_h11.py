@@ -176,7 +176,7 @@ def splits(data: bytes) -> list[tuple[bytes, ...]]:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_same_bytes_are_the_same_requests_wherever_they_are_split(name: str) -> None:
+def test_requests_do_not_depend_on_how_their_bytes_are_split(name: str) -> None:
     data = SAME[name]
     expected = by_h11(data)
     for parts in splits(data):
@@ -185,7 +185,7 @@ def test_the_same_bytes_are_the_same_requests_wherever_they_are_split(name: str)
 
 
 @pytest.mark.parametrize("name", STRICTER)
-def test_what_is_refused_more_strictly_is_refused_wherever_it_is_split(name: str) -> None:
+def test_stricter_refusals_do_not_depend_on_the_split(name: str) -> None:
     data, expected = STRICTER[name]
     theirs = by_h11(data)
     for parts in splits(data):
@@ -195,19 +195,19 @@ def test_what_is_refused_more_strictly_is_refused_wherever_it_is_split(name: str
         assert read != theirs or theirs.refused
 
 
-def test_an_empty_line_before_a_request_is_skipped_as_the_standard_asks() -> None:
+def test_an_empty_line_before_a_request_is_skipped() -> None:
     read, code = by_us(b"\r\n" + GET + b"\r\n")
     assert (read.whole, code) == (1, None)
 
 
-def test_the_name_of_the_coding_has_no_letter_case() -> None:
+def test_the_transfer_coding_is_case_insensitive() -> None:
     data = POST + b"Transfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     for parts in splits(data):
         read, code = by_us(*parts)
         assert (read.whole, read.requests[0][3], code) == (1, b"{}", None)
 
 
-def test_of_many_requests_at_once_some_are_read_and_the_last_of_them_ends_the_connection() -> None:
+def test_pipelined_requests_are_limited() -> None:
     parser = RequestParser(LIMITS)
     parser.feed((GET + b"\r\n") * 1000)
     assert len(parser.ready) == 65

@@ -47,7 +47,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert server.calls == ["/p"] * 20
 
 
-async def test_an_answer_whose_body_is_known_leaves_in_one_send() -> None:
+async def test_a_response_with_a_known_body_is_one_send() -> None:
     async with serving() as server:
         stream = server.connect_unbuffered()
         await stream.send_all(GET)
@@ -57,7 +57,7 @@ async def test_an_answer_whose_body_is_known_leaves_in_one_send() -> None:
         await stream.aclose()
 
 
-async def test_chunks_are_a_body_and_an_answer_without_a_length_is_chunked() -> None:
+async def test_chunked_bodies_are_read_and_chunked_responses_written() -> None:
     async def stream_back(scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -75,7 +75,7 @@ async def test_chunks_are_a_body_and_an_answer_without_a_length_is_chunked() -> 
         assert told.endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
 
 
-async def test_100_continue_is_sent_when_the_body_is_wanted_and_never_before() -> None:
+async def test_100_continue_is_sent_when_the_body_is_read_not_before() -> None:
     wanted = trio.Event()
 
     async def hesitate(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ async def test_100_continue_is_sent_when_the_body_is_wanted_and_never_before() -
         assert (await answers(stream, 1)).endswith(b"\r\n\r\n{}")
 
 
-async def test_an_early_answer_to_who_waits_for_100_closes_without_waiting(clock: MockClock) -> None:
+async def test_an_early_response_to_a_client_that_waits_for_100_closes(clock: MockClock) -> None:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"no", status=401)
 
@@ -108,7 +108,7 @@ async def test_an_early_answer_to_who_waits_for_100_closes_without_waiting(clock
         assert trio.current_time() == started_s
 
 
-async def test_http_1_0_and_head_get_what_they_can_take() -> None:
+async def test_http_1_0_and_head_get_suitable_responses() -> None:
     async with serving() as server:
         old = server.connect()
         await old.send_all(b"GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
@@ -126,7 +126,7 @@ async def test_http_1_0_and_head_get_what_they_can_take() -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "half-close"])
-async def test_a_client_that_leaves_cancels_its_own_call_alone(leave: str) -> None:
+async def test_a_disconnect_cancels_its_own_request_only(leave: str) -> None:
     async with serving() as server:
         server.handler = never
         leaving, staying = server.connect(), server.connect()
@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_cancels_its_own_call_alone(leave: str) -> No
         await staying.aclose()
 
 
-async def test_an_answer_that_is_being_written_is_written_although_its_client_half_closes() -> None:
+async def test_a_half_close_does_not_stop_the_last_write() -> None:
     async with serving() as server:
         stream = server.connect_unbuffered()
         await stream.send_all(GET)
@@ -150,7 +150,7 @@ async def test_an_answer_that_is_being_written_is_written_although_its_client_ha
         assert (await rest_of(stream)).endswith(b"/a|")
 
 
-async def test_a_head_that_does_not_come_to_its_end_is_timed_out(clock: MockClock) -> None:
+async def test_an_incomplete_head_times_out(clock: MockClock) -> None:
     async with serving(head_timeout_s=10.0) as server:
         stream = server.connect()
         started_s = trio.current_time()
@@ -171,7 +171,7 @@ async def test_a_head_that_does_not_come_to_its_end_is_timed_out(clock: MockCloc
         assert server.calls == []
 
 
-async def test_a_body_that_does_not_come_to_its_end_is_timed_out(clock: MockClock) -> None:
+async def test_an_incomplete_body_times_out(clock: MockClock) -> None:
     async with serving(body_timeout_s=30.0) as server:
         stream = server.connect()
         await stream.send_all(POST + b"Content-Length: 5\r\n\r\nhel")
@@ -181,7 +181,7 @@ async def test_a_body_that_does_not_come_to_its_end_is_timed_out(clock: MockCloc
         assert server.cancelled == ["/p"]
 
 
-async def test_an_idle_connection_is_closed_and_one_that_is_used_is_not(clock: MockClock) -> None:
+async def test_only_an_idle_connection_is_closed(clock: MockClock) -> None:
     async with serving(idle_timeout_s=20.0) as server:
         unused, used = server.connect(), server.connect()
         for _ in range(10):
@@ -194,7 +194,7 @@ async def test_an_idle_connection_is_closed_and_one_that_is_used_is_not(clock: M
         assert await used.receive_some() == b""
 
 
-async def test_a_client_that_does_not_take_its_answer_is_cut_off(clock: MockClock) -> None:
+async def test_a_client_that_does_not_read_its_response_is_reset(clock: MockClock) -> None:
     async with serving(send_timeout_s=20.0) as server:
         stream = server.connect_unbuffered()
         started_s = trio.current_time()
@@ -204,7 +204,7 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off(clock: MockCloc
         await stream.aclose()
 
 
-async def test_a_client_that_takes_a_long_answer_slowly_gets_all_of_it(clock: MockClock) -> None:
+async def test_a_slow_reader_gets_its_whole_response(clock: MockClock) -> None:
     whole = bytes(range(256)) * 4096
 
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +222,7 @@ async def test_a_client_that_takes_a_long_answer_slowly_gets_all_of_it(clock: Mo
         await stream.aclose()
 
 
-async def test_a_body_that_nobody_reads_is_not_taken_in() -> None:
+async def test_an_unread_body_is_not_buffered() -> None:
     async with serving() as server:
         server.handler = never
         stream = server.connect_unbuffered()
@@ -243,7 +243,7 @@ async def test_a_body_that_nobody_reads_is_not_taken_in() -> None:
         await stream.aclose()
 
 
-async def test_an_answer_before_the_body_waits_a_moment_for_it_and_then_closes(clock: MockClock) -> None:
+async def test_an_early_response_waits_briefly_for_the_body(clock: MockClock) -> None:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"no", status=404)
 
@@ -258,7 +258,7 @@ async def test_an_answer_before_the_body_waits_a_moment_for_it_and_then_closes(c
         assert b"connection: close" in await rest_of(cut)
 
 
-async def test_bytes_behind_the_last_request_do_no_harm() -> None:
+async def test_bytes_after_the_last_request_are_ignored() -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"x")
@@ -266,7 +266,7 @@ async def test_bytes_behind_the_last_request_do_no_harm() -> None:
         assert (await rest_of(stream)).count(b"HTTP/1.1 200 OK") == 1
 
 
-async def test_what_is_refused_below_the_application_waits_for_the_answers_before_it() -> None:
+async def test_a_server_refusal_waits_for_earlier_responses() -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(GET + b"GET ? HTTP/1.1\r\n\r\n" + GET)
@@ -275,7 +275,7 @@ async def test_what_is_refused_below_the_application_waits_for_the_answers_befor
         assert server.calls == ["/a"]
 
 
-async def test_a_body_that_turns_bad_is_refused_though_its_handler_waits_for_it() -> None:
+async def test_a_malformed_body_is_refused_while_its_handler_waits() -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
@@ -287,7 +287,7 @@ async def test_a_body_that_turns_bad_is_refused_though_its_handler_waits_for_it(
 
 
 @pytest.mark.parametrize("when", ["before", "within", "longer", "shorter", "line break"])
-async def test_a_fault_of_the_application_ends_its_connection_alone(when: str) -> None:
+async def test_an_application_fault_closes_its_connection_only(when: str) -> None:
     async def break_off(scope: Scope, receive: Receive, send: Send) -> None:
         if when == "before":
             raise RuntimeError("Authorization: Bearer hunter2")
@@ -307,7 +307,7 @@ async def test_a_fault_of_the_application_ends_its_connection_alone(when: str) -
         with structlog.testing.capture_logs() as logs:
             await broken.send_all(GET)
             told = await rest_of(broken)
-        assert [line["event"] for line in logs] == ["the application broke off"]
+        assert [line["event"] for line in logs] == ["the application failed"]
         assert "hunter2" not in str(logs)
         if when in {"before", "line break"}:
             assert told.startswith(b"HTTP/1.1 500 ")
@@ -317,7 +317,7 @@ async def test_a_fault_of_the_application_ends_its_connection_alone(when: str) -
         assert b"200 OK" in await answers(healthy, 1)
 
 
-async def test_a_fault_of_the_server_ends_its_connection_alone_and_is_told_once(
+async def test_a_server_fault_closes_its_connection_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from holdfast.http.server.request_parser import RequestParser
@@ -336,7 +336,7 @@ async def test_a_fault_of_the_server_ends_its_connection_alone_and_is_told_once(
             await evil.send_all(GET.replace(b"/a", b"/evil"))
             assert await rest_of(evil) == b""
             await wait_all_tasks_blocked()
-        assert [(line["event"], line["type"]) for line in logs] == [("a connection broke off", "ZeroDivisionError")]
+        assert [(line["event"], line["type"]) for line in logs] == [("a connection failed", "ZeroDivisionError")]
         assert "hunter2" not in str(logs)
         await healthy.send_all(GET)
         assert b"200 OK" in await answers(healthy, 1)

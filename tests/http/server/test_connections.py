@@ -35,7 +35,7 @@ def refused(told: bytes) -> bool:
     )
 
 
-async def test_over_the_limit_the_connection_idle_longest_makes_room() -> None:
+async def test_at_the_limit_the_longest_idle_connection_is_closed() -> None:
     async with serving(connections_max=3) as server:
         first, second, third = (server.connect() for _ in range(3))
         for stream in (first, second, third, first):
@@ -48,7 +48,7 @@ async def test_over_the_limit_the_connection_idle_longest_makes_room() -> None:
             assert b"200 OK" in await answers(stream, 1)
 
 
-async def test_where_no_connection_is_idle_the_newcomer_is_told_so_in_the_error_shape() -> None:
+async def test_without_an_idle_connection_a_new_one_gets_a_503() -> None:
     async with serving(connections_max=2) as server:
         server.handler = never
         busy = [server.connect() for _ in range(2)]
@@ -66,7 +66,7 @@ async def test_where_no_connection_is_idle_the_newcomer_is_told_so_in_the_error_
             await stream.aclose()
 
 
-async def test_an_address_has_its_share_and_no_more_unless_it_is_exempt() -> None:
+async def test_connections_per_address_are_limited_unless_exempt() -> None:
     async with serving(connections_per_peer_max=2, is_exempt=lambda peer: peer == "10.0.0.1") as server:
         for _ in range(2):
             server.connect("203.0.113.7")
@@ -80,14 +80,14 @@ async def test_an_address_has_its_share_and_no_more_unless_it_is_exempt() -> Non
             assert b"200 OK" in await answers(stream, 1)
 
 
-def test_connections_leave_files_to_others() -> None:
+def test_connections_leave_reserved_files_free() -> None:
     assert connections_within(1024, 2048) == 768
     assert connections_within(100_000, 2048) == 2048
     assert connections_within(256, 2048) == 128
     assert connections_within(1, 2048) == 1
 
 
-async def test_a_stop_answers_an_idle_connection_once_more_and_closes_it(clock: MockClock) -> None:
+async def test_a_stop_serves_one_more_request_of_an_idle_connection(clock: MockClock) -> None:
     async with serving(linger_s=2.0) as server:
         asking, silent = server.connect(), server.connect()
         await wait_all_tasks_blocked()
@@ -103,7 +103,7 @@ async def test_a_stop_answers_an_idle_connection_once_more_and_closes_it(clock: 
         assert trio.current_time() - started_s <= 4.0
 
 
-async def test_a_stop_finishes_what_is_under_way_and_cuts_what_does_not_finish(clock: MockClock) -> None:
+async def test_a_stop_finishes_current_requests_and_aborts_the_rest(clock: MockClock) -> None:
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await trio.sleep(3 if scope["path"] == "/a" else 3600)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

@@ -79,7 +79,7 @@ async def exchange(stream: trio.SocketStream) -> bytes:
     return told
 
 
-async def test_a_crash_of_the_accept_loop_costs_no_connection_old_or_new(listening: ListeningSocket) -> None:
+async def test_a_crash_of_the_accept_loop_loses_no_connection(listening: ListeningSocket) -> None:
     supervisor, made = tree(listening)
     address = listening.getsockname()
     with trio.fail_after(30):
@@ -98,7 +98,7 @@ async def test_a_crash_of_the_accept_loop_costs_no_connection_old_or_new(listeni
             await supervisor.stop()
 
 
-async def test_without_a_file_for_it_a_connection_waits_and_the_others_are_served(
+async def test_without_file_descriptors_new_connections_wait(
     listening: ListeningSocket,
 ) -> None:
     supervisor, _ = tree(listening)
@@ -119,11 +119,11 @@ async def test_without_a_file_for_it_a_connection_waits_and_the_others_are_serve
                 await stream.aclose()
             await supervisor.stop()
     assert [line["event"] for line in logs if line["log_level"] == "error"] == [
-        "no file is left for a new connection"
+        "no file descriptor is left for a new connection"
     ]
 
 
-async def test_a_stop_takes_what_waits_in_the_queue_and_then_refuses(listening: ListeningSocket) -> None:
+async def test_a_stop_accepts_queued_connections_and_then_refuses(listening: ListeningSocket) -> None:
     connections = Connections(ServerLimits())
     listener = Listener(listening, echo, lambda: connections)
     address = listening.getsockname()

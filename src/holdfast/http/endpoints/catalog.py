@@ -12,10 +12,10 @@ import msgspec
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import QuoteRequest
+from holdfast.http.schemas.rendering import render
 from holdfast.ledger.catalog.catalog import Catalog, Model
 from holdfast.ledger.catalog.quotes import SealedQuote, model_not_found, quote_input, seal_quote
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.public_types import Amount, Time
@@ -157,17 +157,12 @@ async def quote(call: Call) -> Outcome:
         brand_id=deps.settings.brand_id,
         expires_at=deps.now() + timedelta(seconds=deps.settings.quote_ttl_s),
     )
-    return QuoteBody(
-        model=priced.terms.model,
+    return render(
+        QuoteBody,
+        priced.terms,
+        sealed,
         quote_id=seal_quote(sealed, deps.quote_key),
-        catalog_version=priced.terms.catalog_version,
-        account_id=account_id,
-        brand_id=sealed.brand_id,
-        input_hash=priced.terms.input_hash,
         currency=CURRENCY,
-        expires_at=format_time(sealed.expires_at),
-        provider_quote_hash=priced.terms.provider_quote_hash,
-        exact=priced.terms.exact,
         estimate=_estimate(priced.terms),
     )
 
@@ -182,19 +177,7 @@ def _models(catalog: Catalog) -> list[ModelBody]:
 
 
 def _model(model: Model) -> ModelBody:
-    return ModelBody(
-        id=model.id,
-        object="model",
-        created=model.created,
-        owned_by=model.owned_by,
-        modality=model.modality,
-        type=model.type,
-        provider=model.provider,
-        capabilities=list(model.capabilities),
-        pricing=msgspec.convert(model.pricing, PricingBody, from_attributes=True),
-        markup_multiplier=model.markup_multiplier,
-        status=model.status,
-    )
+    return render(ModelBody, model, object="model")
 
 
 def _estimate(terms: Terms) -> Estimate:

@@ -1,4 +1,4 @@
-"""How a call is answered: prepared, handled, and its outcome or its fault made a response."""
+"""Running a handler, and turning its outcome or its fault into a response."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from holdfast.ledger.refusals import Refusal
 
 log = structlog.get_logger("holdfast.http")
 
+
 T = TypeVar("T")
 
 
-def told(reply: T | Replayed[T] | Refusal, shape: Callable[[T], msgspec.Struct]) -> Outcome:
-    """An actor's reply as an outcome: ``shape`` renders what succeeded, now or in the call it repeats."""
+def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
+    """Render an actor's reply to an idempotent command; ``body`` renders a success, new or replayed."""
     if isinstance(reply, Replayed):
         stored = reply.reply
-        return ReplayedAnswer(stored if isinstance(stored, Refusal) else shape(stored))
-    return reply if isinstance(reply, Refusal) else shape(reply)
+        return ReplayedAnswer(stored if isinstance(stored, Refusal) else body(stored))
+    return reply if isinstance(reply, Refusal) else body(reply)
 
 
 async def answer_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
@@ -74,15 +75,15 @@ def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> R
     return _json(body, status, {**table_headers, **(headers or {})})
 
 
-async def render_error(error: Exception) -> Response:
+def render_error(error: Exception, request: HoldfastRequest) -> Response:
     """Turn an exception into a response: the application's error handler."""
     if isinstance(error, HTTPException):
-        return render_refusal(*refusal_of_http(error))
+        return render_refusal(*refusal_of_http(error, request.method, request.path))
     return render_fault(error)
 
 
 def render_fault(fault: BaseException) -> Response:
-    """Turn a fault into a response; what nobody expected is logged whole and told without detail."""
+    """Turn a fault into a response. An unexpected one is logged with its traceback; the response has no detail."""
     refusal = refusal_of_fault(fault)
     if refusal is None:
         log.error("unexpected fault", exc_info=fault)

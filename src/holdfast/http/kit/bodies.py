@@ -1,12 +1,12 @@
 """Request bodies: raw bytes to a JSON object, strictly, and from there to a typed request.
 
 Refused as ``invalid_json``: more values than the route takes, bytes that are no UTF-8 or no JSON object, NaN and
-infinities (also numbers that overflow to one), duplicate keys, integers of more than 64 bits, nesting deeper than
-:data:`NESTING_MAX`, lone surrogates and NUL characters. The last two are text that PostgreSQL cannot store. What
-readers of JSON disagree about is refused rather than guessed, because a body is also fingerprinted.
+infinities (also by overflow), duplicate keys, integers of more than 64 bits, nesting deeper than
+:data:`NESTING_MAX`, lone surrogates and NUL characters. PostgreSQL cannot store the last two. JSON that parsers
+interpret differently is refused, because a body is also fingerprinted.
 
-How many values there are is counted on the bytes, before anything is decoded. The common small body pays one decode
-and a few passes over its bytes; only a body that could hold something odd is walked.
+Values are counted on the bytes, before decoding. A common small body costs one decode and a few passes over its
+bytes; only a body with escapes or deep nesting is walked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, json_size
+from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
 
 NESTING_MAX: Final = 64
@@ -40,19 +42,21 @@ class _Refused(ValueError):
 
 
 def check_media_type(content_type: str | None) -> Refusal | None:
-    """Refuse a body that does not call itself JSON. Only the UTF-8 charset may be named."""
+    """Refuse a body whose media type is not JSON in UTF-8."""
     media_type, _, parameters = (content_type or "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if _MEDIA_TYPE.fullmatch(media_type.strip().lower()) and charset in {"", "utf-8", "utf8"}:
         return None
-    return Refusal(code="unsupported_media_type", message="The body must be sent as application/json in UTF-8.")
+    given = shown(content_type) if content_type else "without a media type"
+    message = f"The body must be sent as application/json in UTF-8, not {given}."
+    return Refusal(code="unsupported_media_type", message=message)
 
 
 def parse_object(raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX) -> JsonObject | Refusal:
     """Read a body as one JSON object of at most ``values_max`` values."""
     size = json_size(raw, values_max)
     if size is None:
-        return _invalid(f"The body holds more than {values_max} values.")
+        return _invalid(f"The body has more than {values_max} values.")
     try:
         text = raw.decode("utf-8")
         value = _DECODER.decode(text)
@@ -67,7 +71,7 @@ def parse_object(raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX) -> Json
     if not isinstance(value, dict):
         return _invalid("The body must be a JSON object.")
     if b"\\u" in raw or size.containers_count > NESTING_MAX:
-        return _walked(value)
+        return _checked(value)
     return value
 
 
@@ -83,7 +87,7 @@ def convert_body(body: JsonObject, shape: type[S]) -> S | Refusal:
 
 
 def fingerprint(path: str, body: JsonObject) -> bytes:
-    """SHA-256 of a call's concrete path and canonical body: what an Idempotency-Key is bound to."""
+    """Return the SHA-256 of a request's path and canonical body, which an Idempotency-Key is bound to."""
     canonical = msgspec.json.encode(body, order="sorted")
     return hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + canonical).digest()
 
@@ -95,16 +99,16 @@ def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _invalid_parameter(message: str) -> Refusal:
     path = _ERROR_PATH.search(message)
-    said = message[: path.start()] if path else message
+    reason = message[: path.start()] if path else message
     param = path.group(1) if path else None
     field = (param or "").partition(".")[0].partition("[")[0]
-    missing = re.search(r"missing required field `([^`]+)`", said)
+    missing = re.search(r"missing required field `([^`]+)`", reason)
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return Refusal(code="missing_parameter", message=f"The parameter {param} is required.", param=param)
     return Refusal(
         code=_OWN_CODES.get(field, "invalid_parameter"),
-        message=f"{said[:300].replace('`', '')}.",
+        message=f"{reason[:300].replace('`', '')}.",
         param=param,
     )
 
@@ -113,14 +117,14 @@ def _invalid(message: str) -> Refusal:
     return Refusal(code="invalid_json", message=message)
 
 
-def _walked(value: JsonObject) -> JsonObject | Refusal:
-    """Look at every string and depth of a body that escapes or nests; iteratively, since it may nest deeply."""
+def _checked(value: JsonObject) -> JsonObject | Refusal:
+    """Check every string and the depth of a body, iteratively, since it may be nested deeply."""
     waiting: list[tuple[Any, int]] = [(value, 1)]
     while waiting:
         part, depth = waiting.pop()
         if isinstance(part, str):
             if not _storable(part):
-                return _invalid("The body holds a NUL character or a lone surrogate.")
+                return _invalid("The body has a NUL character or a lone surrogate.")
         elif isinstance(part, dict | list):
             if depth > NESTING_MAX:
                 return _invalid("The body is nested too deeply.")
@@ -136,29 +140,33 @@ def _storable(text: str) -> bool:
     if "\0" in text:
         return False
     try:
-        # Fails at lone surrogates, and far sooner than looking at each character here would.
+        # Encoding fails at lone surrogates, and is faster than a check of each character.
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
 
 
+def _repeated(pairs: list[tuple[str, Any]]) -> str:
+    return Counter(name for name, _ in pairs).most_common(1)[0][0]
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Refused("The body names a key twice.")
+        raise _Refused(f"The body has the key {shown(_repeated(pairs))} more than once.")
     return found
 
 
 def _bounded_int(digits: str) -> int:
     if len(digits) > _INTEGER_DIGITS_MAX or not -(2**63) <= (number := int(digits)) < 2**63:
-        raise _Refused("The body holds an integer of more than 64 bits.")
+        raise _Refused("The body has an integer of more than 64 bits.")
     return number
 
 
 def _finite_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise _Refused("The body holds a number out of range.")
+        raise _Refused("The body has a number out of range.")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Requests whose bodies are taken in when somebody asks for them, and bounded by what their route takes."""
+"""Requests whose body is read on demand, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 
 class HoldfastRequest(TrioRequest):
-    """A request whose body waits with the server below until it is read."""
+    """A request whose body stays in the server until it is read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -20,10 +20,10 @@ class HoldfastRequest(TrioRequest):
         self.id = ""
 
     async def read_body(self, bytes_max: int) -> bytes:
-        """The whole body, read once.
+        """Read the whole body, once.
 
-        Raises the framework's ``RequestEntityTooLarge`` as soon as more than ``bytes_max`` bytes have come. Where
-        the client hangs up it does not return: the server below cancels the call.
+        Raises ``RequestEntityTooLarge`` after more than ``bytes_max`` bytes. If the client disconnects it does not
+        return: the server cancels the request.
         """
         assert self.receive is not None
         parts: list[bytes] = []

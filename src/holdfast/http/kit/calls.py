@@ -1,10 +1,10 @@
-"""One HTTP call: who asks, with what body, and what a route may want of it.
+"""One HTTP call: its caller, its body, and what a handler can do with them.
 
-The order is the same everywhere: credential's form → the caller (for calls with a body) → body → handler. A
-call without a body proves its caller in the same read as its query, so it costs one trip to the database.
+The order is the same for every route: form of the credential → caller (for routes with a body) → body → handler. A
+call without a body authenticates its caller in the same read as its query.
 
-Nothing here changes anything: a client that hangs up cancels its handler mid-line, so handlers only read and
-ask. Every refusal is a value; exceptions are faults.
+Nothing here changes state: a client that disconnects cancels its handler at any point, so handlers only read and
+ask actors. Refusals are values, exceptions are faults.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from holdfast.http.kit.credentials import (
 )
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
+from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.api_keys import api_key_by_secret
 from holdfast.persistence.queries.idempotency import find_reply
@@ -55,7 +56,7 @@ Method = Literal["GET", "POST", "DELETE"]
 
 
 class Auth(Enum):
-    """How a route knows its caller."""
+    """How a route authenticates its caller."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -70,12 +71,12 @@ class Auth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a route wants of a call before its handler runs.
+    """The requirements of a route that are checked before its handler runs.
 
-    Where ``body_optional``, a body whose fields may all be left out may be left out itself. A body is small
-    (:data:`SMALL_BODY_BYTES_MAX`) unless the route ``takes_input`` of a model: then the setting bounds it, or
-    :data:`ANONYMOUS_BODY_BYTES_MAX` where a credential is optional and none is shown. A route with
-    ``raw_body_bytes_max`` takes bytes as they come; ``raw_body_limit`` may lower that for a single call.
+    With ``body_optional`` a body without required fields may be omitted. A body has at most
+    :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
+    :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max`` receives
+    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call.
     """
 
     method: Method
@@ -90,7 +91,7 @@ class Needs:
 
     @property
     def name(self) -> str:
-        """What idempotency records and counters call the route."""
+        """The route's name in idempotency records and metrics."""
         return f"{self.method} {self.path}"
 
 
@@ -99,16 +100,16 @@ ANONYMOUS_BODY_BYTES_MAX: Final = 64 * 1024
 
 LIGHT_BYTES_MAX: Final = 32 * 1024
 LIGHT_VALUES_MAX: Final = 200
-"""What a body may have to be decoded and judged on the event loop: well under a millisecond's work."""
+"""The limits of a body that is decoded and validated on the event loop, in well under a millisecond."""
 
 _WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
 
 
 class Call:
-    """One request on its way through a handler.
+    """One request, as its handler sees it.
 
-    ``session`` or ``known_key`` is set before the handler runs where the route has a body; ``json`` and
-    ``body`` hold that body; ``raw`` its bytes as they came.
+    For a route with a body, ``session`` or ``known_key`` is set before the handler runs. ``json`` and ``body`` are
+    the parsed body, ``raw`` its bytes.
     """
 
     __slots__ = (
@@ -134,26 +135,26 @@ class Call:
     # ------------------------------------------------------------------------------------------- the body
 
     def body(self, shape: type[S]) -> S:
-        """The parsed body, as the shape the route declares."""
+        """Return the parsed body, of the type that the route declares."""
         assert isinstance(self._body, shape)
         return self._body
 
     async def prepare(self) -> Refusal | None:
-        """Do what the route declares, before its handler runs."""
+        """Check what the route requires, before its handler runs."""
         bytes_max = self._body_bytes_max()
         length = self.request.content_length
         if (length or 0) > bytes_max:
             return _too_large(bytes_max)
         refusal = self._read_credential()
         if self.route.auth is Auth.OPTIONAL and (length is None or length > ANONYMOUS_BODY_BYTES_MAX):
-            # Whoever wants more than anybody may have shows who it is, before the body is taken in.
+            # A body above the anonymous limit needs a valid credential before it is read.
             self._caller_id = await self.account_of_caller()
             if self._caller_id is None:
                 bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
                 if (length or 0) > bytes_max:
                     return _too_large(bytes_max, " without a valid credential")
         if refusal is None and self.route.body is not None:
-            refusal = await self._prove_caller()
+            refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET":
             return refusal
         self.raw = raw = await self.request.read_body(bytes_max)
@@ -161,20 +162,20 @@ class Call:
             return None
         self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None
         refusal = await self.compute(partial(self._read_body, raw))
-        return None if refusal is None else await self.refuse_proved(refusal)
+        return None if refusal is None else await self.refuse_authenticated(refusal)
 
     def _body_bytes_max(self) -> int:
-        """The largest body that the route takes from anybody."""
+        """Return the limit of the body in bytes."""
         route, most = self.route, self.deps.settings.body_bytes_max
         if route.raw_body_limit is not None:
             return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
         return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
 
     async def compute(self, work: Callable[[], T], *, caller: str | None = None) -> T:
-        """Do what takes time with the body: at once where it is light, else in a thread, as callers take turns.
+        """Run CPU-bound work: directly if the body is small, else in a thread, in which callers take turns.
 
-        With a ``caller`` in a thread always, for work that is not measured by this call's body. Raises
-        :class:`~holdfast.actors.runtime.faults.Overloaded` where too much of the caller's work waits already.
+        With ``caller`` always in a thread, for work that does not depend on this body's size. Raises
+        :class:`~holdfast.actors.runtime.faults.Overloaded` if too many jobs of the caller are waiting.
         """
         if caller is None:
             if not self._is_heavy:
@@ -195,7 +196,7 @@ class Call:
         if isinstance(parsed, Refusal):
             return parsed
         if shape is None:
-            # Unknown keys are ignored everywhere, and a call that takes no body knows none.
+            # Unknown keys are ignored, and a route without a body knows none.
             return None
         body = bodies.convert_body(parsed, shape)
         if isinstance(body, Refusal):
@@ -219,7 +220,7 @@ class Call:
         self.bearer = found
         return None
 
-    async def _prove_caller(self) -> Refusal | None:
+    async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:
             found = await self.read_as_session(lambda _rows, session: session)
             if isinstance(found, Refusal):
@@ -235,20 +236,20 @@ class Call:
                 self.known_key = KnownKey(key.account_id, key.key_id)
                 self.deps.key_cache.put(self.bearer.sha256, self.known_key)
             self._caller_id = self.known_key.account_id
-            self._note_use(self.known_key)
+            self._record_use(self.known_key)
         return None
 
-    def _note_use(self, key: KnownKey) -> None:
-        """Tell the key's account now and then that it is in use."""
+    def _record_use(self, key: KnownKey) -> None:
+        """Record the use of a key at its account, at most once a minute."""
         assert self.bearer is not None
         now = self.deps.now()
         if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
             self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
-        """Prove the session and run ``query`` in one read.
+        """Authenticate the session and run ``query`` in one read.
 
-        Refuses: 1. ``invalid_session`` (unknown or signed out); 2. ``session_expired``.
+        Refuses: 1. ``invalid_session`` (unknown or ended); 2. ``session_expired``.
         """
         assert self.bearer is not None
         sha256 = self.bearer.sha256
@@ -265,7 +266,7 @@ class Call:
         return await self.deps.database.read(read)
 
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
-        """Prove the API key and its scope and run ``query`` in one read.
+        """Authenticate the API key, check its scope and run ``query`` in one read.
 
         Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``insufficient_scope``.
         """
@@ -285,11 +286,11 @@ class Call:
 
         answer = await self.deps.database.read(read)
         if used:
-            self._note_use(used[-1])
+            self._record_use(used[-1])
         return answer
 
     async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
-        """Prove the credential the route asks for and run ``query`` on the caller's account id, in one read.
+        """Authenticate the caller as the route requires and run ``query`` on the account's id, in one read.
 
         Refuses as :meth:`read_as_key` or :meth:`read_as_session` does.
         """
@@ -297,25 +298,25 @@ class Call:
             return await self.read_as_key(lambda rows, key: query(rows, key.account_id))
         return await self.read_as_session(lambda rows, session: query(rows, session.account_id))
 
-    async def refuse_proved(self, refusal: Refusal) -> Refusal:
-        """The refusal, unless the caller's API key opens nothing any more: the hot path has not looked by then."""
+    async def refuse_authenticated(self, refusal: Refusal) -> Refusal:
+        """Return the refusal, or that of the API key if it is not valid: a cached key has not been checked yet."""
         if self.route.auth is not Auth.API_KEY:
             return refusal
         return await self.read_as_key(lambda _rows, _key: refusal)
 
     async def account_of_caller(self) -> str | None:
-        """The account of a credential that is optional here; one that opens nothing counts as none."""
+        """Return the account of an optional credential; an invalid one counts as none."""
         if self.bearer is None:
             return None
-        proved: SessionRecord | ApiKeyRecord | Refusal
+        authenticated: SessionRecord | ApiKeyRecord | Refusal
         if self.bearer.kind == "session":
-            proved = await self.read_as_session(lambda _rows, session: session)
+            authenticated = await self.read_as_session(lambda _rows, session: session)
         else:
-            proved = await self.read_as_key(lambda _rows, key: key)
-        return None if isinstance(proved, Refusal) else proved.account_id
+            authenticated = await self.read_as_key(lambda _rows, key: key)
+        return None if isinstance(authenticated, Refusal) else authenticated.account_id
 
     def origin(self) -> str:
-        """Where the call comes from, as limits count it."""
+        """Return the origin of the request, by which limits count."""
         client = self.request.scope.get("client")
         settings = self.deps.settings
         address = client_address(
@@ -327,22 +328,22 @@ class Call:
         return origin_of(address)
 
     def query(self) -> dict[str, list[str]]:
-        """The query string's keys, each with every value that was sent."""
+        """Return the query parameters, each with all its values."""
         return self.request.args.to_dict(flat=False)
 
     async def ask(self, ref: TrioActorRef, command: Command[T]) -> T | Refusal:
-        """Ask an actor within the time a call may take; its faults pass through to the error table."""
+        """Ask an actor, with the deadline of a request. Raises the actor's faults, which are in the error table."""
         return await ref.ask(command, deadline_s=self.deps.settings.ask_deadline_s)
 
     def claim(self, key_id: str) -> KeyClaim:
-        """What the account's actor checks again when the command reaches it."""
+        """Return the claim of a key, which the account's actor checks."""
         assert self.route.scope is not None
         return KeyClaim(key_id=key_id, scope=self.route.scope)
 
     # --------------------------------------------------------------------------------------- idempotency
 
     def idempotency(self) -> IdempotencyKey | Refusal | None:
-        """The call's Idempotency-Key, raw or in one pair of quotes. Refuses with ``invalid_idempotency_key``."""
+        """Return the Idempotency-Key, sent with or without quotes. Refuses with ``invalid_idempotency_key``."""
         sent = self.request.headers.getlist("Idempotency-Key")
         if not sent:
             return None
@@ -352,7 +353,7 @@ class Call:
         if len(sent) > 1 or not _KEY_TEXT.fullmatch(key):
             return Refusal(
                 code="invalid_idempotency_key",
-                message="Send one Idempotency-Key of 1 to 255 printable ASCII characters.",
+                message=f"The Idempotency-Key {shown(key)} must be one of 1 to 255 printable ASCII characters.",
                 param="Idempotency-Key",
             )
         fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
@@ -361,10 +362,10 @@ class Call:
     async def refuse(
         self, refusal: Refusal, idempotency: IdempotencyKey | None, reply_type: type[T]
     ) -> Refusal | Replayed[T]:
-        """Turn the call down before its actor was asked, unless the same call was answered before.
+        """Return the refusal of a request, or the reply to an earlier request with its Idempotency-Key.
 
-        What was accepted once must be replayed although the world has changed since (a model is gone, a quote has
-        expired). Whether the caller still may is read along, because the hot path has not looked.
+        An accepted request is replayed even if it would be refused now (its model was removed, its quote expired).
+        The same read authenticates the caller, because a cached key has not been checked yet.
         """
 
         now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
@@ -379,4 +380,6 @@ class Call:
 
 
 def _too_large(bytes_max: int, when: str = "") -> Refusal:
-    return Refusal(code="request_too_large", message=f"The body may have at most {bytes_max} bytes{when}.")
+    return Refusal(
+        code="request_too_large", message=f"The body is too large; the maximum is {bytes_max} bytes{when}."
+    )

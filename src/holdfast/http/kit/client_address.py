@@ -1,11 +1,10 @@
-"""Where a request comes from: the peer of its connection, or what a trusted proxy says of the peer before it.
+"""The address of the client: the connection's peer, or the address that a trusted proxy reports.
 
-Each proxy on the way appends the address it was called from, so only the right-most entries of the header are
-written by proxies of ours; everything further left may have been sent by the client. The header is therefore read
-from the right, past the proxies that are trusted, and the first other address is the client. A header that cannot
-be read that far is not believed at all.
+Each proxy appends its peer's address to the header, so only the right-most entries come from our proxies; entries
+further left may come from the client. The header is read from the right, past trusted proxies, and the first other
+address is the client's. A header that cannot be parsed that far is ignored.
 
-Which of the two headers is read is a setting, since a proxy that writes one of them passes the other one on as the
+A setting chooses which of the two headers is read, since a proxy that writes one of them forwards the other as the
 client sent it. Sources: RFC 7239 for ``Forwarded``; ``X-Forwarded-For`` as common proxies write it.
 """
 
@@ -24,7 +23,7 @@ UNKNOWN: Final = "unknown"
 """The origin of a request whose connection has no address, such as one over a local socket."""
 
 HOPS_MAX: Final = 32
-"""A longer chain is not read: no honest one comes near it."""
+"""Longer chains are ignored; real ones are far shorter."""
 
 _PAIR = re.compile(r"""\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]*)\s*""", re.ASCII)
 _WITH_PORT = re.compile(r"\[([^\[\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}", re.ASCII)
@@ -37,10 +36,10 @@ def client_address(
     *,
     header: ProxyHeader = "X-Forwarded-For",
 ) -> IPAddress | None:
-    """The address of the client behind ``peer``, or None where even the peer has none.
+    """Return the address of the client whose request came from ``peer``, None if the peer has none.
 
-    ``header_lines`` are the values of the header's lines in the order they were sent. They are looked at only where
-    the peer is trusted; malformed ones count as none. Where all hops are trusted, the farthest is the client.
+    ``header_lines`` are the header's values in the order sent. They are used only if the peer is trusted; malformed
+    values count as none. If all hops are trusted, the farthest is the client.
     """
     address = parse_address(peer)
     if address is None or not header_lines or not is_trusted(address, trusted):
@@ -50,17 +49,17 @@ def client_address(
         return address
     found = address
     for hop in reversed(hops):
-        said = parse_address(hop)
-        if said is None:
+        parsed = parse_address(hop)
+        if parsed is None:
             return address
-        found = said
-        if not is_trusted(said, trusted):
+        found = parsed
+        if not is_trusted(parsed, trusted):
             break
     return found
 
 
 def origin_of(address: IPAddress | None) -> str:
-    """What limits count an address by: of an IPv6 address its /64, since one caller has all of that."""
+    """Return the key by which limits count an address: an IPv6 address counts by its /64, which one caller owns."""
     if address is None:
         return UNKNOWN
     if isinstance(address, ipaddress.IPv6Address):
@@ -69,7 +68,7 @@ def origin_of(address: IPAddress | None) -> str:
 
 
 def parse_address(text: str | None) -> IPAddress | None:
-    """Read an address, with a zone or a port or without; an IPv4 address inside an IPv6 one is told as itself."""
+    """Parse an address, with or without zone or port; an IPv4-mapped IPv6 address becomes the IPv4 address."""
     if not text:
         return None
     bare = _WITH_PORT.fullmatch(text.strip())
@@ -82,7 +81,7 @@ def parse_address(text: str | None) -> IPAddress | None:
 
 
 def is_trusted(address: IPAddress, trusted: Iterable[IPNetwork]) -> bool:
-    """Whether an address is one of a trusted proxy."""
+    """Whether an address belongs to a trusted proxy."""
     return any(address in network for network in trusted)
 
 
@@ -91,7 +90,7 @@ def _forwarded_for(lines: Sequence[str]) -> list[str]:
 
 
 def _forwarded(lines: Sequence[str]) -> list[str] | None:
-    """The ``for`` of each element, from left to right; None where the header is not as RFC 7239 has it."""
+    """Return the ``for`` of each element, from left to right; None if the header does not follow RFC 7239."""
     text, at = ",".join(lines), 0
     hops: list[str] = []
     found: str | None = None
@@ -110,7 +109,7 @@ def _forwarded(lines: Sequence[str]) -> list[str] | None:
         at += 1
         if end == ";":
             continue
-        # An element that names no client hides who called: nothing left of it can be told either.
+        # An element without a client hides its caller, so elements left of it cannot be attributed.
         if found is None:
             return None
         hops.append(found)

@@ -1,7 +1,7 @@
-"""How one request reaches the application and its answer leaves it.
+"""The ASGI side of the application: one request in, one response out.
 
-The server below (:mod:`holdfast.http.server`) cancels the call of a client that hangs up, and hands out the body
-as it is asked for. So a call is one task, and nothing of a body is taken in before somebody wants it.
+The server (:mod:`holdfast.http.server`) cancels the request of a client that disconnects and delivers the body on
+demand. So a request needs one task, and no part of a body is read before a handler reads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 
 
 class HoldfastConnection(ASGIHTTPConnection):
-    """One request over the server below; made anew for each."""
+    """One request."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer the request."""
@@ -46,7 +46,7 @@ class HoldfastConnection(ASGIHTTPConnection):
             await send(_part(response.response.data, more=False))
             return
         timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
-        # What a client has not taken by then is given up; the server below sees that the answer is cut short.
+        # After the timeout the response is incomplete, and the server closes the connection.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             async with response.response as body:
                 async for data in body:

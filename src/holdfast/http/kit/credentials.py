@@ -1,8 +1,8 @@
 """Bearer credentials: session tokens, API keys and the operators' token, and how they are read from a request.
 
 A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live_`` or ``hk_test_``, 32 base62
-characters and six more that are the CRC32 of all before them: a typo or an invented key is dropped without a
-look at the rows. The rows know only SHA-256 of either; with this much entropy a plain hash is enough.
+characters and six more that are the CRC32 of all before them: a mistyped or invented key is refused without a read.
+The database has only the SHA-256 of both; with this much entropy a plain hash is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TASKS_WRITE: Final = "tasks:write"
 SCOPES: Final = (TASKS_READ, TASKS_WRITE)
 
 KEY_PREFIX_CHARS: Final = 12
-"""How much of an API key is kept in clear, so that its owner can tell keys apart."""
+"""How much of an API key is stored as text, so that its owner can distinguish keys."""
 
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SECRET_CHARS: Final = 32
@@ -42,7 +42,7 @@ _API_KEY = re.compile(r"hk_(?:live|test)_[0-9A-Za-z]{38}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MintedKey:
-    """A fresh API key. ``secret`` is shown to its owner once and never stored."""
+    """A new API key. ``secret`` is returned to its owner once and never stored."""
 
     secret: str
     sha256: bytes
@@ -51,14 +51,14 @@ class MintedKey:
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """A well-formed credential; whether it opens anything, the rows tell."""
+    """A well-formed credential, not yet verified against the database."""
 
     kind: CredentialKind
     sha256: bytes
 
 
 def mint_api_key(*, live: bool) -> MintedKey:
-    """Draw an API key: ``hk_live_…``, or ``hk_test_…`` outside production."""
+    """Generate an API key: ``hk_live_…``, or ``hk_test_…`` outside production."""
     head = "hk_live_" if live else "hk_test_"
     body = head + "".join(secrets.choice(_BASE62) for _ in range(_SECRET_CHARS))
     secret = body + _checksum(body)
@@ -66,21 +66,20 @@ def mint_api_key(*, live: bool) -> MintedKey:
 
 
 def digest(credential: str) -> bytes:
-    """What the rows know of a credential."""
+    """Return the SHA-256 that the database has of a credential."""
     return hashlib.sha256(credential.encode("ascii")).digest()
 
 
 def is_api_key(text: str) -> bool:
-    """Whether a text has an API key's form and a right checksum."""
+    """Whether a text has the form of an API key and a correct checksum."""
     return _API_KEY.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_CHARS]) == text[-_CHECKSUM_CHARS:]
 
 
 def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> Bearer | Refusal:
     """Read the request's Authorization headers as one credential of the ``wanted`` kind (None: either kind).
 
-    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, odd
-    characters); 3. ``wrong_credential_type``; 4. ``invalid_session`` or ``invalid_api_key`` (the form alone is
-    wrong).
+    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, invalid
+    characters); 3. ``wrong_credential_type``; 4. ``invalid_session`` or ``invalid_api_key`` (malformed).
     """
     if not authorization:
         return MISSING_CREDENTIALS
@@ -91,7 +90,7 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     kind = _kind_of(token) or wanted
     if wanted is not None and kind != wanted:
         needed = "a session token" if wanted == "session" else "an API key"
-        return Refusal(code="wrong_credential_type", message=f"This call needs {needed}.")
+        return Refusal(code="wrong_credential_type", message=f"This endpoint requires {needed}.")
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
         return Bearer("session", digest(token))
     if kind == "api_key" and is_api_key(token):
@@ -100,7 +99,7 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
 
 
 def refuse_operator(authorization: Sequence[str], operator_token: str) -> Refusal | None:
-    """Refuse whoever does not send the operators' token, in a time that tells nothing of it.
+    """Refuse a request without the operators' token, in constant time.
 
     Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, another
     token); 3. ``wrong_credential_type`` (a session token or an API key).
@@ -115,67 +114,67 @@ def refuse_operator(authorization: Sequence[str], operator_token: str) -> Refusa
     if hmac.compare_digest(token.encode("ascii"), operator_token.encode()):
         return None
     if _kind_of(token) is not None:
-        return Refusal(code="wrong_credential_type", message="This call needs the operators' token.")
-    return Refusal(code="invalid_credentials", message="This is not the operators' token.")
+        return Refusal(code="wrong_credential_type", message="This endpoint requires the operators' token.")
+    return Refusal(code="invalid_credentials", message="The token is not the operators' token.")
 
 
 MISSING_CREDENTIALS: Final = Refusal(
-    code="missing_credentials", message="Send a credential: Authorization: Bearer <token>."
+    code="missing_credentials", message="The header Authorization: Bearer <token> is missing."
 )
 NOT_ONE_BEARER: Final = Refusal(
-    code="invalid_credentials", message="Send one Authorization header: Bearer <token>."
+    code="invalid_credentials", message="The Authorization header must be sent once, as Bearer <token>."
 )
-INVALID_SESSION: Final = Refusal(code="invalid_session", message="This session is unknown or was signed out.")
-SESSION_EXPIRED: Final = Refusal(code="session_expired", message="This session has expired; sign in again.")
-INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="This API key is unknown or was revoked.")
+INVALID_SESSION: Final = Refusal(code="invalid_session", message="The session does not exist or has ended.")
+SESSION_EXPIRED: Final = Refusal(code="session_expired", message="The session has expired; sign in again.")
+INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="The API key does not exist or was revoked.")
 
 
 def lacking_scope(scope: str) -> Refusal:
-    """The refusal of a live key that may not do this."""
-    return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
+    """Return the refusal of a live key without a scope."""
+    return Refusal(code="insufficient_scope", message=f"The API key does not have the scope {scope}.")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """What never changes about an API key. Whether it still opens anything is not among it."""
+    """The immutable facts of an API key; whether it is revoked is not one of them."""
 
     account_id: str
     key_id: str
 
 
-USE_NOTED_EVERY: Final = timedelta(minutes=1)
+USE_RECORDED_EVERY: Final = timedelta(minutes=1)
 
 
 class KeyCache:
-    """Which account and key a hash belongs to, for the newest ``entries_max`` keys seen.
+    """The account and key of a hash, for the ``entries_max`` most recently used keys.
 
-    These facts are immutable, so nothing here can be out of date; the account's actor knows what is revoked.
+    The facts are immutable, so an entry is never stale; the account's actor checks for revocation.
     """
 
     def __init__(self, *, entries_max: int = 50_000) -> None:
         self._entries_max = entries_max
         self._known: OrderedDict[bytes, KnownKey] = OrderedDict()
-        self._noted: dict[bytes, datetime] = {}
+        self._recorded: dict[bytes, datetime] = {}
 
     def is_use_due(self, sha256: bytes, now: datetime) -> bool:
-        """Whether a use of this key is to be noted: at most once in ``USE_NOTED_EVERY``. Saying so notes it."""
-        noted = self._noted.get(sha256)
-        if noted is not None and now - noted < USE_NOTED_EVERY:
+        """Return whether to record a use of this key, at most once per ``USE_RECORDED_EVERY``."""
+        recorded = self._recorded.get(sha256)
+        if recorded is not None and now - recorded < USE_RECORDED_EVERY:
             return False
-        if len(self._noted) >= self._entries_max:
-            self._noted.clear()
-        self._noted[sha256] = now
+        if len(self._recorded) >= self._entries_max:
+            self._recorded.clear()
+        self._recorded[sha256] = now
         return True
 
     def get(self, sha256: bytes) -> KnownKey | None:
-        """The key of a hash, if it was seen lately."""
+        """Return the key of a hash, None if it is not cached."""
         known = self._known.get(sha256)
         if known is not None:
             self._known.move_to_end(sha256)
         return known
 
     def put(self, sha256: bytes, known: KnownKey) -> None:
-        """Remember a key that the rows knew."""
+        """Cache a key that was read."""
         self._known[sha256] = known
         if len(self._known) > self._entries_max:
             self._known.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What the handlers may use, and nothing else: the composition root fills it in, tests fill it with stand-ins."""
+"""The dependencies of the handlers, provided by the wiring and, in tests, by stand-ins."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether each part that must work before traffic makes sense does work.
+    """Whether each part that requests depend on works.
 
-    Of ``providers``, by name, one is enough that may answer: the others' tasks wait, and all else goes on.
+    Of ``providers``, by name, one that is not down is enough: the tasks of the others wait.
     """
 
     database: bool
@@ -48,45 +48,45 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """True when calls make sense."""
+        """Whether the service should receive requests."""
         are_all_down = bool(self.providers) and all(state == "down" for state in self.providers.values())
         return self.database and self.tree and not are_all_down
 
 
 class Health(Protocol):
-    """Who knows how the service is."""
+    """The health check."""
 
     async def readiness(self) -> Readiness:
-        """The state of the parts at this moment. Never raises; a part that does not answer is not ready."""
+        """Return the current state of the parts. Never raises; a part that does not respond is not ready."""
         ...
 
 
 class UnmatchedEvents(Protocol):
-    """Keeps what a payment provider told and no order took in, so that nothing said to us is lost."""
+    """Storage of payment events that no order has received."""
 
     async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
-        """Write the event down, once for each id; ``kind`` is its type. Faults are those of a command."""
+        """Store an event, once per id; ``kind`` is its type. Raises the faults of a command."""
         ...
 
 
 class EventCommands(Protocol):
-    """Who changes what becomes of events on their way to customers. Faults are those of a command."""
+    """Changes of webhook deliveries. Both methods raise the faults of a command."""
 
     async def send_again(self, account_id: str, event_id: str) -> None:
         """Make an event due at once."""
         ...
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
-        """Let a generation of the account's secret take over."""
+        """Make a generation of the account's secret the newest."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPayments:
-    """Card payments as far as the front end needs them.
+    """The card provider, and the settings of card payments.
 
-    ``livemode`` is what the provider must say of every payment, None where it is not asked. Without
-    ``webhook_secrets`` the webhook stays shut.
+    ``livemode`` is the mode that every payment must have, None if it is not checked. Without ``webhook_secrets``
+    the webhook refuses every request.
     """
 
     provider: CardProvider
@@ -97,17 +97,17 @@ class CardPayments:
 
 
 def no_earlier_catalogs(version: str) -> Catalog | None:  # noqa: ARG001 - the signature is that of catalog_of
-    """Nothing is kept of earlier catalogs."""
+    """Return None: no earlier catalog is retained."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """The handlers' world. ``callback_secrets`` gives a media provider's secrets by its name (None: unnamed).
+    """The dependencies of the handlers.
 
-    ``catalog`` is the one in force, ``catalog_of`` gives it or an earlier one by its version.
-
-    ``sandbox_secrets``: the first one signs, all of them verify. Without a ``card`` desk there is no card provider.
+    ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets`` returns a
+    media provider's secrets by its name (None: those without a name). The first of ``sandbox_secrets`` signs, all
+    verify. ``card`` is None if no card provider is configured.
     """
 
     settings: Settings
@@ -132,10 +132,10 @@ class Dependencies:
 
     @property
     def quote_key(self) -> bytes:
-        """What seals quotes."""
+        """The key that seals quotes."""
         return self.settings.derived_key("quotes")
 
     @property
     def webhook_key(self) -> bytes:
-        """What the secrets are drawn from that events to customers are signed with."""
+        """The key from which accounts' webhook secrets are derived."""
         return self.settings.derived_key("webhook secrets")

@@ -1,8 +1,8 @@
-"""The error table: what each refusal and fault looks like outside.
+"""The error table: the response to each refusal and fault.
 
-Every failed call answers ``{"error": {message, type, code, param, request_id}}``. :data:`ERROR_TABLE` is the
-one place that gives a code its status, type and headers; handlers only name codes. Clients branch on ``code``,
-so a row once published keeps its meaning.
+The body of an error is ``{"error": {message, type, code, param, request_id}}``. :data:`ERROR_TABLE` alone gives a
+code its status, type and headers; handlers only name codes. Clients branch on ``code``, so a published row keeps
+its meaning.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
+from holdfast.http.kit.shown import shown
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -34,9 +35,9 @@ API = "api_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How a code answers. ``retry_after_s`` is sent when the refusal names no time itself.
+    """The response to a code. ``retry_after_s`` is sent if the refusal has no time of its own.
 
-    ``final`` sends ``x-should-retry: false``: common client libraries repeat every 409 unless told not to.
+    ``final`` sends ``X-Should-Retry: false``: common client libraries otherwise repeat every 409.
     ``challenge`` sends ``WWW-Authenticate: Bearer``.
     """
 
@@ -133,7 +134,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """What went wrong.
+    """The error.
 
     ``required`` and ``available`` are amounts, present for ``insufficient_credit`` only; ``provider_code`` is the
     payment provider's own code, present for ``provider_rejected`` only.
@@ -150,20 +151,20 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of every failed call."""
+    """The body of every error response."""
 
     error: ErrorBody
 
 
 def row_of(code: str) -> ErrorRow:
-    """The table's row for a code. A code without a row is a bug in whoever refused."""
+    """Return the row of a code. A code without a row is a bug of the code that refused."""
     row = ERROR_TABLE.get(code)
     assert row is not None, f"the error table has no row for {code!r}"
     return row
 
 
 def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[str, str]]:
-    """The status, body and headers that tell a refusal."""
+    """Return the status, body and headers of a refusal."""
     row = row_of(refusal.code)
     body = ErrorBody(
         message=refusal.message,
@@ -176,7 +177,7 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
         provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
     )
     headers = {}
-    # A row's usual wait is for what passes with time; a refusal that is final says so itself if it has one.
+    # A row's time is for refusals that pass with time; a final refusal has one only if it says so itself.
     usual_s = None if refusal.final else row.retry_after_s
     retry_after_s = usual_s if refusal.retry_after_s is None else refusal.retry_after_s
     if retry_after_s is not None:
@@ -189,30 +190,31 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
 
 
 def refusal_of_fault(fault: BaseException) -> Refusal | None:
-    """The answer to a fault that callers may meet in good order, or None where it is unexpected.
+    """Return the response to an expected fault, None for an unexpected one.
 
-    A group counts as its first member when every member is such a fault.
+    A group counts as its first member if all its members are expected.
     """
     answers = [_refusal_of_leaf(leaf) for leaf in _leaves(fault)]
     return answers[0] if answers and all(answer is not None for answer in answers) else None
 
 
-INTERNAL_ERROR: Final = Refusal(code="internal_error", message="Something went wrong on our side.")
+INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
 
 
-def refusal_of_http(error: HTTPException) -> tuple[Refusal, dict[str, str]]:
-    """The answer to what the web framework itself refused, and headers that go with it."""
+def refusal_of_http(error: HTTPException, method: str, path: str) -> tuple[Refusal, dict[str, str]]:
+    """Return the response to an error of the web framework, and its headers."""
     match error.code:
         case 404:
-            return Refusal(code="route_not_found", message="There is nothing at this path."), {}
+            return Refusal(code="route_not_found", message=f"The path {shown(path)} does not exist."), {}
         case 405:
             methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
             allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))} if methods else {}
-            return Refusal(code="method_not_allowed", message="This path does not take this method."), allow
+            message = f"The path {shown(path)} does not support the method {shown(method)}."
+            return Refusal(code="method_not_allowed", message=message), allow
         case 408:
-            return Refusal(code="request_timeout", message="The request's body took too long to arrive."), {}
+            return Refusal(code="request_timeout", message="The body was not received in time."), {}
         case 413:
-            return Refusal(code="request_too_large", message="The request's body is too large."), {}
+            return Refusal(code="request_too_large", message="The body is too large."), {}
         case code if code is not None and 400 <= code < 500:
             return Refusal(code="malformed_request", message="The request could not be understood."), {}
         case _:
@@ -224,25 +226,25 @@ def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
         case DatabaseAway():
             return Refusal(
                 code="temporarily_unavailable",
-                message="The database is away; try again shortly.",
+                message="The database is not available; try again later.",
                 retry_after_s=math.ceil(fault.retry_after_s),
             )
         case Overloaded():
             return Refusal(
                 code="overloaded",
-                message="Too much is waiting already; nothing was done. Try again shortly.",
+                message="Too many requests are waiting. Nothing was changed; try again later.",
                 retry_after_s=math.ceil(fault.retry_after_s),
             )
         case OutcomeUnknown():
             return Refusal(
                 code="temporarily_unavailable",
-                message="No answer in time; the call may have taken effect. Repeat it with its Idempotency-Key.",
+                message="No result in time; the request may have taken effect. Repeat it with its Idempotency-Key.",
                 retry_after_s=math.ceil(fault.retry_after_s),
             )
         case AskFault():
             return Refusal(
                 code="temporarily_unavailable",
-                message="This part of the service is restarting; nothing was done. Try again shortly.",
+                message="This part of the service is restarting. Nothing was changed; try again later.",
                 retry_after_s=math.ceil(fault.retry_after_s),
             )
         case _:

@@ -1,4 +1,4 @@
-"""Work that takes a thread: bounded in all and for each caller, so that no caller can hold up the others."""
+"""Threads for CPU-bound work, bounded in total and per caller, so that no caller can block the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 THREADS_MAX: Final = 2
 WAITING_PER_CALLER_MAX: Final = 8
-"""How much work of one caller may be waiting or under way."""
+"""How many jobs of one caller may wait or run."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one caller has here: a turn, which one piece of its work has at a time, and how much waits for it."""
+    """One caller's jobs: the limiter that runs one at a time, and the number that wait or run."""
 
     turn: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     count: int = 0
 
 
 class FairThreads:
-    """A few threads. Each caller has one piece of work in the common queue at a time, so callers take turns."""
+    """A few threads. Each caller has one job in the common queue at a time, so callers take turns."""
 
     def __init__(
         self, *, threads_max: int = THREADS_MAX, waiting_per_caller_max: int = WAITING_PER_CALLER_MAX
@@ -36,13 +36,10 @@ class FairThreads:
         self._shares: dict[str, _Share] = {}
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
-        """Do the work in a thread when it is its turn.
-
-        Raises :class:`Overloaded` where too much of the caller's work waits already.
-        """
+        """Run ``work`` in a thread in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
         share = self._shares.setdefault(caller, _Share())
         if share.count >= self._waiting_per_caller_max:
-            raise Overloaded("too much work of this caller is waiting")
+            raise Overloaded(f"the caller has {share.count} jobs already")
         share.count += 1
         try:
             async with share.turn:

@@ -1,7 +1,7 @@
-"""How much a JSON body holds, counted on its raw bytes before anything is decoded.
+"""The number of values in a JSON body, counted on its bytes before it is decoded.
 
-Decoding costs by the value, not by the byte: a mebibyte of ``[{},{},…`` takes a hundred times as long as a string
-of the same length. What is counted here takes a few passes of C code over the bytes and makes no value at all.
+The cost of decoding depends on the values, not on the bytes: a mebibyte of ``[{},{},…`` takes a hundred times as
+long as a string of the same length. Counting takes a few passes of C code over the bytes and creates no values.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 from holdfast.ledger.plain_json import VALUES_MAX as INPUT_VALUES_MAX
 
 SMALL_BODY_BYTES_MAX: Final = 16 * 1024
-"""The body of a route that takes a few short fields."""
+"""The body limit of a route whose body has a few short fields."""
 
 SMALL_VALUES_MAX: Final = 256
-"""The values in such a body; extra keys are allowed and ignored."""
+"""The limit of values in such a body; extra keys are allowed and ignored."""
 
 INPUT_BODY_VALUES_MAX: Final = INPUT_VALUES_MAX + 500
-"""The values in a body with a model's input. The input alone has its own, lower limit, which names the place."""
+"""The limit of values in a body with a model's input. The input has a lower limit of its own."""
 
 
 class JsonSize(NamedTuple):
@@ -28,16 +28,16 @@ class JsonSize(NamedTuple):
 
 
 def json_size(raw: bytes, values_max: int) -> JsonSize | None:
-    """Count a body's values, or None where there are surely more than ``values_max`` or the body is no JSON.
+    """Count a body's values; None if there are more than ``values_max``.
 
-    Commas and brackets inside strings do not count. What stands here for a body that is no JSON means nothing.
+    Commas and brackets inside strings do not count. For a body that is not JSON the result has no meaning.
     """
     quick = _counted(raw)
     if quick.values_count <= values_max:
         return quick
-    # Strings may hold what looks like structure. Escapes go first, so that every quote left opens or closes one.
+    # Strings may contain brackets and commas. Without the escapes, every remaining quote starts or ends a string.
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in raw else raw
-    # Each value and each key is one string at the most, so this bounds the pieces made below.
+    # Each value and each key is at most one string, so this bounds the number of parts split below.
     if len(plain.translate(None, _ALL_BUT_QUOTES)) > 4 * values_max + 2:
         return None
     found = _counted(b"".join(plain.split(b'"')[::2]))
@@ -45,7 +45,7 @@ def json_size(raw: bytes, values_max: int) -> JsonSize | None:
 
 
 def _counted(raw: bytes) -> JsonSize:
-    # By deleting the rest: one pass at the same speed whatever the bytes are, which counting each would not be.
+    # One pass that deletes all other bytes is equally fast for any input; counting each mark is not.
     marks = raw.translate(None, _ALL_BUT_MARKS)
     containers_count = len(marks.translate(None, b","))
     # Each value but the first of a container has a comma before it, and each container may have a first one.

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Parameter
+from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import LeftOut
 
@@ -100,28 +101,28 @@ class Entries(Protocol[E_co]):
 
 
 async def read_page(
-    call: Call, window: Window, entries: Entries[E], place: Callable[[E], Position]
+    call: Call, window: Window, entries: Entries[E], position: Callable[[E], Position]
 ) -> Page[E] | Refusal:
     """Return a page of a list of the caller's account; the credential and the page are read in one read.
 
-    ``entries`` reads, ``place`` returns an entry's position. Refuses: 1. as the credential is refused;
+    ``entries`` reads, ``position`` returns an entry's position. Refuses: 1. as the credential is refused;
     2. ``invalid_cursor``.
     """
 
     def read(rows: Connection, account_id: str) -> Page[E] | Refusal:
-        position = read_cursor(account_id, window)
-        if isinstance(position, Refusal):
-            return position
+        after = read_cursor(account_id, window)
+        if isinstance(after, Refusal):
+            return after
         found = entries(
             rows,
             account_id,
             limit=window.read_max,
             since=window.since,
             until=window.until,
-            after=position,
+            after=after,
             filters=window.filters,
         )
-        return found if isinstance(found, Refusal) else cut_page(found, account_id, window, place)
+        return found if isinstance(found, Refusal) else cut_page(found, account_id, window, position)
 
     return await call.read_as_caller(read)
 
@@ -139,29 +140,29 @@ def read_window(
     for name in ("limit", "from", "to", "cursor", *names):
         sent = query.get(name, ())
         if len(sent) > 1:
-            return _invalid(name, "was sent more than once")
+            return _invalid(name, f"was sent {len(sent)} times")
         if sent:
             values[name] = sent[0]
     limit_text = values.get("limit", str(LIMIT_DEFAULT))
     if not _LIMIT.fullmatch(limit_text) or not 1 <= int(limit_text) <= LIMIT_MAX:
-        return _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}")
+        return _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}", limit_text)
     times: dict[str, datetime] = {}
     for name in ("from", "to"):
         if name in values:
             at = read_time(values[name])
             if at is None:
-                return _invalid(name, "must be an RFC 3339 time with an offset, or a date")
+                return _invalid(name, "must be an RFC 3339 time with an offset, or a date", values[name])
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
-        return _invalid("from", "must be earlier than to")
+        return _invalid("from", "must be earlier than to", values["from"])
     for each in filters:
         value, known = values.get(each.name), dict(each.schema).get("enum")
         if value is None:
             continue
         if isinstance(known, list) and value not in known:
-            return _invalid(each.name, "must be one of " + ", ".join(known))
+            return _invalid(each.name, "must be one of " + ", ".join(known), value)
         if len(value) > FILTER_MAX_CHARS or "\0" in value:
-            return _invalid(each.name, "has a value that is not valid for this filter")
+            return _invalid(each.name, f"must have at most {FILTER_MAX_CHARS} characters and no NUL", value)
     return Window(
         kind=kind,
         limit=int(limit_text),
@@ -186,8 +187,10 @@ def read_time(text: str) -> datetime | None:
     return None
 
 
-def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Callable[[E], Position]) -> Page[E]:
-    """Return a page of up to ``window.read_max`` entries. ``place`` returns an entry's position.
+def cut_page(
+    found: Sequence[E | LeftOut], owner: str, window: Window, position: Callable[[E], Position]
+) -> Page[E]:
+    """Return a page of up to ``window.read_max`` entries. ``position`` returns an entry's position.
 
     A row that cannot be decoded counts towards the page and is left out.
     """
@@ -196,8 +199,8 @@ def cut_page(found: Sequence[E | LeftOut], owner: str, window: Window, place: Ca
     if len(found) <= window.limit:
         return Page(entries, None)
     last = page[-1]
-    position = Position(last.at, last.id) if isinstance(last, LeftOut) else place(last)
-    return Page(entries, write_cursor(position, owner, window))
+    at = Position(last.at, last.id) if isinstance(last, LeftOut) else position(last)
+    return Page(entries, write_cursor(at, owner, window))
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:
@@ -243,5 +246,6 @@ def _binding(owner: str, window: Window) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
-def _invalid(name: str, rule: str) -> Refusal:
-    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}.", param=name)
+def _invalid(name: str, rule: str, value: str | None = None) -> Refusal:
+    given = "" if value is None else f", not {shown(value)}"
+    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}{given}.", param=name)

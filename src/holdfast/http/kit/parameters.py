@@ -1,4 +1,4 @@
-"""The query keys that lists share, as the document tells them; :mod:`holdfast.http.kit.listing` reads them."""
+"""The query parameters that lists share; :mod:`holdfast.http.kit.listing` parses them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ MODEL: Final = Parameter(
 FROM: Final = Parameter(
     name="from",
     place="query",
-    description="Only entries made at or after this RFC 3339 time with an offset; a bare date is midnight in UTC.",
+    description="Only entries created at or after this RFC 3339 time with an offset; a date is midnight UTC.",
 )
 TO: Final = Parameter(
     name="to",
     place="query",
-    description="Only entries made before this RFC 3339 time with an offset; a bare date is midnight in UTC.",
+    description="Only entries created before this RFC 3339 time with an offset; a date is midnight UTC.",
 )
 CURSOR: Final = Parameter(
     name="cursor",
     place="query",
-    description="next_cursor of the page before, with the same filters.",
+    description="`next_cursor` of the previous page, requested with the same filters.",
     schema=(("type", "string"), ("maxLength", CURSOR_MAX_CHARS)),
 )
 LIMIT: Final = Parameter(
     name="limit",
     place="query",
-    description="How many entries a page has at most.",
+    description="The maximum number of entries on a page.",
     schema=(("type", "integer"), ("minimum", 1), ("maximum", LIMIT_MAX), ("default", LIMIT_DEFAULT)),
 )

@@ -1,8 +1,8 @@
-"""Routes as declarations beside their handlers: what a call needs, takes, answers and may refuse.
+"""Routes: declarations next to their handlers, of the credential, request, responses and errors of an endpoint.
 
-One :class:`Route` serves three readers: the web framework (method and path), :mod:`holdfast.http.kit.calls` (which
-authenticates the caller and reads the body before the handler runs) and :mod:`holdfast.http.kit.openapi` (which
-writes the document from it). There is no second list of endpoints anywhere.
+A :class:`Route` is used by the web framework (method and path), by :mod:`holdfast.http.kit.calls` (which
+authenticates the caller and reads the body before the handler runs) and by :mod:`holdfast.http.kit.openapi` (which
+generates the document and its examples). There is no other list of endpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.ledger.refusals import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A body with something besides: another status than 200, or headers."""
+    """A response body with a status other than 200, or with headers."""
 
     body: msgspec.Struct
     status: int = 200
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswer:
-    """What an earlier call with the same Idempotency-Key was answered."""
+    """The response to an earlier request with the same Idempotency-Key."""
 
     answer: msgspec.Struct | Refusal
 
@@ -42,7 +42,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A query key, header or path part, as the document tells it. ``schema`` is JSON Schema."""
+    """A query parameter, header or path parameter. ``schema`` is JSON Schema."""
 
     name: str
     place: Literal["query", "header", "path"]
@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A success answer that is not one JSON struct: its status, media types and what it is."""
+    """A successful response that is not a JSON struct."""
 
     status: int
     content_types: tuple[str, ...]
@@ -63,9 +63,9 @@ class Media:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Needs):
-    """One endpoint. ``errors`` lists the codes its handler adds to those its other fields imply.
+    """One endpoint. ``errors`` are the codes of its handler, in addition to those that its other fields imply.
 
-    ``other_reply`` is a second shape that a success may have.
+    ``other_reply`` is a second type of a successful response.
     """
 
     summary: str
@@ -81,41 +81,41 @@ class Route(Needs):
 
     @property
     def idempotent(self) -> bool:
-        """Whether the route takes an Idempotency-Key."""
+        """Whether the route accepts an Idempotency-Key."""
         return IDEMPOTENCY_KEY in self.parameters
 
     @property
     def rule(self) -> str:
-        """The path in the web framework's writing; a model's id may hold slashes."""
+        """The path in the web framework's syntax; a model's id may contain slashes."""
         return re.sub(r"\{(\w+)\}", lambda m: f"<{CONVERTERS.get(m[1], 'default')}:{m[1]}>", self.path)
 
 
 IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
     place="header",
-    description="Makes repeating the call safe for 24 hours: 1 to 255 printable ASCII characters.",
+    description="Makes the request safe to repeat for 24 hours. 1 to 255 printable ASCII characters.",
     schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
 )
 
 
 CONVERTERS: Final = {"model_id": "path", "request_id": "task", "order_id": "order"}
-"""How the web framework reads the parts of a path that are more than any text without a slash."""
+"""The converters of path parameters that are not simply text without a slash."""
 
 
 class TaskIdConverter(BaseConverter):
-    """Any text but the words that are routes themselves, so that ``GET /v2/task/create`` is 405 and not a task."""
+    """Any text except the names of other routes, so that ``GET /v2/task/create`` is 405 and not a task."""
 
     regex = "(?!(?:create|list)$)[^/]+"
 
 
 class OrderIdConverter(BaseConverter):
-    """Any text but the payment providers that are routes themselves."""
+    """Any text except the payment providers, which are routes of their own."""
 
     regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
 
 
 class RouteTable:
-    """The routes of one module, in the order they are written."""
+    """The routes of one module, in order of declaration."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag

@@ -1,4 +1,4 @@
-"""The id of the request being served: on the answer, in every log line, and in every envelope as the trace id."""
+"""The request id: in the response, in every log line, and as the trace id of every message."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holdfast.ledger.ids import new_id
 
 
 def current_request_id() -> str:
-    """The id of the request being served, or a fresh one outside of any."""
+    """Return the id of the current request, or a new id outside of a request."""
     return trace_id.get() or new_id("req")
 
 
 def start_trace() -> str:
-    """Give the request an id of our own. What the caller sends as one is never trusted as ours.
+    """Create the id of the current request; an id sent by the caller is ignored.
 
     Each request runs in a task of its own, so the id ends with its context.
     """

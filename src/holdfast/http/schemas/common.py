@@ -1,7 +1,7 @@
-"""What calls take and answer, except for tasks: the interface's fields, all present, null where unset.
+"""The request and response bodies of sign-in, account and API keys. Every field is present, null if unset.
 
-Amounts are decimal strings, times RFC 3339 in UTC with milliseconds. Each struct is also its own entry in the
-OpenAPI document.
+Amounts are decimal strings, times RFC 3339 in UTC with milliseconds. Each struct's docstring is its description in
+the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.actors.account.messages import AccountSummary
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.ledger.clock import format_time
+from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time, time_or_none
+from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.persistence.queries.accounts import AccountTotals, FirstCallFacts
 from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
@@ -22,7 +22,7 @@ from holdfast.persistence.records.accounts import ApiKeyRecord
 # --------------------------------------------------------------------------------------------- requests
 
 
-# What a document tells of these texts; they are judged by their own rules, which have their own codes.
+# Only the OpenAPI document uses these constraints; the endpoints validate the texts, with error codes of their own.
 Email: TypeAlias = Annotated[
     str,
     msgspec.Meta(
@@ -43,13 +43,13 @@ AmountGiven: TypeAlias = Annotated[
 
 
 class CodeRequest(msgspec.Struct, frozen=True):
-    """Where to send a sign-in code."""
+    """The e-mail address to send a sign-in code to."""
 
     email: Email
 
 
 class VerifyRequest(msgspec.Struct, frozen=True):
-    """A code and what it answers."""
+    """A code, with the id that its request returned."""
 
     email: Email
     otp_id: Annotated[str, msgspec.Meta(examples=["otp_01935f6c2b7d7c3e8a4d5e6f70819203"])]
@@ -57,7 +57,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
-    """The key to make. Without scopes it gets all of them."""
+    """The API key to create. Without ``scopes`` it gets all of them."""
 
     name: Annotated[Annotated[str, msgspec.Meta(max_length=100)] | None, msgspec.Meta(examples=["server"])] = None
     scopes: list[str] | None = None
@@ -70,7 +70,7 @@ class RechargeRequest(msgspec.Struct, frozen=True):
 
 
 class QuoteRequest(msgspec.Struct, frozen=True):
-    """What to price."""
+    """The input to price, and its model."""
 
     model: ModelId
     input: Input
@@ -80,7 +80,7 @@ class QuoteRequest(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """How the code travels."""
+    """How the code is delivered."""
 
     channel: str
     destination: str
@@ -88,7 +88,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class CodeSent(msgspec.Struct, frozen=True):
-    """A code is on its way. ``debug_otp`` is the code itself in development, else null."""
+    """The code was sent. ``debug_otp`` is the code itself in development, else null."""
 
     otp_id: str
     expires_in_seconds: int
@@ -97,7 +97,7 @@ class CodeSent(msgspec.Struct, frozen=True):
 
 
 class AccountBody(msgspec.Struct, frozen=True):
-    """An account's totals: balance, what is held of it, and what is left to spend."""
+    """An account's totals. ``available_balance`` is the balance less the credit held for running tasks."""
 
     account_id: str
     balance: Amount
@@ -107,7 +107,7 @@ class AccountBody(msgspec.Struct, frozen=True):
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """What a first call needs. ``has_positive_balance`` counts what is available, without what is held."""
+    """The requirements of a first call. ``has_positive_balance`` is about the available balance."""
 
     has_api_key: bool
     has_writable_key: bool
@@ -115,9 +115,9 @@ class Checks(msgspec.Struct, frozen=True):
 
 
 class FirstCall(msgspec.Struct, frozen=True):
-    """Whether the account is ready for its first call, and what to do if not.
+    """Whether the account is ready for its first call, and the steps that are missing.
 
-    ``routes`` has ``add_credit`` only where accounts can get credit by themselves.
+    ``routes`` has ``add_credit`` only if accounts can get credit by themselves.
     """
 
     account_id: str
@@ -136,7 +136,7 @@ class SessionToken(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The e-mail is proved and a session is open."""
+    """The new session and its account."""
 
     account_id: str
     email: str
@@ -147,7 +147,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class AuthContext(msgspec.Struct, frozen=True):
-    """The credential behind a call."""
+    """The credential of the request."""
 
     type: str
     api_key_id: str | None
@@ -158,7 +158,7 @@ class AuthContext(msgspec.Struct, frozen=True):
 
 
 class SessionContext(msgspec.Struct, frozen=True):
-    """Who is signed in."""
+    """The account and user of the session."""
 
     account_id: str
     email: str
@@ -167,14 +167,14 @@ class SessionContext(msgspec.Struct, frozen=True):
 
 
 class SignedOutBody(msgspec.Struct, frozen=True):
-    """The session's token no longer opens anything."""
+    """The session has ended; its token is no longer valid."""
 
     session_id: str
     signed_out: bool
 
 
 class ApiKeySecret(msgspec.Struct, frozen=True):
-    """A new API key. ``api_key`` is shown here and never again."""
+    """A new API key. ``api_key`` is the secret; it is returned only here."""
 
     api_key_id: str
     api_key: str
@@ -203,14 +203,14 @@ class ApiKeyList(msgspec.Struct, frozen=True):
 
 
 class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
-    """The API key no longer opens anything."""
+    """The API key is revoked."""
 
     api_key_id: str
     revoked_at: Time
 
 
 class RechargedBody(msgspec.Struct, frozen=True):
-    """Sandbox credit was added."""
+    """The sandbox credit that was added, and the account's totals after it."""
 
     operation_id: str
     amount: Amount
@@ -221,11 +221,11 @@ class RechargedBody(msgspec.Struct, frozen=True):
 # -------------------------------------------------------------------------------------------- rendering
 
 
-def account_body(totals: AccountTotals) -> AccountBody:
-    """Write an account's totals."""
-    return AccountBody(
-        account_id=totals.account_id,
-        balance=format_amount(totals.balance_micro),
+def account_body(totals: AccountTotals | AccountSummary) -> AccountBody:
+    """Render an account's totals."""
+    return render(
+        AccountBody,
+        totals,
         held_total=format_amount(totals.held_micro),
         available_balance=format_amount(totals.balance_micro - totals.held_micro),
         tier={},
@@ -233,7 +233,7 @@ def account_body(totals: AccountTotals) -> AccountBody:
 
 
 def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
-    """Judge readiness: a live key, one of them writable, and credit that is not held."""
+    """Return whether an account is ready: it has a live key, a live key that may write, and available credit."""
     checks = Checks(
         has_api_key=facts.live_keys > 0,
         has_writable_key=facts.writable_keys > 0,
@@ -262,41 +262,18 @@ def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
 
 
 def _credit_path(deps: Dependencies) -> str | None:
-    """Where an account gets credit by itself: as play money, else by card, else nowhere."""
+    """Return the path by which an account can get credit by itself: sandbox, else card, else None."""
     if deps.settings.sandbox_enabled:
         return "/v2/control/sandbox/recharge"
     return None if deps.card is None else "/v2/control/payments/cardprovider"
 
 
-WRITING_SCOPE = TASKS_WRITE
-"""What makes a key writable: it may create, retry and cancel tasks."""
-
-
 def session_context(session: SessionRecord) -> SessionContext:
-    """Write who is signed in."""
-    return SessionContext(
-        account_id=session.account_id,
-        email=session.email,
-        role=session.role,
-        auth=AuthContext(
-            type="session",
-            api_key_id=None,
-            api_key_prefix=None,
-            session_id=session.session_id,
-            expires_at=format_time(session.expires_at),
-            scopes=[],
-        ),
-    )
+    """Render the session of the caller."""
+    auth = render(AuthContext, session, type="session", api_key_id=None, api_key_prefix=None, scopes=[])
+    return render(SessionContext, session, auth=auth)
 
 
 def api_key_body(key: ApiKeyRecord) -> ApiKeyBody:
-    """Write an API key without its secret."""
-    return ApiKeyBody(
-        api_key_id=key.key_id,
-        api_key_prefix=key.prefix,
-        name=key.name,
-        scopes=list(key.scopes),
-        created_at=format_time(key.created_at),
-        last_used_at=time_or_none(key.last_used_at),
-        revoked_at=time_or_none(key.revoked_at),
-    )
+    """Render an API key without its secret."""
+    return render(ApiKeyBody, key, api_key_id=key.key_id, api_key_prefix=key.prefix)

@@ -1,17 +1,17 @@
-"""What calls about events answer, and what an event's own body says."""
+"""The response bodies of events and of the secret that signs them."""
 
 from __future__ import annotations
 
 import msgspec
 
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.public_types import Time, time_or_none
+from holdfast.http.schemas.rendering import render
+from holdfast.ledger.public_types import Time
 from holdfast.ledger.tasks.webhook_secrets import Signing, webhook_secret
 from holdfast.persistence.queries.events import EventRecord
 
 
 class AttemptBody(msgspec.Struct, frozen=True):
-    """One delivery: the receiver's status, or in ``error`` why there was none."""
+    """One delivery attempt: the receiver's status, or in ``error`` why there is none."""
 
     number: int
     at: Time
@@ -21,7 +21,7 @@ class AttemptBody(msgspec.Struct, frozen=True):
 
 
 class EventBody(msgspec.Struct, frozen=True):
-    """An event and its newest attempts, newest first. ``event_id`` is the ``webhook-id`` of each of them.
+    """An event and its newest attempts, newest first. ``event_id`` is the ``webhook-id`` of every attempt.
 
     ``status`` is ``pending`` until ``delivered`` or ``given_up``; ``reason`` says why it was given up.
     """
@@ -44,7 +44,7 @@ class EventList(msgspec.Struct, frozen=True):
 
 
 class WebhookSecretBody(msgspec.Struct, frozen=True):
-    """What the account's events are signed with. Until ``previous_valid_until`` the one before signs as well."""
+    """The secret that signs the account's events. Until ``previous_valid_until`` the previous one signs as well."""
 
     secret: str
     rotated_at: Time | None
@@ -52,33 +52,12 @@ class WebhookSecretBody(msgspec.Struct, frozen=True):
 
 
 def event_body(event: EventRecord) -> EventBody:
-    """Write an event as its owner sees it."""
-    return EventBody(
-        event_id=event.event_id,
-        type=event.kind,
-        status=event.status,
-        url=event.url,
-        created_at=format_time(event.created_at),
-        next_attempt_at=time_or_none(event.due_at),
-        done_at=time_or_none(event.done_at),
-        reason=event.reason,
-        attempts=[
-            AttemptBody(
-                number=attempt.number,
-                at=format_time(attempt.at),
-                status_code=attempt.status_code,
-                error=attempt.error,
-                duration_ms=attempt.duration_ms,
-            )
-            for attempt in event.attempts
-        ],
-    )
+    """Render an event as its owner sees it."""
+    attempts = [render(AttemptBody, attempt) for attempt in event.attempts]
+    return render(EventBody, event, type=event.kind, next_attempt_at=event.due_at, attempts=attempts)
 
 
 def webhook_secret_body(webhook_key: bytes, account_id: str, found: Signing) -> WebhookSecretBody:
-    """Write an account's newest secret."""
-    return WebhookSecretBody(
-        secret=webhook_secret(webhook_key, account_id, found.generations[0]),
-        rotated_at=time_or_none(found.rotated_at),
-        previous_valid_until=time_or_none(found.alone_from),
-    )
+    """Render an account's newest secret."""
+    secret = webhook_secret(webhook_key, account_id, found.generations[0])
+    return render(WebhookSecretBody, found, secret=secret, previous_valid_until=found.alone_from)

@@ -1,4 +1,4 @@
-"""What the account's statement looks like outside. Amounts are decimal strings, below zero where credit left."""
+"""The response bodies of the account's statement. Amounts are below zero where credit left the ledger account."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.clock import format_time
+from holdfast.http.schemas.rendering import render
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
@@ -20,9 +20,9 @@ class PostingBody(msgspec.Struct, frozen=True):
 
 
 class StatementEntryBody(msgspec.Struct, frozen=True):
-    """One operation on the account and the totals behind it.
+    """One operation on the account and the totals after it.
 
-    ``balance_change`` is what it added to the balance; a hold moves credit inside the balance and changes nothing.
+    ``balance_change`` is what the operation added to the balance: 0 for a hold, which moves credit within it.
     """
 
     operation_id: str
@@ -47,19 +47,15 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 def statement_entry_body(entry: Operation) -> StatementEntryBody:
-    """Write one operation of the statement."""
+    """Render one operation of the statement."""
     change_micro = sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
-    return StatementEntryBody(
-        operation_id=entry.operation_id,
-        number=entry.number,
+    return render(
+        StatementEntryBody,
+        entry,
         kind=entry.kind.value,
-        amount=format_amount(entry.amount_micro),
         balance_change=format_amount(change_micro),
         balance=format_amount(entry.balance_after_micro),
         held_total=format_amount(entry.held_after_micro),
         available_balance=format_amount(entry.balance_after_micro - entry.held_after_micro),
-        reference=entry.reference,
-        reason=entry.reason,
-        at=format_time(entry.at),
         postings=[PostingBody(account, format_amount(amount)) for account, amount in entry.postings],
     )

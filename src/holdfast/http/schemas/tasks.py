@@ -1,4 +1,4 @@
-"""What task calls take and answer, and the usage log: the interface's fields, all present, null where unset."""
+"""The request and response bodies of tasks and of the usage log. Every field is present, null if unset."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import msgspec
 from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.schemas.common import Input, ModelId
-from holdfast.ledger.clock import format_time
+from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
-from holdfast.ledger.tasks.task import EventKind, Progress, Task, UsageEntry
+from holdfast.ledger.tasks.task import EventKind, Task, UsageEntry
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):
-    """The task to run. With ``quote_id`` it is charged by that quote's terms.
+    """The task to run. With ``quote_id`` it is charged at that quote's price.
 
-    ``webhook_events`` chooses what is told to ``webhook_url``; without it that is all but ``task.processing``.
+    ``webhook_events`` chooses the events sent to ``webhook_url``; the default is all but ``task.processing``.
     """
 
     model: ModelId
@@ -29,7 +29,7 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
 
 
 class TaskCreated(msgspec.Struct, frozen=True):
-    """A task was accepted and its credit is held."""
+    """A new task, whose credit is held."""
 
     request_id: str
     quote_id: str
@@ -40,7 +40,7 @@ class TaskCreated(msgspec.Struct, frozen=True):
 
 
 class ProgressBody(msgspec.Struct, frozen=True):
-    """One line of what happened while the task ran."""
+    """One report of the task's progress."""
 
     ts: Time
     status: str
@@ -65,7 +65,7 @@ class TaskList(msgspec.Struct, frozen=True):
 
 
 class UsageStatus(msgspec.Struct, frozen=True):
-    """One change of a task's status, with what had been charged by then."""
+    """One change of a task's status, with the charge so far."""
 
     status: str
     ts: Time
@@ -74,7 +74,7 @@ class UsageStatus(msgspec.Struct, frozen=True):
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """The usage of one request. ``cost_credits`` is what has been charged so far."""
+    """The usage of one request. ``cost_credits`` is the charge so far."""
 
     request_id: str
     model: str
@@ -100,7 +100,7 @@ class UsageList(msgspec.Struct, frozen=True):
 
 
 def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:
-    """Write that a task was accepted."""
+    """Render the acceptance of a task."""
     return TaskCreated(
         request_id=accepted.request_id,
         quote_id=accepted.quote_id,
@@ -112,46 +112,16 @@ def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:
 
 
 def task_body(deps: Dependencies, task: Task, *, for_operators: bool = False) -> TaskBody:
-    """Write a task, its links signed as of now; operators get them for what is stored before it has succeeded."""
-    picture = msgspec.structs.asdict(public_task(deps.urls, task, now=deps.now(), for_operators=for_operators))
-    return TaskBody(**picture, provider_progress=[_progress(line) for line in task.state.progress])
+    """Render a task with its links signed now; ``for_operators`` with links to results before it has succeeded."""
+    public = public_task(deps.urls, task, now=deps.now(), for_operators=for_operators)
+    progress = [render(ProgressBody, entry) for entry in task.state.progress]
+    return TaskBody(**msgspec.structs.asdict(public), provider_progress=progress)
 
 
 def usage_body(entry: UsageEntry) -> UsageBody:
-    """Write a line of the usage log."""
-    return UsageBody(
-        request_id=entry.request_id,
-        model=entry.model,
-        api_key_id=entry.api_key_id,
-        status=entry.status,
-        modality=entry.modality,
-        ts=format_time(entry.ts),
-        billable_units=entry.billable_units,
-        tokens_in=entry.tokens_in,
-        tokens_out=entry.tokens_out,
-        latency_ms=entry.latency_ms,
-        cost_credits=format_amount(entry.cost_micro),
-        error=entry.error,
-        operation_id=entry.operation_id,
-        status_history=[
-            UsageStatus(
-                status=change.status,
-                ts=format_time(change.ts),
-                cost_credits=format_amount(change.cost_micro),
-                error=change.error,
-            )
-            for change in entry.status_history
-        ],
-    )
-
-
-def _progress(line: Progress) -> ProgressBody:
-    return ProgressBody(
-        ts=format_time(line.ts),
-        status=line.status,
-        source_ref=line.source_ref,
-        percent=line.percent,
-        stage=line.stage,
-        message=line.message,
-        raw_status=line.raw_status,
-    )
+    """Render an entry of the usage log."""
+    history = [
+        render(UsageStatus, change, cost_credits=format_amount(change.cost_micro))
+        for change in entry.status_history
+    ]
+    return render(UsageBody, entry, cost_credits=format_amount(entry.cost_micro), status_history=history)

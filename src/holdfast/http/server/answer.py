@@ -1,4 +1,4 @@
-"""How an answer goes on the wire: its head, and how its body is framed."""
+"""The bytes of a response: its head, and the framing of its body."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _BODILESS: Final = frozenset({204, 304})
 
 
 class BadAnswer(Exception):
-    """The application's answer cannot be sent as it is: a bug of the application."""
+    """The application's response is not valid: a bug of the application."""
 
 
 class AnswerFraming:
-    """Turns the application's answer into bytes. One object frames one answer.
+    """Encodes one response of the application.
 
-    ``close`` says that the connection ends with it; it may be set until the head is made.
+    With ``close`` the connection ends after the response; it may be set until the head is encoded.
     """
 
     __slots__ = ("_chunked", "_head", "_left_bytes", "_silent", "close", "is_complete", "is_started")
@@ -41,20 +41,20 @@ class AnswerFraming:
         self._left_bytes: int | None = None
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep the head until the first part of the body comes, so that both leave together."""
+        """Store the head until the first part of the body, so that both are sent together."""
         if self._head is not None:
-            raise BadAnswer("the answer was started twice")
+            raise BadAnswer("the response was started twice")
         self._head = status, headers
 
     def frame(self, body: bytes, *, more: bool, method: str, version: str) -> bytes:
-        """The next bytes to send. Raises :class:`BadAnswer` where they would not be a sound answer."""
+        """Return the next bytes to send. Raises :class:`BadAnswer` if the response would not be valid."""
         if self._head is None or self.is_complete:
-            raise BadAnswer("a part of a body outside of an answer")
+            raise BadAnswer("a part of a body outside of a response")
         out = b"" if self.is_started else self._make_head(method, version)
         if self._left_bytes is not None:
             self._left_bytes -= len(body)
             if self._left_bytes < 0 or (not more and self._left_bytes > 0):
-                raise BadAnswer("the body has another length than its head says")
+                raise BadAnswer("the body's length differs from Content-Length")
         self.is_complete = not more
         if self._silent:
             return out
@@ -81,8 +81,7 @@ class AnswerFraming:
         if not self._silent:
             self._left_bytes = length
             if length is None:
-                # Without a length the end of the body is told by chunks, or to HTTP/1.0 by the end of the
-                # connection.
+                # Without a length the body is chunked, or for HTTP/1.0 ends with the connection.
                 self._chunked = version == "1.1"
                 self.close = self.close or not self._chunked
                 if self._chunked:
@@ -96,10 +95,10 @@ class AnswerFraming:
 
 
 def refusal_bytes(refusal: Refusal) -> bytes:
-    """A whole answer that refuses and ends the connection, in the one error shape, with a request id of its own."""
+    """Return a complete error response that closes the connection, with a request id of its own."""
     request_id = new_id("req")
     status, body, headers = error_answer(refusal, request_id)
-    told = [
+    lines = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", request_id.encode()),
@@ -108,7 +107,7 @@ def refusal_bytes(refusal: Refusal) -> bytes:
         *((name.lower().encode(), value.encode()) for name, value in headers.items()),
     ]
     framing = AnswerFraming(close=True)
-    framing.start(status, told)
+    framing.start(status, lines)
     return framing.frame(body, more=False, method="GET", version="1.1")
 
 
@@ -116,7 +115,7 @@ _date = (0, b"")
 
 
 def date_header() -> bytes:
-    """The Date header's line, made once a second."""
+    """Return the Date header's line, cached for a second."""
     global _date  # noqa: PLW0603 - a cache of one line
     now = int(time.time())
     if _date[0] != now:

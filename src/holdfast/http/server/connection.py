@@ -1,13 +1,12 @@
-"""One connection: a task that reads and a task that answers, from the first byte to the close.
+"""One connection: a task that reads and a task that responds, from the first byte to the close.
 
-- A client that hangs up (a half-close counts) cancels the handler of its request, and nothing else. An answer whose
-  last part is being written is still written.
-- The reader stops where requests or a body wait for the answerer, so a client cannot make the service hold more
-  than the read-ahead.
-- Waiting is bounded by deadlines that :class:`~holdfast.http.server.connections.Connections` looks at for all
-  connections at once; there are no timers here. A client that does not take its answer is cut off with a reset.
-- An answer may come before the body has arrived. It waits a moment for the rest, which is thrown away; where that
-  does not come, the answer says ``Connection: close``.
+- A client that disconnects (also by a half-close) cancels the handler of its request, and nothing else. The last
+  part of a response is still written.
+- The reader pauses while requests or a body wait for the responder, so that at most the read-ahead is buffered.
+- Waits have deadlines, which :class:`~holdfast.http.server.connections.Connections` checks for all connections;
+  there are no timers here. A client that does not read its response is disconnected with a reset.
+- A response may start before the body has been received. The server waits briefly for the rest and discards it;
+  without it the response has ``Connection: close``.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop"]
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_INTERNAL_ERROR: Final = Refusal(code="internal_error", message="Something went wrong on our side.")
+_INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Owner(Protocol):
-    """Who keeps all connections."""
+    """The owner of all connections."""
 
     is_stopping: bool
 
     def became_idle(self, connection: Connection) -> None:
-        """No request is under way on the connection."""
+        """Called when the connection has no request."""
         ...
 
     def became_busy(self, connection: Connection) -> None:
-        """A request is under way again."""
+        """Called when the connection has a request again."""
         ...
 
 
 class Connection:
-    """A connection that was accepted. With a ``refusal`` it is answered that, and closed."""
+    """An accepted connection. With ``refusal`` that is its only response."""
 
     def __init__(
         self,
@@ -93,20 +92,20 @@ class Connection:
         self._idle_by = self._head_by = self._body_by = self._send_by = self._linger_by = math.inf
 
     async def run(self) -> None:
-        """Serve until one side ends it. Raises, in a group, only what is a bug of this server."""
+        """Serve until one side closes. Raises, in a group, only bugs of this server."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._answer_requests)
-                    self._rest()
+                    self._mark_idle()
                     await self._read()
         finally:
             await trio.aclose_forcefully(self._stream)
 
-    # ------------------------------------------------------------------------- what the owner of all asks for
+    # ------------------------------------------------------------------------- called by the owner
 
     def expire(self, now: float) -> None:
-        """Act on the deadlines that have passed."""
+        """Act on deadlines that have passed."""
         if now >= self._send_by:
             self.abort("send_timeout")
         elif now >= self._linger_by or now >= self._idle_by:
@@ -119,25 +118,25 @@ class Connection:
             self._refuse(HEAD_TIMEOUT, "head_timeout")
 
     def begin_stop(self) -> None:
-        """The server stops: one request more is answered, if it comes within a moment."""
+        """Start the stop: an idle connection may send one more request within ``linger_s``."""
         if self._idle_by < math.inf:
             self._idle_by = trio.current_time() + self._limits.linger_s
 
     def close(self) -> None:
-        """End a connection on which no request is under way; its file is free when this returns."""
+        """Close an idle connection; its file descriptor is free on return."""
         if isinstance(self._stream, trio.SocketStream):
             self._stream.socket.close()
         self._scope.cancel()
 
     def abort(self, reason: Cut) -> None:
-        """End the connection at once, whatever the client does: with a reset, and without sending what waits."""
+        """Close the connection immediately with a reset, discarding unsent data."""
         metrics.HTTP_CUT.labels(reason).inc()
         if isinstance(self._stream, trio.SocketStream):
             try:
                 self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 self._stream.socket.close()
             except OSError:
-                pass  # it is gone already
+                pass  # closed already
         self._scope.cancel()
 
     # ------------------------------------------------------------------------------------------- reading
@@ -172,7 +171,7 @@ class Connection:
         )
 
     def _after_feed(self) -> None:
-        """Set the deadlines that follow from where the parser stands now, and let the answerer look."""
+        """Set the deadlines for the parser's state, and wake the responder."""
         parser = self._parser
         if parser.is_done:
             self._head_by = self._body_by = math.inf
@@ -187,7 +186,7 @@ class Connection:
                 self._head_by = math.inf
             elif self._head_by == math.inf:
                 self._head_by = trio.current_time() + self._limits.head_timeout_s
-                self._work()
+                self._mark_busy()
         self._answerer.unpark_all()
 
     def _refuse(self, refusal: Refusal, reason: Cut) -> None:
@@ -201,7 +200,7 @@ class Connection:
         request = self._request
         if request is None or request.refusal is None or self._call_scope is None:
             return
-        # An answer that has begun cannot be replaced; it is finished, and the connection closed behind it.
+        # A response that has started cannot be replaced; it is finished, and then the connection is closed.
         if not self._framing.is_started and not request.is_discarded:
             self._call_scope.cancel()
 
@@ -212,17 +211,16 @@ class Connection:
             request = await self._next_request()
             if request is None:
                 return
-            self._work()
+            self._mark_busy()
             await self._answer(request)
             if self._framing.close or not request.keep_alive or self._is_hung_up:
-                await self._close_in_order()
+                await self._linger()
                 return
-            self._rest()
+            self._mark_idle()
             self._reader.unpark_all()
 
     async def _next_request(self) -> Request | None:
-        """The next request, or None once there will be none. What is refused is answered even to a half-closed
-        end."""
+        """Wait for the next request; None if there will be none. A refusal is sent even after a half-close."""
         ready = self._parser.ready
         while not ready:
             if self._is_hung_up:
@@ -243,7 +241,7 @@ class Connection:
         if not framing.is_complete:
             refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
             if framing.is_started:
-                # Closed without its end, so that no client takes it for the whole; what was sent still arrives.
+                # Closed without its end, so that the client sees an incomplete response.
                 metrics.HTTP_CUT.labels("fault").inc()
                 self._scope.cancel()
             elif refusal is not None:
@@ -263,7 +261,7 @@ class Connection:
         except Exception as fault:
             found = describe(fault)
             log.error(
-                "the application broke off", type=found.reason_type, reason=found.reason, location=found.location
+                "the application failed", type=found.reason_type, reason=found.reason, location=found.location
             )
 
     def _scope_of(self, request: Request) -> MutableMapping[str, Any]:
@@ -286,7 +284,7 @@ class Connection:
         }
 
     async def _receive(self, request: Request) -> Message:
-        """The application wants more of the body, or to know that the client has left."""
+        """ASGI receive: the next part of the body, or the client's disconnect."""
         if request.expects_continue:
             request.expects_continue = False
             if not request.chunks and not request.is_complete:
@@ -300,21 +298,21 @@ class Connection:
             self._reader.unpark_all()
             return {"type": "http.request", "body": body, "more_body": not request.is_complete}
         if request.is_complete and not request.is_discarded:
-            request.is_discarded = True  # told that it has ended; there is nothing more to tell
+            request.is_discarded = True  # the end of the body is reported once
             return {"type": "http.request", "body": b"", "more_body": False}
         while not self._is_hung_up:
             await self._answerer.park()
         return {"type": "http.disconnect"}
 
     async def _send(self, request: Request, message: Message) -> None:
-        """The application's answer, a part at a time."""
+        """ASGI send: a part of the response."""
         if message["type"] == "http.response.start":
             self._framing.start(message["status"], message["headers"])
             return
         framing = self._framing
         if not framing.is_started:
             if not request.is_complete:
-                await self._take_rest_of_body(request)
+                await self._discard_rest_of_body(request)
             framing.close = framing.close or not request.keep_alive or self._owner.is_stopping
         more = message.get("more_body", False)
         out = framing.frame(message.get("body", b""), more=more, method=request.method, version=request.version)
@@ -322,11 +320,11 @@ class Connection:
         if out:
             await self._write(out)
 
-    async def _take_rest_of_body(self, request: Request) -> None:
-        """Wait a moment for the rest of a body, and throw it away; without it the connection must close."""
+    async def _discard_rest_of_body(self, request: Request) -> None:
+        """Wait briefly for the rest of a body and discard it; without it the connection must close."""
         request.discard()
         self._reader.unpark_all()
-        # Who still waits for 100 (Continue) will not send the body now, or cannot be told from somebody who does.
+        # A client that still waits for 100 (Continue) may send the body or the next request: they look alike.
         if not request.expects_continue:
             with trio.move_on_after(self._limits.rest_of_body_s):
                 while not request.is_complete and request.refusal is None:
@@ -337,7 +335,7 @@ class Connection:
             self._body_by = math.inf
 
     async def _write(self, data: bytes) -> None:
-        """Send, each part within the send timeout. A client that is gone cancels everything here."""
+        """Send, each part within the send timeout. If the client has disconnected, cancel the connection."""
         view = memoryview(data)
         try:
             for start in range(0, len(data), SEND_BYTES):
@@ -350,8 +348,8 @@ class Connection:
         finally:
             self._send_by = math.inf
 
-    async def _close_in_order(self) -> None:
-        """Say that nothing more comes, and read on for a moment, so that no reset overtakes the answer."""
+    async def _linger(self) -> None:
+        """Close the sending side and read for ``linger_s``, so that no reset overtakes the response."""
         self._is_closing = self._parser.is_done = True
         self._head_by = self._body_by = self._idle_by = math.inf
         self._linger_by = trio.current_time() + self._limits.linger_s
@@ -361,8 +359,8 @@ class Connection:
         except (*_GONE, OSError):
             self._scope.cancel()
 
-    def _rest(self) -> None:
-        """Note that no request is under way, unless one has begun to arrive."""
+    def _mark_idle(self) -> None:
+        """Mark the connection idle, unless a request has started to arrive."""
         parser = self._parser
         if parser.ready or parser.is_within_head or parser.is_done:
             return
@@ -370,8 +368,8 @@ class Connection:
         self._idle_by = trio.current_time() + wait_s
         self._owner.became_idle(self)
 
-    def _work(self) -> None:
-        """Note that a request is under way."""
+    def _mark_busy(self) -> None:
+        """Mark the connection busy."""
         if self._idle_by < math.inf:
             self._idle_by = math.inf
             self._owner.became_busy(self)

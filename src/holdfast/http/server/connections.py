@@ -1,4 +1,4 @@
-"""All open connections: how many there may be, whose time is up, and how they end when the server stops."""
+"""All open connections: their limits, their deadlines, and the stop of the server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from holdfast.supervision.reports import describe
 
 log = structlog.get_logger("holdfast.http")
 
-_CROWDED = Refusal(code="overloaded", message="Too many connections are open; try again shortly.")
+_CROWDED = Refusal(code="overloaded", message="Too many connections are open; try again later.")
 _TOO_MANY_OF_PEER = Refusal(code="overloaded", message="Too many connections are open from this address.")
 
 
 class Connections:
     """One incarnation of the group of connections; a child of a supervisor.
 
-    ``is_exempt`` says of a peer's address whether it may open more than its share, as a proxy must. A fault
-    inside a connection ends that connection and is logged; none ends this group.
+    ``is_exempt`` returns whether a peer, such as a proxy, is exempt from the limit per peer. A fault in a
+    connection closes that connection and is logged; it does not end this group.
     """
 
     def __init__(self, limits: ServerLimits, *, is_exempt: Callable[[str], bool] = lambda _peer: False) -> None:
@@ -43,7 +43,7 @@ class Connections:
     # -------------------------------------------------------------------------------------------- life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve what is admitted until asked to stop; then finish what is under way, and cut what is left."""
+        """Serve admitted connections until stopped; then finish current requests and abort the rest."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._sweep)
@@ -60,11 +60,11 @@ class Connections:
             nursery.cancel_scope.cancel()
 
     async def stop(self) -> None:
-        """Ask for the ordered end, which takes ``finish_requests_s`` at most."""
+        """Request the stop, which takes at most ``finish_requests_s``."""
         self._stop_asked.set()
 
     async def wait_empty(self) -> None:
-        """Return once no connection is open."""
+        """Wait until no connection is open."""
         while self._open:
             await self._changed.wait()
 
@@ -79,14 +79,14 @@ class Connections:
 
     @property
     def count(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._open)
 
     def admit(self, app: AsgiApp, stream: trio.abc.HalfCloseableStream, client: Address, server: Address) -> None:
-        """Serve a connection that was just accepted, or refuse it.
+        """Serve an accepted connection, or refuse it.
 
-        Over the limit the connection that has been idle longest makes room; where none is idle, and where an
-        address has more than its share, the newcomer is answered 503.
+        At the limit the longest idle connection is closed. If none is idle, or the peer is at its own limit, the
+        new connection gets a 503.
         """
         assert self._nursery is not None, "connections are admitted while the group runs"
         peer = origin_of(parse_address(client[0]))
@@ -103,7 +103,7 @@ class Connections:
             if self._refused_count >= REFUSED_AT_ONCE_MAX:
                 connection.close()
                 return
-        # Counted here and not in its task: many are accepted before the first of their tasks runs.
+        # Counted here, not in its task: many are accepted before the first of their tasks runs.
         self._open.add(connection)
         self._per_peer[peer] += 1
         self._refused_count += refusal is not None
@@ -111,7 +111,7 @@ class Connections:
         self._nursery.start_soon(self._serve, connection, peer, refusal is not None)
 
     def close_longest_idle(self) -> bool:
-        """End the connection that has been idle longest, if one is."""
+        """Close the longest idle connection; return whether there was one."""
         longest = next(iter(self._idle), None)
         if longest is None:
             return False
@@ -121,23 +121,21 @@ class Connections:
         return True
 
     def became_idle(self, connection: Connection) -> None:
-        """Note that a connection waits for its next request."""
+        """Record that a connection waits for its next request."""
         self._idle[connection] = None
 
     def became_busy(self, connection: Connection) -> None:
-        """Note that it does not wait any more."""
+        """Record that a connection has a request."""
         self._idle.pop(connection, None)
 
     async def _serve(self, connection: Connection, peer: str, is_refused: bool) -> None:
         try:
             await connection.run()
         except Exception as fault:
-            # A bug of this server; what the exception was about may be the client's, so it is scrubbed.
+            # A bug of this server. The exception may contain the client's data, so it is scrubbed.
             metrics.HTTP_CUT.labels("fault").inc()
             found = describe(fault)
-            log.error(
-                "a connection broke off", type=found.reason_type, reason=found.reason, location=found.location
-            )
+            log.error("a connection failed", type=found.reason_type, reason=found.reason, location=found.location)
         finally:
             self._open.discard(connection)
             self._idle.pop(connection, None)

@@ -1,4 +1,4 @@
-"""The bounds of the server. None of them depends on what a client does."""
+"""The limits of the server."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from dataclasses import dataclass
 from typing import Final
 
 RECEIVE_BYTES: Final = 64 * 1024
-"""What is read from a socket at once."""
+"""The most that is read from a socket at once."""
 
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""How much of a body may wait for its handler; the client is not read from beyond that (and one receive)."""
+"""How much of a body is buffered for its handler; beyond that (and one receive) the socket is not read."""
 
 SEND_BYTES: Final = 64 * 1024
-"""What must be taken by the client within one send timeout."""
+"""The amount that the client must read within one send timeout."""
 
 PIPELINED_MAX: Final = 64
-"""How many requests may wait behind one that is being answered. What a client sends beyond is not read as requests:
-the last of them is answered with ``Connection: close``, and the client may send the others again."""
+"""How many pipelined requests may wait. The last of them gets ``Connection: close``, and the client sends further
+ones again."""
 
 REFUSED_AT_ONCE_MAX: Final = 64
-"""How many connections beyond the limit get an answer that says so; others are closed without one."""
+"""How many connections beyond the limit get an error response; others are closed without one."""
 
 SWEEP_INTERVAL_S: Final = 0.5
-"""How often deadlines are looked at, so all of them are late by up to this much."""
+"""How often deadlines are checked, and so how late they may be."""
 
 CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
-"""How much a chunked body may spend on chunk sizes, extensions and trailers beyond what its data explains."""
+"""The overhead of chunk sizes, extensions and trailers that a chunked body may have beyond its data's share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """How long, how large and how many.
+    """The configurable limits.
 
     ``head_timeout_s`` runs from a head's first byte to its end, ``body_timeout_s`` from the head's end to the
-    body's, ``send_timeout_s`` for each 64 KiB of an answer, ``idle_timeout_s`` while no request is under way.
-    ``header_bytes_max`` counts names and values of headers, and separately the request's target.
-    ``rest_of_body_s``: how long an answer waits for the rest of a body that nobody reads; then the connection is
-    closed after it. ``linger_s``: how long a closed connection is still read from, so that the client gets the
-    answer rather than a reset; also how long an idle one may still send a request once the server stops.
-    ``finish_requests_s``: how long a stop waits for requests under way.
+    body's, ``send_timeout_s`` for each 64 KiB of a response, ``idle_timeout_s`` between requests.
+    ``header_bytes_max`` limits the names and values of headers, and separately the request's target.
+    ``rest_of_body_s``: how long a response waits for the rest of an unread body before it closes the connection.
+    ``linger_s``: how long a closed connection is still read, so that the client gets the response rather than a
+    reset; also how long an idle one may still send a request when the server stops. ``finish_requests_s``: how long
+    a stop waits for current requests.
     """
 
     connections_max: int = 2048

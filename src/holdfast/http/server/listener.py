@@ -1,7 +1,6 @@
 """The accept loop of one listening socket.
 
-A crash of the loop leaves the socket open: what connects meanwhile waits in its queue, and the next incarnation
-takes it from there.
+A crash of the loop leaves the socket open: new connections wait in its queue for the next incarnation.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from holdfast.http.server.connections import Connections
 log = structlog.get_logger("holdfast.http")
 
 PAUSE_S: Final = 0.1
-"""How long nothing is accepted while the process or the system has no file left for a connection."""
+"""The pause after the process or the system ran out of file descriptors."""
 
 ACCEPTED_AT_ONCE_MAX: Final = 16
-"""How many connections are accepted before those that are open get their turn."""
+"""How many connections are accepted before other tasks run."""
 
 _NO_FILE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_GONE_AGAIN: Final = frozenset(
+_ABORTED: Final = frozenset(
     {
         errno.ECONNABORTED,
         errno.EPERM,
@@ -50,8 +49,8 @@ _SO_ATTACH_FILTER: Final = 26
 class Listener:
     """One incarnation of an accept loop; a child of a supervisor.
 
-    ``is_final`` tells a stop from a restart: only at the end of the whole service is the socket closed, after
-    everything in its queue has been accepted.
+    ``is_final`` distinguishes the stop of the service from a restart: only then is the socket closed, after all
+    connections in its queue have been accepted.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Listener:
         self._has_no_file = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept until stopped. Raises OSError where the socket itself is broken."""
+        """Accept until stopped. Raises OSError if the socket is broken."""
         self._socket.setblocking(False)
         task_status.started()
         with self._scope:
@@ -88,20 +87,20 @@ class Listener:
         self._scope.cancel()
 
     def _accept_waiting(self, count_max: int) -> bool:
-        """Accept what waits in the queue. False where the system has no file left for more."""
+        """Accept connections from the queue. Return False if there are no file descriptors left."""
         for _ in range(count_max):
             try:
                 accepted, address = self._socket.accept()
             except BlockingIOError:
                 return True
             except OSError as fault:
-                if fault.errno in _GONE_AGAIN:
+                if fault.errno in _ABORTED:
                     continue
                 if fault.errno not in _NO_FILE_LEFT:
                     raise
                 if not self._has_no_file:
                     self._has_no_file = True
-                    log.error("no file is left for a new connection", reason=fault.strerror)
+                    log.error("no file descriptor is left for a new connection", reason=fault.strerror)
                 self._connections().close_longest_idle()
                 return False
             self._has_no_file = False
@@ -109,20 +108,20 @@ class Listener:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
                 server = _address(accepted.getsockname())
             except OSError:
-                accepted.close()  # it is gone already
+                accepted.close()  # closed by the client already
                 continue
             self._connections().admit(self._app, stream, _address(address), server)
         return True
 
 
 def refuse_new_connections(listening: socket.socket) -> None:
-    """Have the system ignore new connections on a socket that is about to close, where it can do so.
+    """Let the system ignore new connections on a socket that is about to close, if it can.
 
-    Without it, one that is made between the last accept and the close would be reset.
+    Otherwise a connection between the last accept and the close would be reset.
     """
-    instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # a socket filter that lets nothing pass
+    instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # a socket filter that drops every packet
     program = ctypes.create_string_buffer(instruction)
-    with suppress(OSError):  # another system; the moment is short
+    with suppress(OSError):  # not Linux; the window is short
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 

@@ -1,10 +1,9 @@
-"""From bytes to requests, and the refusals of what is no request.
+"""Parsing of bytes into requests, and the refusals of invalid requests.
 
 llhttp is strict by default: no bare LF, no folded headers, no Content-Length beside Transfer-Encoding, no second
-Content-Length. What it still lets pass and RFC 9112 has a server refuse, or this server does not do, is refused
-here: a missing or second Host, other transfer codings than chunked, targets that are no paths, other versions
-than 1.0 and 1.1. An offer to upgrade is ignored, as RFC 9110 (7.8) allows; the request is served as if it were
-not there.
+Content-Length. This module also refuses what RFC 9112 requires a server to refuse, or this server does not
+support: a missing or second Host, transfer codings other than chunked, targets that are not paths, versions other
+than 1.0 and 1.1. An offer to upgrade is ignored, as RFC 9110 (7.8) allows.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from holdfast.ledger.refusals import Refusal
 Headers = list[tuple[bytes, bytes]]
 
 MALFORMED: Final = Refusal(code="malformed_request", message="The request could not be understood.")
-HEADERS_TOO_LARGE: Final = Refusal(code="headers_too_large", message="The request's headers are too large.")
-HEAD_TIMEOUT: Final = Refusal(code="request_timeout", message="The request took too long to arrive.")
-BODY_TIMEOUT: Final = Refusal(code="request_timeout", message="The request's body took too long to arrive.")
-_NO_HOST: Final = Refusal(code="malformed_request", message="Send exactly one Host header.")
+HEADERS_TOO_LARGE: Final = Refusal(code="headers_too_large", message="The headers are too large.")
+HEAD_TIMEOUT: Final = Refusal(code="request_timeout", message="The request was not received in time.")
+BODY_TIMEOUT: Final = Refusal(code="request_timeout", message="The body was not received in time.")
+_NO_HOST: Final = Refusal(code="malformed_request", message="The request must have exactly one Host header.")
 _NO_PATH: Final = Refusal(code="malformed_request", message="The request's target must be a path.")
-_CODING: Final = Refusal(code="not_implemented", message="The only transfer coding served is chunked.")
-_VERSION: Final = Refusal(code="http_version_not_supported", message="This server speaks HTTP/1.1.")
-_CHUNKS: Final = Refusal(code="malformed_request", message="The chunks have too much around their data.")
+_CODING: Final = Refusal(code="not_implemented", message="The only supported transfer coding is chunked.")
+_VERSION: Final = Refusal(code="http_version_not_supported", message="The supported HTTP versions are 1.1 and 1.0.")
+_CHUNKS: Final = Refusal(code="malformed_request", message="The chunked body has too much overhead.")
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Request:
-    """One request as far as it has arrived; or, with a ``refusal``, the answer to what cannot become one.
+    """One request, as far as it has been received; with ``refusal``, an invalid request and its response.
 
-    ``chunks`` is the part of the body that nobody has taken yet, ``waiting_bytes`` its size. With
-    ``is_discarded`` the rest of the body is thrown away as it comes.
+    ``chunks`` is the part of the body that has not been read yet, ``waiting_bytes`` its size. With ``is_discarded``
+    the rest of the body is discarded.
     """
 
     __slots__ = (
@@ -67,14 +66,14 @@ class Request:
         self.refusal: Refusal | None = None
 
     def discard(self) -> None:
-        """Throw away what has come of the body and what will come."""
+        """Discard the body, received or not."""
         self.is_discarded = True
         self.chunks.clear()
         self.waiting_bytes = 0
 
 
 class _Refused(Exception):
-    """Raised through the parser to stop it."""
+    """Raised in a callback to stop the parser."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.code)
@@ -82,11 +81,11 @@ class _Refused(Exception):
 
 
 class RequestParser:
-    """Reads one connection's bytes. ``ready`` has the requests whose heads are complete, in their order.
+    """Parses one connection's bytes. ``ready`` has the requests whose heads are complete, in order.
 
-    ``receiving`` is the last of these while its body is still arriving. Once ``is_done`` nothing that follows is
-    read: the client asked for the end of the connection, or something was refused (then the refusal is the last
-    in ``ready``).
+    ``receiving`` is the last of these while its body is incomplete. After ``is_done`` further bytes are ignored:
+    the client requested the close of the connection, or a request was refused (the refusal is the last in
+    ``ready``).
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -107,11 +106,11 @@ class RequestParser:
 
     @property
     def is_within_head(self) -> bool:
-        """Whether part of a head has come, but not all of it."""
+        """Whether a head is incomplete."""
         return not self.is_done and self.receiving is None and (self._begun or self._head_raw_bytes > 0)
 
     def feed(self, data: bytes) -> None:
-        """Take in what the client sent. Never raises for anything a client can send."""
+        """Parse bytes from the client. Never raises, whatever the client sends."""
         heads, messages, was_receiving = self._heads, self._messages, self.receiving is not None
         try:
             self._execute(data)
@@ -121,7 +120,7 @@ class RequestParser:
                 raise
             self.refuse(refused_within.refusal)
         except httptools.HttpParserError as error:
-            self._stumble(error)
+            self._refuse_malformed(error)
         if self.is_done:
             return
         if self.receiving is None and heads == self._heads and not was_receiving:
@@ -132,16 +131,15 @@ class RequestParser:
             self._head_raw_bytes = 0
         if self.receiving is not None and was_receiving:
             self._body_raw_bytes += len(data)
-            # The smallest chunk with data, of one byte, takes six: so eight for each byte is more than honest
-            # ones need.
+            # The smallest chunk, with one byte of data, takes six bytes: eight per byte is more than any needs.
             if self._body_raw_bytes > 8 * self._body_bytes + CHUNK_OVERHEAD_BYTES_MAX:
                 self.refuse(_CHUNKS)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Read nothing more, and have ``refusal`` answered in its turn.
+        """Stop parsing, and respond with ``refusal`` after the requests before.
 
-        A request whose body is still arriving was passed on already: it is marked, and gets this as its one answer
-        unless the application's has begun.
+        A request whose body is incomplete was passed on already: it gets this response unless the application's
+        response has started.
         """
         if self.is_done:
             return
@@ -168,10 +166,10 @@ class RequestParser:
                 return
 
     def _decline_upgrade(self) -> None:
-        """Read on behind a head that offers an upgrade: its body, or the next request.
+        """Continue after a head that offers an upgrade, with its body or the next request.
 
-        llhttp leaves such a head at its end and takes what follows for another protocol. So a new parser is told
-        that it has just read the same head without the offer.
+        llhttp stops after such a head and takes the following bytes for another protocol. So a new parser is given
+        the same head without the offer first.
         """
         self._parser = httptools.HttpRequestParser(self)
         request, self._offering = self._offering, None
@@ -185,11 +183,11 @@ class RequestParser:
         finally:
             self._is_repeated = False
 
-    def _stumble(self, error: httptools.HttpParserError) -> None:
+    def _refuse_malformed(self, error: httptools.HttpParserError) -> None:
         if self.is_done:
-            return  # bytes behind a request with Connection: close, or behind the last one that is read
-        said = str(error)
-        is_version = "HTTP version" in said or "PRI/Upgrade" in said
+            return  # bytes after the last request of the connection
+        reason = str(error)
+        is_version = "HTTP version" in reason or "PRI/Upgrade" in reason
         self.refuse(_VERSION if is_version else MALFORMED)
 
     def _clear_head(self) -> None:
@@ -214,7 +212,7 @@ class RequestParser:
             raise _Refused(HEADERS_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; behind a body, a trailer, which is only counted."""
+        """A header, or after a body a trailer, which is only counted."""
         if self._is_repeated:
             return
         value = value.rstrip(b" \t")
@@ -225,23 +223,23 @@ class RequestParser:
             raise _Refused(HEADERS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
-        """A head is whole: judge it and pass the request on."""
+        """A head is complete: validate it and pass the request on."""
         if self._is_repeated:
             return
         self._heads += 1
         if self.is_done:
-            raise _Refused(MALFORMED)  # stops the parser; the answer before ends the connection
+            raise _Refused(MALFORMED)  # stops the parser; the previous response closes the connection
         version = self._parser.get_http_version()
         request = Request(self._parser.get_method().decode("ascii"), self._url, version, self._headers)
         refusal = refusal_of_head(request)
         if refusal is not None:
             raise _Refused(refusal)
-        # HTTP/1.0 has no reliable way to keep a connection; each gets one answer.
+        # HTTP/1.0 has no reliable keep-alive; each connection gets one response.
         request.keep_alive = version == "1.1" and self._parser.should_keep_alive()
         if len(self.ready) >= PIPELINED_MAX:
             request.keep_alive = False
         self.receiving = request
-        # Trailers are counted apart from the head, and must not show up in it.
+        # Trailers are counted separately and are not part of the head.
         self._headers, self._header_bytes = [], 0
         self._body_bytes = self._body_raw_bytes = 0
         self.ready.append(request)
@@ -257,9 +255,9 @@ class RequestParser:
             request.waiting_bytes += len(data)
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """A request is complete."""
         if self._offering is not None:
-            return  # its head is; the body follows
+            return  # only its head is complete
         request, self.receiving = self.receiving, None
         self._begun = False
         self._messages += 1
@@ -269,10 +267,10 @@ class RequestParser:
 
 
 def refusal_of_head(request: Request) -> Refusal | None:
-    """Why a request is not served, whatever the application would say.
+    """Return the refusal of an invalid head, or None.
 
-    1. the version; 2. the target; 3. Host; 4. the transfer coding. Notes on ``request`` whether the client waits
-    for 100 (Continue).
+    Checks: 1. version; 2. target; 3. Host; 4. transfer coding. Records on ``request`` whether the client expects
+    100 (Continue).
     """
     if request.version not in {"1.1", "1.0"}:
         return _VERSION

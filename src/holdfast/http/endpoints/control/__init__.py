@@ -1,1 +1,1 @@
-"""Calls about the caller: sign-in, session, account, API keys, statement."""
+"""Endpoints of an account's owner: sign-in, session, account, API keys, statement."""

@@ -1,4 +1,4 @@
-"""E-mail addresses as the service knows people by them: one spelling, and nothing that could end a mail header."""
+"""Validation of e-mail addresses: one spelling each, and no character that could end a mail header."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})+", re.ASCII)
 
 
 def normalise_email(text: str) -> str | None:
-    """The address in its one spelling (trimmed, domain lower case, local part casefolded), or None.
+    """Return the address trimmed, its domain in lower case and its local part casefolded; None if it is invalid.
 
-    Stricter than the mail standards on purpose: quoted local parts, comments, bare host names and address
+    Stricter than the mail standards: quoted local parts, comments, bare host names and address
     literals are refused. A domain outside ASCII must be written in its xn-- form.
     """
     local, at, domain = text.strip().rpartition("@")

@@ -1,9 +1,8 @@
-"""Signing in by a code sent to an e-mail address, and the session that follows."""
+"""Sign-in by a code sent to an e-mail address, and the session."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
 
 import structlog
 
@@ -11,9 +10,10 @@ from holdfast.actors.account.messages import SignOut
 from holdfast.actors.sign_in.messages import AdmitOrigin, RequestCode, VerifyCode
 from holdfast.http.endpoints.control.email_address import normalise_email
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.common import (
-    WRITING_SCOPE,
     CodeRequest,
     CodeSent,
     Delivery,
@@ -36,25 +36,22 @@ route = RouteTable("Sign-in and session")
 log = structlog.get_logger("holdfast.http")
 
 _CODE = re.compile(r"[0-9]{6}", re.ASCII)
-_INVALID_EMAIL: Final = Refusal(
-    code="invalid_email", message="This is not an e-mail address that can be written to.", param="email"
-)
 
 
 @route(
     "POST",
     "/v2/control/auth/otp",
-    summary="Send a one-time code to an e-mail address; serves signing in and registering alike",
+    summary="Send a one-time code to an e-mail address, to sign in or to register",
     body=CodeRequest,
     reply=CodeSent,
     errors=("invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"),
 )
 async def request_code(call: Call) -> Outcome:
-    """The origin is counted first, so that guessing addresses costs the guesser."""
+    """The caller's origin is limited before the address, so that trying addresses is limited too."""
     deps, origin = call.deps, call.origin()
-    email = normalise_email(call.body(CodeRequest).email)
-    if email is None:
-        return _INVALID_EMAIL
+    email = _email(call.body(CodeRequest).email)
+    if isinstance(email, Refusal):
+        return email
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
@@ -63,9 +60,9 @@ async def request_code(call: Call) -> Outcome:
         return issued
     try:
         await deps.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
-    except Exception as fault:  # whatever the mail host did, the caller learns only that it failed
-        log.warning("mail could not be handed over", reason=type(fault).__name__)
-        return Refusal(code="otp_delivery_failed", message="The code could not be sent; try again shortly.")
+    except Exception as fault:  # the caller learns no detail of the mail host
+        log.warning("mail not sent", reason=type(fault).__name__)
+        return Refusal(code="otp_delivery_failed", message="The code could not be sent; try again later.")
     return CodeSent(
         otp_id=issued.otp_id,
         expires_in_seconds=issued.expires_in_s,
@@ -77,19 +74,19 @@ async def request_code(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/control/auth/verify",
-    summary="Trade a one-time code for a session token; the first time makes the account",
+    summary="Exchange a one-time code for a session token; the first sign-in creates the account",
     body=VerifyRequest,
     reply=Verified,
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "account_disabled"),
 )
 async def verify_code(call: Call) -> Outcome:
-    """Only a code that could be right costs a try; made-up identifiers cost neither an actor nor a row."""
+    """An ``otp_id`` that was not issued for this address is refused without asking an actor."""
     deps, tried = call.deps, call.body(VerifyRequest)
-    email = normalise_email(tried.email)
-    if email is None:
-        return _INVALID_EMAIL
+    email = _email(tried.email)
+    if isinstance(email, Refusal):
+        return email
     if not _CODE.fullmatch(tried.otp):
-        return Refusal(code="invalid_parameter", message="The code is six digits.", param="otp")
+        return Refusal(code="invalid_parameter", message="The code must have six digits.", param="otp")
     if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
         return INVALID_OTP
     command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
@@ -97,7 +94,7 @@ async def verify_code(call: Call) -> Outcome:
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
-        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=WRITING_SCOPE)
+        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE)
     )
     return Verified(
         account_id=signed_in.account_id,
@@ -114,12 +111,12 @@ async def verify_code(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/session",
-    summary="Who is signed in",
+    summary="Retrieve the session",
     auth=Auth.SESSION,
     reply=SessionContext,
 )
 async def read_session(call: Call) -> Outcome:
-    """The session's own row says everything."""
+    """One read: the session's row."""
     session = await call.read_as_session(lambda _rows, session: session)
     return session if isinstance(session, Refusal) else session_context(session)
 
@@ -127,7 +124,7 @@ async def read_session(call: Call) -> Outcome:
 @route(
     "DELETE",
     "/v2/control/session",
-    summary="Sign out: the session's token opens nothing from now on",
+    summary="Sign out: end the session and invalidate its token",
     auth=Auth.SESSION,
     reply=SignedOutBody,
 )
@@ -143,13 +140,21 @@ async def sign_out(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/control/first-call",
-    summary="Whether the account is ready for its first call, and what to do if not",
+    summary="Check whether the account is ready for its first call",
     auth=Auth.SESSION,
     reply=FirstCall,
 )
 async def read_first_call(call: Call) -> Outcome:
     """One read: the session, the account's totals, its keys."""
     facts = await call.read_as_session(
-        lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=WRITING_SCOPE)
+        lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=TASKS_WRITE)
     )
     return facts if isinstance(facts, Refusal) else first_call(call.deps, facts)
+
+
+def _email(text: str) -> str | Refusal:
+    """Return a normalised e-mail address. Refuses with ``invalid_email``."""
+    email = normalise_email(text)
+    if email is not None:
+        return email
+    return Refusal(code="invalid_email", message=f"The e-mail address {shown(text)} is not valid.", param="email")

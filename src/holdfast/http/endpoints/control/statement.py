@@ -1,4 +1,4 @@
-"""The account's statement: every operation of its ledger with the totals behind it, newest first."""
+"""The account's statement: every operation on its credit with the totals after it, newest first."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _KIND: Final = Parameter(
 @route(
     "GET",
     "/v2/control/ledger",
-    summary="The account's statement: its operations with their postings and the totals behind each",
+    summary="List the account's operations with their postings and the totals after each, newest first",
     auth=Auth.SESSION,
     reply=Statement,
     parameters=(_KIND, FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def read_statement(call: Call) -> Outcome:
-    """One read: the session and a page. Operations are numbered without gaps, and pages go by their numbers."""
+    """One read: the session and a page. Operations are numbered without gaps, and a cursor holds a number."""
     window = read_window(call.query(), kind="statement", filters=(_KIND,))
     if isinstance(window, Refusal):
         return window
@@ -59,7 +59,7 @@ def _entries(
     after: Position | None,
     filters: Mapping[str, str],
 ) -> list[Operation] | Refusal:
-    """A position's id is an operation's number here."""
+    """The id of a position is an operation's number."""
     if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
         return INVALID_CURSOR
     return statement_of_account(

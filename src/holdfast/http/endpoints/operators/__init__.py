@@ -1,1 +1,1 @@
-"""Operators' calls: health, reviews, held payments."""
+"""Endpoints for operators: health, metrics, reviews, held payments."""

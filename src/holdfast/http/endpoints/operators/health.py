@@ -1,4 +1,4 @@
-"""For those who run the service and those who call it: health, readiness, counters, and the interface itself."""
+"""Health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """The process answers."""
+    """The process responds."""
 
     status: str
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Whether each part works. Of providers, by name: false where one does not answer, and the state behind it."""
+    """Whether each part works. ``providers`` is false for each media provider whose state is ``down``, by name."""
 
     ready: bool
     database: bool
@@ -32,15 +32,21 @@ class Ready(msgspec.Struct, frozen=True):
     provider_states: dict[str, ProviderState]
 
 
-@route("GET", "/healthz", summary="Whether the process is alive", reply=Alive)
+@route("GET", "/healthz", summary="Check whether the process is alive", reply=Alive)
 async def healthz(_call: Call) -> Outcome:
-    """Looks at nothing: a database that is away is no reason to kill the process."""
+    """Checks nothing else: an unavailable database is no reason to restart the process."""
     return Alive(status="alive")
 
 
-@route("GET", "/readyz", summary="Whether calls make sense now; 503 while not", reply=Ready, statuses=(200, 503))
+@route(
+    "GET",
+    "/readyz",
+    summary="Check whether the service is ready for requests; 503 if not",
+    reply=Ready,
+    statuses=(200, 503),
+)
 async def readyz(call: Call) -> Outcome:
-    """What a load balancer asks."""
+    """For load balancers."""
     found = await call.deps.health.readiness()
     body = Ready(
         ready=found.ready,
@@ -55,9 +61,9 @@ async def readyz(call: Call) -> Outcome:
 @route(
     "GET",
     "/metrics",
-    summary="Counters for Prometheus",
-    media=(Media(status=200, content_types=("text/plain",), description="The counters."),),
+    summary="Retrieve the metrics in Prometheus's text format",
+    media=(Media(status=200, content_types=("text/plain",), description="The metrics."),),
 )
 async def metrics(call: Call) -> Outcome:
-    """The text format every scraper reads."""
+    """Metrics of this process."""
     return Response(call.deps.metrics_text(), content_type=METRICS_CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Mismatched payments, resolved by an operator: the held orders, and the decision on one."""
+"""Held payment orders: their list, and the operator's decision on one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.http.endpoints.operators.reviews import OPERATORS, read_note
-from holdfast.http.endpoints.payments.orders import ORDER_NOT_FOUND, place_of, read_order_amount, valid_order_id
+from holdfast.http.endpoints.payments.orders import order_not_found, position_of, read_order_amount, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
@@ -66,7 +66,7 @@ async def list_held_orders(call: Call) -> Outcome:
         return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
 
     orders = await call.deps.database.read(read)
-    page, next_cursor = cut_page(orders, OPERATORS, window, place_of)
+    page, next_cursor = cut_page(orders, OPERATORS, window, position_of)
     return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
 
 
@@ -80,7 +80,7 @@ async def list_held_orders(call: Call) -> Outcome:
     errors=_RESOLVE_ERRORS,
 )
 async def resolve_payment_order(call: Call) -> Outcome:
-    """The order's account decides and posts; the response is the order after it."""
+    """The order's account decides; the response is the order afterwards."""
     body = call.body(Resolution)
     note = read_note(body.note)
     if isinstance(note, Refusal):
@@ -100,7 +100,7 @@ async def resolve_payment_order(call: Call) -> Outcome:
     if valid_order_id(order_id):
         order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
     if order is None:
-        return ORDER_NOT_FOUND
+        return order_not_found(order_id)
     command = ResolveOrder(order_id, body.credit, amount_micro, note)
     reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

@@ -1,4 +1,4 @@
-"""Reviews, decided by an operator: the open cases, one case, approve, reject.
+"""Reviews: the open ones, one of them, and the operator's decision to approve or reject.
 
 Operators see every account. The task's actor applies a decision, like any other change of a task; the response is
 read from the rows afterwards.
@@ -18,6 +18,8 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
@@ -31,9 +33,7 @@ route = RouteTable("Operators")
 
 NOTE_MAX_CHARS: Final = 400
 OPERATORS: Final = "operators"
-"""The owner of the operators' lists in a cursor, where an account's lists have the account's id."""
-
-REVIEW_NOT_FOUND: Final = Refusal(code="review_not_found", message="The review does not exist.")
+"""The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
 
 _CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
 _REASON: Final = Parameter(
@@ -177,7 +177,9 @@ def read_note(note: str | None) -> str | Refusal | None:
         return None
     if len(note) > NOTE_MAX_CHARS:
         return Refusal(
-            code="invalid_parameter", message=f"A note has at most {NOTE_MAX_CHARS} characters.", param="note"
+            code="invalid_parameter",
+            message=f"The note has {len(note)} characters; the maximum is {NOTE_MAX_CHARS}.",
+            param="note",
         )
     return note
 
@@ -195,17 +197,16 @@ def review_body(deps: Dependencies, task: Task) -> ReviewBody:
         deadline_at=format_time(review.deadline_at),
         account_id=task.account_id,
         hold_credits=format_amount(task.request.hold_micro),
-        provider_outputs=[
-            ProviderOutput(index=each.index, url=each.url, content_type=each.content_type, bytes=each.bytes)
-            for each in (*state.hosting.wanted, *state.hosting.lost)
-        ],
+        provider_outputs=[render(ProviderOutput, each) for each in (*state.hosting.wanted, *state.hosting.lost)],
         task=task_body(deps, task, for_operators=True),
     )
 
 
 async def _task_of(call: Call) -> Task | Refusal:
     case_id = call.path["review_case_id"]
-    if not _CASE_ID.fullmatch(case_id):
-        return REVIEW_NOT_FOUND
-    task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
-    return REVIEW_NOT_FOUND if task is None else task
+    task = None
+    if _CASE_ID.fullmatch(case_id):
+        task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
+    if task is None:
+        return Refusal(code="review_not_found", message=f"The review {shown(case_id)} does not exist.")
+    return task

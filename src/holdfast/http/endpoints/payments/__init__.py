@@ -1,1 +1,1 @@
-"""Calls about payment orders, and the payment providers' notifications."""
+"""Endpoints of payment orders, and of the payment providers' notifications."""

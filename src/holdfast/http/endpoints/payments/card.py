@@ -14,20 +14,31 @@ from typing import Final
 import msgspec
 import structlog
 
-from holdfast.actors.account.order_messages import AttachIntent, ReceivePaymentEvent, RecordIntentRefused
+from holdfast.actors.account.order_messages import (
+    AttachIntent,
+    ReceivePaymentEvent,
+    RecordIntentRefused,
+)
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, ORDER_NOT_FOUND, read_order_amount, write_order
+from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, read_order_amount, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import CardPayments, Dependencies
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
-from holdfast.http.schemas.payment_rendering import card_order_created, payment_order_body
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
 from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id, order_by_payment
 from holdfast.providers.card.amounts import minor_from_micro
-from holdfast.providers.card.base import CardFault, CardRateLimited, CardRejected, CardTimeout, IntentCreated
+from holdfast.providers.card.base import (
+    CardFault,
+    CardRateLimited,
+    CardRejected,
+    CardTimeout,
+    IntentCreated,
+)
 from holdfast.providers.card.events import EVENT_BYTES_MAX, CardEvent, parse_card_event
 from holdfast.providers.signatures import SignatureVerdict, verify
 
@@ -42,9 +53,7 @@ CARD_MIN_MICRO: Final = MICRO // 2
 CARD_MAX_MICRO: Final = 999_999_990_000
 """The smallest and the largest payment that card providers accept: 0.50 and 999999.99."""
 
-_NOT_CONFIGURED: Final = Refusal(
-    code="provider_not_configured", message="No card provider is configured."
-)  # fmt: skip
+_NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="No card provider is configured.")
 _REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
     "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
@@ -85,22 +94,22 @@ async def create_card_order(call: Call) -> Outcome:
     written = await write_order(
         call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
     )
-    match written:
-        case Refusal():
-            return written
-        case Replayed(answer):
-            assert isinstance(answer, Refusal)
-            return ReplayedAnswer(answer)
-        case (order, is_replayed):
-            intent = await _intent_of(call, card, order)
-            if isinstance(intent, Refusal):
-                return intent
-            body = card_order_created(
-                _with_intent(order, intent),
-                client_secret=intent.client_secret,
-                publishable_key=card.publishable_key,
-            )
-            return ReplayedAnswer(body) if is_replayed else body
+    result = written.reply if isinstance(written, Replayed) else written
+    if isinstance(result, Refusal):
+        return ReplayedAnswer(result) if isinstance(written, Replayed) else result
+    order = result.order
+    intent = await _intent_of(call, card, order)
+    if isinstance(intent, Refusal):
+        return intent
+    # Every repetition of the request gets the same response, whatever the order's state has become.
+    state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
+    body = render_order(
+        CardOrderCreated,
+        msgspec.structs.replace(order, state=state),
+        client_secret=intent.client_secret,
+        publishable_key=card.publishable_key,
+    )
+    return ReplayedAnswer(body) if isinstance(written, Replayed) else body
 
 
 @route(
@@ -157,7 +166,7 @@ async def receive_card_webhook(call: Call) -> Outcome:
     order = await _order_of(deps, parsed)
     if order is None:
         await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
-        return EventIgnored(event.event_id) if parsed.order_id is None else ORDER_NOT_FOUND
+        return EventIgnored(event.event_id) if parsed.order_id is None else order_not_found(parsed.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
@@ -169,10 +178,18 @@ def _card_amount(text: str, max_micro: int) -> int | Refusal:
         return amount_micro
     if amount_micro < CARD_MIN_MICRO:
         smallest = format_amount(CARD_MIN_MICRO)
-        return Refusal(code="amount_too_small", message=f"A card payment is at least {smallest}.", param="amount")
+        return Refusal(
+            code="amount_too_small",
+            message=f"The amount {shown(text)} is below the minimum of {smallest}.",
+            param="amount",
+        )
     if amount_micro > CARD_MAX_MICRO:
         largest = format_amount(CARD_MAX_MICRO)
-        return Refusal(code="amount_too_large", message=f"A card payment is at most {largest}.", param="amount")
+        return Refusal(
+            code="amount_too_large",
+            message=f"The amount {shown(text)} is above the maximum of {largest}.",
+            param="amount",
+        )
     return amount_micro
 
 
@@ -197,12 +214,6 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         deps.accounts.ref(request.account_id), AttachIntent(request.order_id, intent.provider_payment_id)
     )
     return attached if isinstance(attached, Refusal) else intent
-
-
-def _with_intent(order: Order, intent: IntentCreated) -> Order:
-    """Return the order as created, with its intent: every repetition of the request gets the same response."""
-    state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
-    return msgspec.structs.replace(order, state=state)
 
 
 def _refusal_of(fault: CardFault) -> Refusal:

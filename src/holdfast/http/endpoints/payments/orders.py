@@ -18,6 +18,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.ids import new_id
@@ -30,7 +31,6 @@ from holdfast.persistence.queries.sessions import SessionRecord
 route = RouteTable("Payments")
 
 ORDER_DECIMALS_MAX: Final = 2
-ORDER_NOT_FOUND: Final = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
 
 _ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
@@ -62,7 +62,7 @@ async def list_payment_orders(call: Call) -> Outcome:
     window = read_window(call.query(), kind="payments", filters=(_STATUS, _PROVIDER))
     if isinstance(window, Refusal):
         return window
-    page = await read_page(call, window, orders_of_account, place_of)
+    page = await read_page(call, window, orders_of_account, position_of)
     if isinstance(page, Refusal):
         return page
     return PaymentOrderList(
@@ -70,7 +70,7 @@ async def list_payment_orders(call: Call) -> Outcome:
     )
 
 
-def place_of(order: Order) -> Position:
+def position_of(order: Order) -> Position:
     """Return an order's position in a list of orders."""
     return Position(order.request.created_at, order.order_id)
 
@@ -84,7 +84,7 @@ def place_of(order: Order) -> Position:
     errors=("payment_order_not_found",),
 )
 async def read_payment_order(call: Call) -> Outcome:
-    """One read: the session and the order; another account's order is not found."""
+    """One read: the session and the order. Another account's order does not exist."""
     order_id = call.path["order_id"]
 
     def read(rows: Connection, session: SessionRecord) -> Order | None:
@@ -93,10 +93,15 @@ async def read_payment_order(call: Call) -> Outcome:
     found = await call.read_as_session(read)
     if isinstance(found, Refusal):
         return found
-    return ORDER_NOT_FOUND if found is None else payment_order_body(found)
+    return order_not_found(order_id) if found is None else payment_order_body(found)
 
 
 # ------------------------------------------------------------------------------------------------------ creating
+
+
+def order_not_found(order_id: str) -> Refusal:
+    """Return the refusal of an order id that the caller has no order for."""
+    return Refusal(code="payment_order_not_found", message=f"The payment order {shown(order_id)} does not exist.")
 
 
 def valid_order_id(order_id: str) -> bool:
@@ -110,29 +115,29 @@ def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
     if amount_micro is None:
         return Refusal(
             code="invalid_amount",
-            message="The amount must be a plain decimal string above zero with at most 2 decimals.",
+            message=f"The amount {shown(text)} is not a plain decimal above zero with at most 2 decimals.",
             param="amount",
         )
     if amount_micro > max_micro:
         largest = format_amount(max_micro)
-        return Refusal(code="invalid_amount", message=f"The amount may be at most {largest}.", param="amount")
+        message = f"The amount {shown(text)} is above the maximum of {largest}."
+        return Refusal(code="invalid_amount", message=message, param="amount")
     return amount_micro
 
 
 async def write_order(
     call: Call, provider: Provider, amount_micro: int | Refusal, *, ttl_s: int, livemode: bool | None = None
-) -> tuple[Order, bool] | Refusal | Replayed[OrderResult]:
-    """Have the account store a new order; returns the order as created, and whether a key replayed it.
+) -> OrderResult | Refusal | Replayed[OrderResult]:
+    """Have the account store a new order, and return the order as created, or the reply that a key replays.
 
-    A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet; a replayed refusal
-    is returned as :class:`Replayed`.
+    A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet.
     """
     assert call.session is not None
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
     if isinstance(amount_micro, Refusal):
-        return _written(await call.refuse(amount_micro, idempotency, OrderResult))
+        return await call.refuse(amount_micro, idempotency, OrderResult)
     settings = call.deps.settings
     now = call.deps.now()
     is_sandbox = provider == "sandbox"
@@ -155,16 +160,4 @@ async def write_order(
         signed_at=int(now.timestamp()) if is_sandbox else None,
     )
     command = CreateOrder(request=request, idempotency=idempotency)
-    return _written(await call.ask(call.deps.accounts.ref(request.account_id), command))
-
-
-def _written(
-    reply: OrderResult | Replayed[OrderResult] | Refusal,
-) -> tuple[Order, bool] | Refusal | Replayed[OrderResult]:
-    match reply:
-        case OrderResult(order):
-            return order, False
-        case Replayed(OrderResult(order)):
-            return order, True
-        case _:
-            return reply
+    return await call.ask(call.deps.accounts.ref(request.account_id), command)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.actors.account.order_messages import PaySandboxOrder
-from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
+from holdfast.http.kit.answers import render_reply
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
-from holdfast.http.schemas.payment_rendering import sandbox_order_body, sandbox_order_created, sandbox_values
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
+from holdfast.http.schemas.payment_rendering import render_order, sandbox_values
 from holdfast.http.schemas.payments import (
     CallbackDescriptor,
     CallbackPayload,
@@ -19,6 +19,7 @@ from holdfast.http.schemas.payments import (
     SandboxOrderRequest,
     SandboxOutcome,
 )
+from holdfast.http.schemas.rendering import render
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify
 from holdfast.ledger.refusals import Refusal
@@ -50,15 +51,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     if settings.sandbox_enabled:
         amount_micro = read_order_amount(body.amount, max_micro=settings.order_max_micro)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
-    match written:
-        case Refusal():
-            return written
-        case Replayed(answer):
-            assert isinstance(answer, Refusal)
-            return ReplayedAnswer(answer)
-        case (order, is_replayed):
-            created = sandbox_order_created(order, _descriptor(call, order, body.outcome))
-            return ReplayedAnswer(created) if is_replayed else created
+    return render_reply(written, lambda result: _created(call, result.order, body.outcome))
 
 
 @route(
@@ -105,25 +98,19 @@ async def receive_sandbox_callback(call: Call) -> Outcome:
     assert order is not None
     command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
-    return reply if isinstance(reply, Refusal) else sandbox_order_body(reply.order)
+    return reply if isinstance(reply, Refusal) else render_order(SandboxOrderBody, reply.order)
 
 
-def _descriptor(call: Call, order: Order, outcome: SandboxOutcome) -> CallbackDescriptor:
+def _created(call: Call, order: Order, outcome: SandboxOutcome) -> SandboxOrderCreated:
     request = order.request
     assert request.sandbox_event_id is not None
     assert request.signed_at is not None
     values = sandbox_values(request, outcome)
     signature = sign(call.deps.sandbox_secrets[0], values, event_id=request.sandbox_event_id, at=request.signed_at)
-    return CallbackDescriptor(
+    callback = CallbackDescriptor(
         url=call.deps.urls.url(CALLBACK_PATH),
         signature_header=SIGNATURE_HEADER,
-        payload=CallbackPayload(
-            order_id=values.order_id,
-            account_id=values.account_id,
-            amount=values.amount,
-            currency=values.currency,
-            status=outcome,
-            provider_event_id=request.sandbox_event_id,
-        ),
+        payload=render(CallbackPayload, values),
         signature=signature,
     )
+    return render(SandboxOrderCreated, order, request, callback=callback)

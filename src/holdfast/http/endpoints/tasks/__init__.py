@@ -1,1 +1,1 @@
-"""Calls about media tasks, their outputs, events and usage, and the providers' callbacks."""
+"""Endpoints of media tasks, their results, events and usage, and of the media providers' callbacks."""

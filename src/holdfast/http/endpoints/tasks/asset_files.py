@@ -1,7 +1,7 @@
-"""Stored results, served to whoever holds a signed link that has not expired.
+"""Stored results, served by signed links that expire.
 
-Nothing here trusts the bytes: they are served under a sandboxing policy, their type is never sniffed, and no
-shared cache may keep them.
+The bytes are not trusted: they are served under a sandboxing policy, their type is never sniffed, and no shared
+cache may store them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quart.wrappers.response import ResponseBody
 from holdfast.http.kit.answers import render_refusal
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.ledger.links import check_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.assets import asset_by_id
@@ -29,18 +30,19 @@ log = structlog.get_logger(__name__)
 route = RouteTable("Assets")
 
 SEND_TIMEOUT_S: Final = 3600.0
-"""How long one answer may take to be fetched, however slow the line."""
+"""How long a client may take to fetch one response."""
 
 CONTENT_TYPES: Final = tuple(sorted(MEDIA_TYPES))
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _GONE: Final = Refusal(
-    code="asset_expired", message="This link has expired. Read the task again for a new one, while it is kept."
+    code="asset_expired",
+    message="The link has expired. Retrieve the task for a new one while its results are stored.",
 )
 _STORE_AWAY: Final = Refusal(
-    code="temporarily_unavailable", message="Stored results cannot be read at the moment; try again shortly."
+    code="temporarily_unavailable", message="Stored results cannot be read; try again later."
 )
-_NOT_OURS: Final = Refusal(code="invalid_link", message="This link's signature is not ours.")
+_INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signature is not valid.")
 
 
 class Span(NamedTuple):
@@ -53,31 +55,31 @@ class Span(NamedTuple):
 @route(
     "GET",
     "/v2/assets/{asset_id}",
-    summary="Fetch a stored result by its signed link; ranges are served",
+    summary="Retrieve a stored result by its signed link; supports ranges",
     media=(
         Media(status=200, content_types=CONTENT_TYPES, description="The whole file."),
-        Media(status=206, content_types=CONTENT_TYPES, description="The range asked for."),
-        Media(status=304, content_types=(), description="What you have is still right."),
+        Media(status=206, content_types=CONTENT_TYPES, description="The requested range."),
+        Media(status=304, content_types=(), description="The cached file is current."),
     ),
     parameters=(
         Parameter(name="exp", place="query", description="When the link expires, in unix seconds.", required=True),
         Parameter(name="sig", place="query", description="The link's signature.", required=True),
         Parameter(name="Range", place="header", description="One range of bytes, such as bytes=0-1023."),
-        Parameter(name="If-None-Match", place="header", description="The ETag you have."),
+        Parameter(name="If-None-Match", place="header", description="The ETag of the cached file."),
     ),
     errors=("invalid_link", "asset_expired", "range_not_satisfiable", "temporarily_unavailable"),
 )
 async def fetch_asset(call: Call) -> Outcome:
-    """The link is judged before any row is read, so only links of ours cost a read."""
+    """The link is verified before any row is read."""
     deps, request, asset_id = call.deps, call.request, call.path["asset_id"]
     query = call.query()
     exp, sig = query.get("exp", []), query.get("sig", [])
     if len(exp) != 1 or len(sig) != 1:
-        return _NOT_OURS
+        return _INVALID_LINK
     now = deps.now()
     verdict = check_link(asset_id, exp[0], sig[0], deps.urls.link_key, now)
     if verdict != "valid":
-        return _GONE if verdict == "expired" else _NOT_OURS
+        return _GONE if verdict == "expired" else _INVALID_LINK
     asset = await deps.database.read(lambda rows: asset_by_id(rows, asset_id))
     if asset is None or asset.expires_at <= now:
         return _GONE
@@ -97,11 +99,11 @@ async def fetch_asset(call: Call) -> Outcome:
         bare = Response(b"", status=status, headers=headers)
         bare.headers["Content-Length"] = headers["Content-Length"]  # of the file, not of this body
         return bare
-    # The file is opened before the answer begins, so that a missing one is still an error and not half an answer.
+    # The file is opened before the response starts, so that a missing file is an error response.
     try:
         reader = await deps.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
     except AssetMissing:
-        # Its time may have come to an end since the row was read.
+        # It may have expired since the row was read.
         if await deps.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
             return _GONE
         raise
@@ -115,7 +117,7 @@ async def fetch_asset(call: Call) -> Outcome:
 
 
 class _Blocks(ResponseBody):
-    """A reader as the web framework wants it: entered when sending begins, left however it ends."""
+    """A response body that reads a stored file while it is sent."""
 
     def __init__(self, reader: AssetReader) -> None:
         self._reader = reader
@@ -130,7 +132,7 @@ class _Blocks(ResponseBody):
 
 
 def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
-    """The one range a header asks for; None where the whole file answers it (no header, several ranges, nonsense).
+    """Return the range that a header requests; None for the whole file (no header, several ranges, not a range).
 
     Refuses with ``range_not_satisfiable``.
     """
@@ -144,24 +146,30 @@ def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
         start, stop = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
         if last and int(last) < start:
             return None
+    assert header is not None
     if start >= stop:
-        return Refusal(code="range_not_satisfiable", message=f"The file has {size_bytes} bytes.", param="Range")
+        return Refusal(
+            code="range_not_satisfiable",
+            message=f"The range {shown(header)} is outside the file's {size_bytes} bytes.",
+            param="Range",
+        )
     return Span(start, stop)
 
 
-_SHOWN = "sandbox; default-src 'none'"
-_PLAYED = "sandbox allow-same-origin; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'"
-"""A browser that is led to a sound or a clip makes a page with a player, which loads the link once more."""
+_IMAGE_CSP = "sandbox; default-src 'none'"
+_PLAYER_CSP = "sandbox allow-same-origin; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'"
+"""A browser shows audio and video in a page with a player, which loads the link again."""
 
 
 def _headers(asset: AssetRow) -> dict[str, str]:
+    is_played = asset.content_type.startswith(("audio/", "video/"))
     return {
         "Content-Type": asset.content_type,
         "ETag": f'"{asset.sha256}"',
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, max-age=3600",
         "Content-Disposition": f'inline; filename="{asset.asset_id}.{_extension(asset)}"',
-        "Content-Security-Policy": _PLAYED if asset.content_type.startswith(("audio/", "video/")) else _SHOWN,
+        "Content-Security-Policy": _PLAYER_CSP if is_played else _IMAGE_CSP,
         "Cross-Origin-Resource-Policy": "cross-origin",
     }
 

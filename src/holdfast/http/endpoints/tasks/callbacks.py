@@ -1,4 +1,4 @@
-"""Signed news from media providers. The signature is judged over the raw bytes before anything is read."""
+"""Signed callbacks of media providers. The signature is verified over the raw bytes before they are parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate
-from holdfast.http.endpoints.tasks.media_tasks import TASK_NOT_FOUND, read_back, valid_task_id
+from holdfast.http.endpoints.tasks.media_tasks import read_back, task_not_found, valid_task_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
@@ -23,9 +23,9 @@ route = RouteTable("Callbacks")
 SIGNATURE_HEADER: Final = "X-Callback-Signature"
 
 REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
-    "missing": Refusal(code="missing_signature", message=f"Send the signature in {SIGNATURE_HEADER}."),
+    "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
-    "expired": Refusal(code="signature_expired", message="The signature's time is too far from ours."),
+    "expired": Refusal(code="signature_expired", message="The signature's time is outside the tolerance."),
 }
 
 
@@ -36,7 +36,7 @@ class _Sender(msgspec.Struct):
 @route(
     "POST",
     "/v2/callback",
-    summary="Tell news of a task, as its provider",
+    summary="Receive a media provider's callback about a task",
     auth=Auth.CALLBACK_SIGNATURE,
     raw_body_bytes_max=BODY_MAX_BYTES,
     raw_body_example={
@@ -64,12 +64,12 @@ class _Sender(msgspec.Struct):
     ),
 )
 async def receive_callback(call: Call) -> Outcome:
-    """Applied, duplicate, stale and late news are all answered with the task, so that senders stop repeating."""
+    """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
     return await receive_signed(call)
 
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
-    """Hear news signed in our own way; ``provider`` where the address says whose it is."""
+    """Receive an update with our own signature; ``provider`` is the one named in the path, if any."""
     deps = call.deps
     sent = call.request.headers.getlist(SIGNATURE_HEADER)
     header = sent[0] if len(sent) == 1 else ",".join(sent)
@@ -82,32 +82,32 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     if not sent or not header.strip():
         return REFUSED["missing"]
     if named is None and not any(secrets):
-        return Refusal(code="provider_not_configured", message="No callback secret is configured here.")
+        return Refusal(code="provider_not_configured", message="No callback secret is configured.")
     verdict = verify(header, call.raw, secrets, now=deps.now())
     if verdict != "valid":
         return REFUSED[verdict]
-    # A sender without a key name may say in the body who it is.
-    speaker = named or _named_in_body(call.raw)
-    news = parse_callback(speaker or "", call.raw)
-    if isinstance(news, Refusal):
-        return news
-    task = await task_of_update(deps, news.request_id)
-    if task is None or (speaker is not None and speaker != task.provider):
-        return TASK_NOT_FOUND
+    # A sender that names no key may name itself in the body.
+    sender = named or _named_in_body(call.raw)
+    update = parse_callback(sender or "", call.raw)
+    if isinstance(update, Refusal):
+        return update
+    task = await task_of_update(deps, update.request_id)
+    if task is None or (sender is not None and sender != task.provider):
+        return task_not_found(update.request_id)
     if named is None:
-        # Any provider's secret opened the door; only the task's own provider may speak of it.
+        # Any provider's secret was accepted so far; the task's own provider must have signed.
         verdict = verify(header, call.raw, deps.callback_secrets(task.provider), now=deps.now())
         if verdict != "valid":
             return REFUSED[verdict]
-    news = msgspec.structs.replace(news, provider=task.provider)
-    done = await call.ask(deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=news, body=call.raw))
+    update = msgspec.structs.replace(update, provider=task.provider)
+    done = await call.ask(deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=update, body=call.raw))
     if isinstance(done, Refusal):
         return done
     return await read_back(deps, task.account_id, task.request_id)
 
 
 async def task_of_update(deps: Dependencies, request_id: str) -> Task | None:
-    """The task that news names, if there is one."""
+    """Return the task that an update names, or None."""
     if not valid_task_id(request_id):
         return None
     return await deps.database.read(lambda rows: task_by_id(rows, request_id))

@@ -1,16 +1,16 @@
-"""A task's events and their deliveries, sending one again, and the secret that signs them."""
+"""A task's events, their deliveries and redelivery, and the secret that signs them."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.media_tasks import TASK_NOT_FOUND, valid_task_id
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, EventList, WebhookSecretBody, event_body, webhook_secret_body
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import Rotation, signing
@@ -22,15 +22,13 @@ from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Events")
 
-EVENT_NOT_FOUND: Final = Refusal(code="event_not_found", message="The task has no such event.")
-
 _EVENT_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 
 
 @route(
     "GET",
     "/v2/task/{request_id}/events",
-    summary="A task's events, newest first, with the attempts to deliver them",
+    summary="List a task's events with their delivery attempts, newest first",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=EventList,
@@ -42,7 +40,7 @@ async def list_events(call: Call) -> Outcome:
 
     def read(rows: Connection, key: ApiKeyRecord) -> list[EventRecord] | Refusal:
         if not valid_task_id(request_id) or task_of_account(rows, key.account_id, request_id) is None:
-            return TASK_NOT_FOUND
+            return task_not_found(request_id)
         return events_of_task(rows, key.account_id, request_id)
 
     found = await call.read_as_key(read)
@@ -52,23 +50,26 @@ async def list_events(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/task/{request_id}/events/{event_id}/resend",
-    summary="Deliver an event again, under the same id, however its delivery has ended",
+    summary="Deliver an event again, under the same id",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=EventBody,
     errors=("task_not_found", "event_not_found"),
 )
 async def resend_event(call: Call) -> Outcome:
-    """Its row is made due; the delivery follows."""
+    """The event becomes due now, whatever its delivery status; a worker delivers it."""
     request_id, event_id = call.path["request_id"], call.path["event_id"]
+    not_found = Refusal(
+        code="event_not_found", message=f"The task {shown(request_id)} has no event {shown(event_id)}."
+    )
 
     def read(rows: Connection, key: ApiKeyRecord) -> str | Refusal:
         if not valid_task_id(request_id) or task_of_account(rows, key.account_id, request_id) is None:
-            return TASK_NOT_FOUND
+            return task_not_found(request_id)
         if not _EVENT_ID.fullmatch(event_id):
-            return EVENT_NOT_FOUND
+            return not_found
         found = events_of_task(rows, key.account_id, request_id, event_id=event_id)
-        return key.account_id if found else EVENT_NOT_FOUND
+        return key.account_id if found else not_found
 
     account_id = await call.read_as_key(read)
     if isinstance(account_id, Refusal):
@@ -77,18 +78,18 @@ async def resend_event(call: Call) -> Outcome:
     found = await call.deps.database.read(
         lambda rows: events_of_task(rows, account_id, request_id, event_id=event_id)
     )
-    return event_body(found[0]) if found else EVENT_NOT_FOUND
+    return event_body(found[0]) if found else not_found
 
 
 @route(
     "GET",
     "/v2/control/webhook-secret",
-    summary="The secret that the account's events are signed with",
+    summary="Retrieve the secret that signs the account's events",
     auth=Auth.SESSION,
     reply=WebhookSecretBody,
 )
 async def read_webhook_secret(call: Call) -> Outcome:
-    """One read: the session and how often the secret was replaced."""
+    """The secret is derived; one read returns the session and the secret's rotations."""
     found = await _rotations(call)
     if isinstance(found, Refusal):
         return found
@@ -99,12 +100,12 @@ async def read_webhook_secret(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/control/webhook-secret/rotate",
-    summary="Replace the secret; the one before signs beside it for a day",
+    summary="Rotate the secret; the previous one keeps signing for a day",
     auth=Auth.SESSION,
     reply=WebhookSecretBody,
 )
 async def rotate_webhook_secret(call: Call) -> Outcome:
-    """Two calls at once make one new secret."""
+    """Two simultaneous requests create one new secret."""
     found = await _rotations(call)
     if isinstance(found, Refusal):
         return found

@@ -1,7 +1,7 @@
 """Media tasks: create, list, read, retry, cancel.
 
-Creating is the hot path: when the key is known it reads no row at all. Whether the key is still live and may
-write is checked by the account's actor, to which the command carries the claim.
+Creating is the hot path: with a cached key it reads no row. The account's actor checks that the key is still live
+and may write; the command carries the claim.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.messages import CancelTask
-from holdfast.http.kit.answers import told
+from holdfast.http.kit.answers import render_reply
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
 from holdfast.ledger.catalog.quotes import PricedInput, SealedQuote, quote_input, quote_matches, unseal_quote
 from holdfast.ledger.ids import new_id
@@ -38,8 +39,6 @@ route = RouteTable("Media tasks")
 METADATA_MAX_PAIRS: Final = 16
 METADATA_KEY_MAX_CHARS: Final = 64
 METADATA_VALUE_MAX_CHARS: Final = 512
-
-TASK_NOT_FOUND: Final = Refusal(code="task_not_found", message="There is no such task.")
 
 _TASK_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 _CREATE_ERRORS = (
@@ -58,7 +57,7 @@ _CREATE_ERRORS = (
 @route(
     "POST",
     "/v2/task/create",
-    summary="Create a task: its credit is held at once, its work follows",
+    summary="Create a task; its credit is held and the work starts",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     body=CreateTaskRequest,
@@ -68,11 +67,11 @@ _CREATE_ERRORS = (
     errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_task(call: Call) -> Outcome:
-    """Price, then ask the account; a call refused before that may still be a repeat of one that was accepted."""
+    """Price the input, then ask the account. A request refused here may still repeat one that was accepted."""
     assert call.known_key is not None
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
-        return await call.refuse_proved(idempotency)
+        return await call.refuse_authenticated(idempotency)
     account_id = call.known_key.account_id
     command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
     reply = (
@@ -80,7 +79,7 @@ async def create_task(call: Call) -> Outcome:
         if isinstance(command, Refusal)
         else await call.ask(call.deps.accounts.ref(account_id), command)
     )
-    return told(reply, lambda accepted: task_created(call.deps, accepted))
+    return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
@@ -125,7 +124,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """One read: the key and a page, with one row more than asked to know whether another page follows."""
+    """One read: the key and a page, with one row more than requested to know whether another page follows."""
     window = read_window(call.query(), kind="tasks", filters=(STATUS, MODEL))
     if isinstance(window, Refusal):
         return window
@@ -138,7 +137,7 @@ async def list_tasks(call: Call) -> Outcome:
 @route(
     "GET",
     "/v2/task/{request_id}",
-    summary="Read a task; links to its results are signed anew each time",
+    summary="Retrieve a task; the links to its results are signed for this response",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskBody,
@@ -153,7 +152,7 @@ async def read_task(call: Call) -> Outcome:
 @route(
     "POST",
     "/v2/task/{request_id}/retry",
-    summary="Run an ended task again as a new task, priced by the catalog of today",
+    summary="Retry an ended task as a new task, at the current price",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskCreated,
@@ -161,15 +160,15 @@ async def read_task(call: Call) -> Outcome:
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
-    """The original stays as it is; the new task points to it."""
+    """The original does not change; the new task names it in ``retry_of``."""
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
-        return await call.refuse_proved(idempotency)
+        return await call.refuse_authenticated(idempotency)
     found = await _own_task_and_key(call)
     if isinstance(found, Refusal):
         return found
     original, key_id = found
-    # The input is an earlier call's, so how much there is to it is not known from this one.
+    # The size of this request says nothing about the stored input, so it is priced in a thread.
     retry = partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     reply = (
@@ -177,7 +176,7 @@ async def retry_task(call: Call) -> Outcome:
         if isinstance(command, Refusal)
         else await call.ask(call.deps.accounts.ref(original.account_id), command)
     )
-    return told(reply, lambda accepted: task_created(call.deps, accepted))
+    return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _retry_command(
@@ -186,13 +185,13 @@ def _retry_command(
     if original.status not in TERMINAL:
         return Refusal(
             code="task_not_terminal",
-            message=f"The task is {original.status}; only an ended task can be run again.",
+            message=f"The task {shown(original.request_id)} is {original.status}; only ended tasks can be retried.",
             final=True,
         )
     if original.request.input_dropped:
         return Refusal(
             code="task_input_expired",
-            message="The task's input was large and is no longer kept; create a new task with it.",
+            message=f"The input of the task {shown(original.request_id)} was large and is no longer stored.",
             final=True,
         )
     priced = _price(call.deps, original.model, original.request.input)
@@ -214,14 +213,14 @@ def _retry_command(
 @route(
     "POST",
     "/v2/task/{request_id}/cancel",
-    summary="Cancel a task; its whole hold is released at once",
+    summary="Cancel a task and release its whole hold",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=TaskBody,
     errors=("task_not_found", "task_already_terminal"),
 )
 async def cancel_task(call: Call) -> Outcome:
-    """Whichever commits first wins, the cancel or the result; the row tells which."""
+    """The first to commit wins, the cancel or the result; the response shows which."""
     task = await _own_task(call)
     if isinstance(task, Refusal):
         return task
@@ -232,13 +231,18 @@ async def cancel_task(call: Call) -> Outcome:
 
 
 async def read_back(deps: Dependencies, account_id: str, request_id: str) -> Outcome:
-    """The task as its row now stands, after a command to it was answered."""
+    """Read and render a task after a command to it."""
     task = await deps.database.read(lambda rows: task_of_account(rows, account_id, request_id))
-    return TASK_NOT_FOUND if task is None else task_body(deps, task)
+    return task_not_found(request_id) if task is None else task_body(deps, task)
+
+
+def task_not_found(request_id: str) -> Refusal:
+    """Return the refusal of a task id that the caller has no task for."""
+    return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
 
 
 def valid_task_id(request_id: str) -> bool:
-    """Whether a text could be a task's id at all; what could not is not looked up."""
+    """Whether a text has the form of a task id; otherwise it is not queried."""
     return _TASK_ID.fullmatch(request_id) is not None
 
 
@@ -248,12 +252,12 @@ async def _own_task(call: Call) -> Task | Refusal:
 
 
 async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
-    """The caller's task and the id of the key, in one read; another account's task is as good as none."""
+    """Return the caller's task and the id of the key, in one read. Another account's task does not exist."""
     request_id = call.path["request_id"]
 
     def read(rows: Connection, key: ApiKeyRecord) -> tuple[Task, str] | Refusal:
         task = task_of_account(rows, key.account_id, request_id) if valid_task_id(request_id) else None
-        return TASK_NOT_FOUND if task is None else (task, key.key_id)
+        return task_not_found(request_id) if task is None else (task, key.key_id)
 
     return await call.read_as_key(read)
 
@@ -263,8 +267,8 @@ def _price(
 ) -> PricedInput | Refusal:
     """Price an input for a model that can run as a task.
 
-    With a quote for the model the input is read by the catalog that the quote was made by: what has changed since,
-    a default or a tier, does not void it. A model that was switched off since stays off.
+    With a quote for the model the input is priced by the quote's version of the catalog, so that a later change of
+    a default or a tier does not void it. A model that is disabled now is refused.
     """
     catalog = deps.catalog()
     model = catalog.models.get(model_id)
@@ -284,19 +288,23 @@ def _quoted(deps: Dependencies, quote_id: str | None) -> SealedQuote | Refusal |
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     if len(metadata) > METADATA_MAX_PAIRS:
-        return _invalid("metadata", f"has at most {METADATA_MAX_PAIRS} pairs")
+        return _invalid("metadata", f"has {len(metadata)} pairs; the maximum is {METADATA_MAX_PAIRS}")
     for key, value in metadata.items():
         if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
-            return _invalid("metadata", f"has keys of 1 to {METADATA_KEY_MAX_CHARS} characters")
+            return _invalid(
+                "metadata", f"has the key {shown(key)}; a key has 1 to {METADATA_KEY_MAX_CHARS} characters"
+            )
         if len(value) > METADATA_VALUE_MAX_CHARS:
-            return _invalid("metadata", f"has values of at most {METADATA_VALUE_MAX_CHARS} characters")
+            return _invalid(
+                "metadata", f"has a value of {len(value)} characters; the maximum is {METADATA_VALUE_MAX_CHARS}"
+            )
     return None
 
 
 def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
-    """An address that could be called at all. Where it really leads is checked again at each connection."""
+    """Refuse an address that can never be called. Where its name resolves to is checked at each delivery."""
     if url is None:
-        return None if kinds is None else _invalid("webhook_events", "needs a webhook_url")
+        return None if kinds is None else _invalid("webhook_events", "requires webhook_url")
     if not can_be_posted_to(url, local_allowed=deps.settings.webhook_local_allowed):
         return _invalid(
             "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
@@ -307,7 +315,7 @@ def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | 
 
 
 def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
-    """The kinds of events the task will announce, written out: what is usual may change, a task's choice not."""
+    """Return the event kinds to send. The default is stored, so that a later default does not change the task."""
     if wanted.webhook_url is None:
         return None
     return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)

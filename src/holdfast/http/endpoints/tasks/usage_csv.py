@@ -1,12 +1,11 @@
-"""The usage log as a file of comma-separated values (RFC 4180): all of it, however long, a page of rows at a time.
+"""The usage log as a CSV file (RFC 4180) of any length, read in pages while it is sent.
 
-Each page is one short read that begins behind the last line of the page before, and its lines are written on the
-reader's thread; between pages nothing is held but one position. A task that is made meanwhile is newer than every
-line still to come, so no line is missing or there twice. A read that fails breaks the connection off, so that half
-a file does not look like a whole one.
+Each page is one short read that starts after the last line of the previous page. A task created meanwhile is newer
+than all lines still to come, so no line is missing or repeated. A read that fails closes the connection, so that an
+incomplete file does not look complete.
 
-Spreadsheets take a cell that begins with one of :data:`FORMULA_STARTS` for a formula, and some of the texts are not
-ours: such a cell gets a leading quote, which spreadsheets read as "this is text".
+Spreadsheets take a cell that starts with one of :data:`FORMULA_STARTS` for a formula, and some texts come from
+callers: such a cell gets a leading quote, which marks it as text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from holdfast.persistence.records.unreadable import LeftOut
 CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
 PAGE_ROWS: Final = 1000
 SEND_TIMEOUT_S: Final = 3600.0
-"""How long one export may take to be fetched, however slow the line."""
+"""How long a client may take to fetch one file."""
 
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -52,7 +51,7 @@ COLUMNS: Final[dict[str, Callable[[UsageEntry], str | int | None]]] = {
 
 
 class CsvPage(NamedTuple):
-    """Some lines, the position behind them, and how many rows they come from."""
+    """Lines of the file, the position of the last row, and the number of rows read."""
 
     lines: bytes
     last: Position | None
@@ -62,7 +61,7 @@ class CsvPage(NamedTuple):
 def read_csv_page(
     rows: Connection, account_id: str, window: Window, after: Position | None, rows_max: int
 ) -> CsvPage:
-    """The next lines of an account's log behind ``after``."""
+    """Read the next lines of an account's log, after ``after``."""
     entries = usage_of_account(
         rows,
         account_id,
@@ -77,17 +76,17 @@ def read_csv_page(
         end = entries[-1]
         last = Position(end.at, end.id) if isinstance(end, LeftOut) else Position(end.ts, end.request_id)
     readable = [entry for entry in entries if not isinstance(entry, LeftOut)]
-    lines = written([[cell(entry) for cell in COLUMNS.values()] for entry in readable])
+    lines = csv_lines([[cell(entry) for cell in COLUMNS.values()] for entry in readable])
     return CsvPage(lines, last, len(entries))
 
 
-def rows_wanted(window: Window, sent: int) -> int:
-    """How many rows the next page has at most: all there are, unless a limit was given."""
+def page_rows(window: Window, sent: int) -> int:
+    """Return the size of the next page, after ``sent`` rows; a given limit bounds the whole file."""
     return min(PAGE_ROWS, window.limit - sent) if window.limit_given else PAGE_ROWS
 
 
 def csv_answer(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> Response:
-    """An answer that begins with the page already read; the rest is read as it is taken."""
+    """Return a response that starts with the page already read; further pages are read while it is sent."""
     response = Response(
         _pages(deps, account_id, window, first),
         content_type=CSV_CONTENT_TYPE,
@@ -98,21 +97,21 @@ def csv_answer(deps: Dependencies, account_id: str, window: Window, first: CsvPa
 
 
 async def _pages(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> AsyncIterator[bytes]:
-    yield written([COLUMNS]) + first.lines
-    page, wanted, sent = first, rows_wanted(window, 0), first.lines_count
-    while page.lines_count == wanted and (wanted := rows_wanted(window, sent)):
+    yield csv_lines([COLUMNS]) + first.lines
+    page, rows_max, sent = first, page_rows(window, 0), first.lines_count
+    while page.lines_count == rows_max and (rows_max := page_rows(window, sent)):
         after = page.last
 
-        def read(rows: Connection, after: Position | None = after, wanted: int = wanted) -> CsvPage:
-            return read_csv_page(rows, account_id, window, after, wanted)
+        def read(rows: Connection, after: Position | None = after, rows_max: int = rows_max) -> CsvPage:
+            return read_csv_page(rows, account_id, window, after, rows_max)
 
         page = await deps.database.read(read)
         sent += page.lines_count
         yield page.lines
 
 
-def written(table: Iterable[Iterable[str | int | None]]) -> bytes:
-    """Rows as lines of a file, no cell of which is taken for a formula."""
+def csv_lines(table: Iterable[Iterable[str | int | None]]) -> bytes:
+    """Return rows as lines of a CSV file, with no cell that a spreadsheet takes for a formula."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\r\n").writerows([[_cell(value) for value in row] for row in table])
     return text.getvalue().encode()

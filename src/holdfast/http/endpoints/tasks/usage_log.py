@@ -1,4 +1,4 @@
-"""The usage log: one line per task, newest first, a page at a time or all of it as a file."""
+"""The usage log: one entry per task, newest first, as pages or as a CSV file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Final, get_args
 
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_answer, read_csv_page, rows_wanted
+from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_answer, page_rows, read_csv_page
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
@@ -34,7 +35,7 @@ _API_KEY_ID: Final = Parameter(
 _FORMAT: Final = Parameter(
     name="format",
     place="query",
-    description="csv: a file of all entries that fit the filters; with a limit, of so many.",
+    description="`csv` returns a file of all matching entries, or of `limit` entries.",
     schema=(("type", "string"), ("enum", ["json", "csv"]), ("default", "json")),
 )
 _FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
@@ -43,24 +44,28 @@ _FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
 @route(
     "GET",
     "/v2/usage/logs",
-    summary="The account's usage, newest first",
+    summary="List the account's usage, newest first, or export it as CSV",
     auth=Auth.SESSION,
     reply=UsageList,
-    media=(Media(status=200, content_types=("text/csv",), description="A page, or a file."),),
+    media=(Media(status=200, content_types=("text/csv",), description="A page, or a CSV file."),),
     parameters=(FROM, TO, CURSOR, LIMIT, *_FILTERS, _FORMAT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
 async def list_usage(call: Call) -> Outcome:
-    """One read: the session and a page, with one row more than asked to know whether another page follows."""
+    """One read: the session and a page, with one row more than requested to know whether another page follows."""
     query = call.query()
     window = read_window(query, kind="usage", filters=_FILTERS)
     if isinstance(window, Refusal):
         return window
-    wanted = query.get("format", ["json"])
-    if wanted == ["csv"]:
+    formats = query.get("format", ["json"])
+    if formats == ["csv"]:
         return await _export(call, window)
-    if wanted != ["json"]:
-        return Refusal(code="invalid_parameter", message="The format is json or csv.", param="format")
+    if formats != ["json"]:
+        return Refusal(
+            code="invalid_parameter",
+            message=f"The format must be json or csv, not {shown(formats[-1])}.",
+            param="format",
+        )
     page = await read_page(call, window, usage_of_account, lambda entry: Position(entry.ts, entry.request_id))
     if isinstance(page, Refusal):
         return page
@@ -68,13 +73,13 @@ async def list_usage(call: Call) -> Outcome:
 
 
 async def _export(call: Call, window: Window) -> Outcome:
-    """The session and the first page are one read, so that what is refused is refused before a file begins."""
+    """The session and the first page are one read, so that a refusal comes before the file starts."""
 
     def read(rows: Connection, session: SessionRecord) -> tuple[str, CsvPage] | Refusal:
         position = read_cursor(session.account_id, window)
         if isinstance(position, Refusal):
             return position
-        page = read_csv_page(rows, session.account_id, window, position, rows_wanted(window, 0))
+        page = read_csv_page(rows, session.account_id, window, position, page_rows(window, 0))
         return session.account_id, page
 
     found = await call.read_as_session(read)

@@ -1,0 +1,56 @@
+"""The endpoint that CONTRIBUTING.md adds as an example: its one file is enough to serve and describe it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from holdfast.http import endpoints
+from holdfast.http.app import create_app
+from holdfast.http.endpoints import control
+from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.routes import Route
+
+if TYPE_CHECKING:
+    from tests.http.conftest import World
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PATH = "/v2/control/balance"
+
+
+@pytest.fixture
+def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]:
+    """All routes, with the example's file among the endpoint modules."""
+    section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Adding an endpoint")[2]
+    example = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert example is not None
+    (tmp_path / "balance.py").write_text(example[1], encoding="utf-8")
+    monkeypatch.setattr(control, "__path__", [*control.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{control.__name__}.balance", raising=False)
+    return endpoints.all_routes.__wrapped__()
+
+
+async def test_the_example_is_served_over_http(world: World, routes: tuple[Route, ...]) -> None:
+    world.app = create_app(world.deps, routes)
+    with trio.fail_after(30):
+        async with world.serving() as base:
+            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {world.token}"})
+            with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:
+                assert json.load(response) == {"balance": "10.00"}
+    await world.refused(await world.call("GET", PATH), 401, "missing_credentials")
+
+
+def test_the_example_is_in_the_openapi_document(routes: tuple[Route, ...]) -> None:
+    operation: dict[str, Any] = describe(routes, "https://holdfast.example")["paths"][PATH]["get"]
+    assert operation["summary"] == "Retrieve the account's balance"
+    assert [sample["label"] for sample in operation["x-codeSamples"]] == ["curl", "Python"]
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/Balance"
+    }
