@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.settings import load_settings
+from holdfast.supervision.supervisor import Supervisor
 from holdfast.wiring.assembly import assemble
-from holdfast.wiring.worker_factories import WORKERS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
@@ -46,7 +46,11 @@ def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     children = [line.split()[1] for line in lines if line.startswith(("├──", "└──"))]
     assert children == [*(child.child_id for child in tree.children()), "http"]
     shown = "\n".join(lines)
-    assert [name for name in WORKERS if not re.search(rf"(?<![\w-]){name}(?![\w-])", shown)] == []
+    [workers] = [slot.spec.start() for slot in tree._slots if slot.spec.child_id == "workers"]
+    assert isinstance(workers, Supervisor)
+    names = [child.child_id for child in workers.children()]
+    assert len(names) == 10
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", shown)] == []
 
 
 def functions_on_the_path() -> list[str]:

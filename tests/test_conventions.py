@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 LINES_MAX = 400
 LONGER_FOR_A_REASON = {
-    "supervision/supervisor.py": 430,  # one machine; its states are easier to follow in one place
+    "supervision/supervisor.py": 435,  # one machine; its states are easier to follow in one place
 }
 NEVER_WRITTEN = re.compile(
     "|".join(

@@ -78,7 +78,7 @@ async def test_a_provider_whose_table_has_not_changed_keeps_its_connections(stoc
     assert stocked.registry.providers["box"] is box
     assert stocked.registry.providers["spare"] is not spare
     assert await stocked.write(CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"'))
-    assert list(stocked.registry.places()) == ["studio"]
+    assert list(stocked.registry.slots()) == ["studio"]
 
 
 async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(stocked: Stocked) -> None:
@@ -86,7 +86,7 @@ async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(s
     without_box = CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"')
     assert await stocked.write(without_box)
     # It gets no new jobs, and updates of its jobs are accepted.
-    assert ("box" in registry.places(), registry.traits("box").listed, registry.providers["box"]) == (
+    assert ("box" in registry.slots(), registry.traits("box").listed, registry.providers["box"]) == (
         False,
         "lately",
         box,

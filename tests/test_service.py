@@ -15,7 +15,7 @@ from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
-from holdfast.wiring.http_factory import ListeningSockets
+from holdfast.wiring.http_server import ListeningSockets
 
 
 async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import trio
 
@@ -18,16 +17,14 @@ from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.orders import orders_to_reconcile
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings import Settings
-from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.reports import DeadLetters, Reporter
-from holdfast.wiring.actor_factories import account_factory
+from holdfast.supervision.reports import Reporter
+from holdfast.wiring.actors import account_directory
 from holdfast.wiring.card import card_setup_with_emulator
 
 CONCURRENT_MAX = 4
@@ -59,7 +56,10 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         BatchWriter(database.connect_writer, now=utc_now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
-    accounts = _accounts(settings, database, journal)
+    # This process creates no tasks, so the dispatcher's address receives nothing.
+    accounts = account_directory(
+        settings, database, journal, Reporter(), dispatcher=WorkerRef("dispatcher"), now=utc_now
+    )
     order_checks = OrderChecks(
         database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now
     )
@@ -102,20 +102,3 @@ async def _reconcile_all(
 
 async def _running(journal: Journal, *, task_status: trio.TaskStatus[None]) -> None:
     await journal.run(task_status=task_status)
-
-
-def _accounts(settings: Settings, database: Database, journal: Journal) -> KeyedDirectory:
-    async def probe() -> bool:
-        await database.open()
-        return True
-
-    # This process creates no tasks, so nothing is ever sent to this address.
-    factory: Any = account_factory(settings, database, journal, WorkerRef("dispatcher"), now=utc_now)
-    return KeyedDirectory(
-        "accounts",
-        factory,
-        gate=WritePath(database.gate, journal),
-        probe=probe,
-        reporter=Reporter(),
-        dead_letters=DeadLetters(),
-    )

@@ -30,7 +30,7 @@ from holdfast.settings import Settings
 from holdfast.settings_warnings import find_warnings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
-from holdfast.wiring.http_factory import ListeningSockets
+from holdfast.wiring.http_server import ListeningSockets
 
 log = structlog.get_logger(__name__)
 

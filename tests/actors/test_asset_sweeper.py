@@ -152,7 +152,7 @@ class Shop:
             "now": self.now,
             **parts,
         }
-        return AssetSweeper(WorkerRef("asset-sweeper"), **given)
+        return AssetSweeper(**given)
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
@@ -256,7 +256,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     about = TaskDependencies(
         accounts=world.accounts,
         dispatcher=nobody,
-        desk=nobody,
+        provider_calls=nobody,
         hosting=nobody,
         outbox=nobody,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),

@@ -106,7 +106,7 @@ class Desk:
             self.post,
             database=self.database,
             tasks=self.tasks,
-            places=lambda: {"studio": 2},
+            slots=lambda: {"studio": 2},
             now=utc_now,
             process=self.process,
             removed=lambda provider: provider in self.removed,

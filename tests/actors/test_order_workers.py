@@ -29,7 +29,6 @@ from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.payment_facts import Attempt, Paid
@@ -40,6 +39,7 @@ from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.supervision.tree import RunningChild
 
 CREDIT = 1_000_000
 KEY = "sk_test_0123456789"
@@ -101,7 +101,7 @@ class Office:
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
         order_checks = self.order_checks(self.bank.provider if card else None)
-        return kind(WorkerRef("orders"), database=self.database, order_checks=order_checks)
+        return kind(database=self.database, order_checks=order_checks)
 
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
         """An order; a card order has its intent unless told otherwise."""
@@ -434,9 +434,9 @@ async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
         async def settled() -> bool:
             return (await office.read(sandbox)).status != "pending"
 
-        workers = [office.worker(Reconciler), office.worker(OrderSweeper)]
+        workers = [RunningChild(office.worker(kind).run) for kind in (Reconciler, OrderSweeper)]
         for worker in workers:
-            await nursery.start(lambda *, task_status, worker=worker: worker.run(task_status=task_status))
+            await nursery.start(worker.run)
         while not metrics.ORDERS_HELD._value.get() or not await settled():  # noqa: ASYNC110 - rows have no event
             await trio.sleep(0.02)
         for worker in workers:
@@ -463,7 +463,7 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(of
         await office.change(
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
-        swept = await Sweeper(WorkerRef("sweeper"), database=office.database, idempotency_ttl_s=86_400).sweep()
+        swept = await Sweeper(database=office.database, idempotency_ttl_s=86_400).sweep()
         left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1

@@ -21,8 +21,7 @@ from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows
-from holdfast.actors.workers.sweeper import OUTBOX_KEPT_S, Sweeper
-from holdfast.actors.workers.worker import WorkerRef
+from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.deliveries import PAUSES_S
@@ -252,7 +251,7 @@ async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:
 async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
     [old, young, waiting] = await box.plant(3)
     claimed = {event.event_id: event for event in await box.claim()}
-    past = utc_now() - timedelta(seconds=OUTBOX_KEPT_S + 60)
+    past = utc_now() - timedelta(seconds=OUTBOX_RETENTION_S + 60)
     await box.write(
         box.end(claimed[old.event_id])._replace(done_at=past),
         box.end(claimed[young.event_id]),
@@ -260,7 +259,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
-    await Sweeper(WorkerRef("sweeper"), database=box.database, idempotency_ttl_s=86_400).sweep()
+    await Sweeper(database=box.database, idempotency_ttl_s=86_400).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:
         events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())
@@ -287,7 +286,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
     task_world = TaskDependencies(
         accounts=box.world.accounts,
         dispatcher=nobody,
-        desk=nobody,
+        provider_calls=nobody,
         hosting=nobody,
         outbox=nobody,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),

@@ -24,7 +24,6 @@ from holdfast.actors.sign_in.messages import (
     VerifyCode,
 )
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
@@ -313,7 +312,7 @@ async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> Non
 async def test_rows_of_made_up_addresses_are_swept_and_those_of_accounts_kept_longer(desk: Desk) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
-    sweeper = Sweeper(WorkerRef("sweeper"), database=desk.database, idempotency_ttl_s=86_400)
+    sweeper = Sweeper(database=desk.database, idempotency_ttl_s=86_400)
 
     async def left_after(hours: int) -> list[str]:
         await change(desk.database, age, hours=hours)

@@ -104,7 +104,7 @@ class Chaos:
         about = TaskDependencies(
             accounts=world.accounts,
             dispatcher=nobody,
-            desk=nobody,
+            provider_calls=nobody,
             hosting=nobody,
             outbox=nobody,
             traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),

@@ -75,7 +75,7 @@ async def actor() -> TaskActor:
     world = TaskDependencies(
         accounts=nobody,
         dispatcher=nobody,
-        desk=nobody,
+        provider_calls=nobody,
         hosting=nobody,
         outbox=nobody,
         traits=lambda _: TRAITS,

@@ -79,7 +79,7 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         await taken(ada, running)
 
         dearer = catalog.read_text().replace('"1.00"', '"3.00"') + LATE.format(url=late.url, secret=SECRET)
-        await reload(service, catalog, dearer, reported="catalog in force")
+        await reload(service, catalog, dearer, reported="catalog loaded")
         today = ok(await ada.create(MODEL))
         assert (today["estimated_cost"]["credits"], today["quote_id"][:4]) == ("3.00", "quo_")
         by_quote = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": promised["quote_id"]}))

@@ -11,7 +11,6 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.workers.provider_watch import PROBE_S, ProviderWatch
-from holdfast.actors.workers.worker import WorkerRef
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
@@ -109,7 +108,7 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
         for _ in range(FAILURES_MAX):
             provider.health.failed("calls", "ConnectError")
     serve(provider, [None, None, None, 404], asked)
-    watch = ProviderWatch(WorkerRef("provider-watch"), providers={"box": provider})
+    watch = ProviderWatch(providers={"box": provider})
     states = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
@@ -117,7 +116,7 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
             await trio.testing.wait_all_tasks_blocked()
             states.append(provider.health.state)
             mock_clock.jump(PROBE_S)
-        await watch.stop()
+        nursery.cancel_scope.cancel()
     # What went down by its calls is probed only when they are a while ago.
     expected = ["unknown", "unknown", "down", "up"] if kind == "cog" else ["down"] * 4 + ["up"]
     assert states[: len(expected)] == expected

@@ -54,8 +54,6 @@ class Supervisor:
         drain_timeout_s: float | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if len({spec.child_id for spec in specs}) != len(specs):
-            raise ValueError(f"{name}: two children share an id")
         self.path = name
         self.strategy = strategy
         self.intensity = intensity
@@ -68,7 +66,9 @@ class Supervisor:
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times, guards nothing
         self._window = RestartWindow(intensity.restarts, intensity.period_s)
         self._child_reports = ChildReports(reporter, self._window)
-        self._slots = [Slot(spec, intensity, f"{name}/{spec.child_id}", reporter.now()) for spec in specs]
+        self._slots: list[Slot] = []
+        for spec in specs:
+            self.append(spec)
         self._in_groups = strategy != "one_for_one"
         self._nursery: trio.Nursery | None = None
         self._task_status: trio.TaskStatus[None] | None = None
@@ -80,6 +80,12 @@ class Supervisor:
         self._changed = trio.Event()
 
     # ------------------------------------------------------------------------------------------ life
+
+    def append(self, spec: ChildSpec) -> None:
+        """Add a child after the others, before :meth:`run`. Raises ValueError if its id is taken."""
+        if any(slot.spec.child_id == spec.child_id for slot in self._slots):
+            raise ValueError(f"{self.path}: two children share an id")
+        self._slots.append(Slot(spec, self.intensity, f"{self.path}/{spec.child_id}", self._reporter.now()))
 
     def place(self, path: str) -> None:
         """Take the path given by the supervisor above."""

@@ -1,42 +1,41 @@
-"""This house's tree, whole: who stands under whom, and why each group falls the way it does.
+"""The supervision tree of the service.
 
 ::
 
-    holdfast            rest_for_one   what starts later stands on what started before
-    ├── database                       watches the connection, revives the embedded server
+    holdfast            rest_for_one   each part relies on those before it
+    ├── database                       watches the connection, restarts the embedded server
     ├── journal                        the one write path; needs the database
     ├── accounts        keyed          need the journal
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
-    ├── emulators       one_for_one    stand-ins for other people's machines; strangers to each other
+    ├── emulators       one_for_one    stand-ins for external systems; independent of each other
     │   ├── studio
     │   └── card
-    ├── workers         one_for_one    do errands for tasks and orders, at the emulators too; none needs another
+    ├── workers         one_for_one    work for tasks and orders; independent of each other
     │   ├── heartbeat                  renews the process's lease and measures service time
-    │   ├── dispatcher
-    │   ├── desk
-    │   ├── hosting
+    │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
+    │   ├── provider-calls             calls media providers
+    │   ├── hosting                    downloads and stores outputs
     │   ├── outbox                     delivers events to customers' servers
-    │   ├── reconciler                 compares card orders with their provider
-    │   ├── order-sweeper              ends orders that nobody has paid in time
-    │   ├── provider-watch             probes providers that nobody has called for a while
-    │   ├── asset-sweeper              ends the time of stored results, and empties the store behind them
-    │   └── sweeper
-    └── http            rest_for_one   independent: it answers 503 while what it asks is started again
-        ├── application                the web framework's start and end
+    │   ├── reconciler                 reconciles card orders with their provider
+    │   ├── order-sweeper              expires unpaid orders
+    │   ├── provider-watch             probes providers that were not called for a while
+    │   ├── asset-sweeper              expires stored results
+    │   └── sweeper                    deletes expired rows
+    └── http            rest_for_one   independent: it responds 503 while other parts restart
+        ├── application                the lifespans of the applications
         ├── connections                all open connections
         ├── listener                   accepts them
-        └── operators-listener         accepts those to the operators' own port, where there is one
+        └── operators-listener         accepts connections to the operators' port, if there is one
 
-A crashed journal takes accounts, sign-ins and tasks with it, because what they decided on top of it is in doubt;
-their mailboxes stay. Keyed groups guard themselves with two budgets (see :mod:`holdfast.supervision.directory`),
-so what reaches this tree is trouble of the machinery, and three times in half a minute is enough to give up.
+A crashed journal restarts accounts, sign-ins and tasks with it, because their undurable decisions are in doubt;
+their mailboxes stay. Keyed groups contain crashes of single actors (see :mod:`holdfast.supervision.directory`), so
+a crash that reaches this tree is a defect of the runtime, and three of them within 30 seconds end the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import trio
@@ -47,17 +46,17 @@ from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 
 HTTP_SHUTDOWN_S = 10.0
-"""More than the HTTP server's own drain takes, which bounds itself."""
+"""Longer than the HTTP server's own bounded drain."""
 
 
 class Runner(Protocol):
-    """A function that lives: reports started, then runs until it is stopped or cancelled."""
+    """A function that reports started and then runs until it is stopped or cancelled."""
 
     def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
 
 
 class RunningChild:
-    """A long-lived part as one incarnation of a child. Without ``stop`` a polite stop is a cancellation."""
+    """Runs a function as a child. Without ``stop``, stopping cancels it."""
 
     def __init__(self, run: Runner, stop: Callable[[], Awaitable[None]] | None = None) -> None:
         self._run = run
@@ -65,64 +64,60 @@ class RunningChild:
         self._scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the part."""
+        """Run the function."""
         with self._scope:
             await self._run(task_status=task_status)
 
     async def stop(self) -> None:
-        """Stop the part its own way, or cancel it."""
+        """Call ``stop``, or cancel the function."""
         if self._stop is None:
             self._scope.cancel()
         else:
             await self._stop()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeParts:
-    """What the tree is made of. Workers and emulators are (name, maker of an incarnation), in start order."""
+def build_tree(
+    reporter: Reporter,
+    *,
+    shutdown_s: float,
+    database: Callable[[], Child],
+    journal: Callable[[], Child],
+    accounts: KeyedDirectory,
+    sign_ins: KeyedDirectory,
+    tasks: KeyedDirectory,
+    emulators: Mapping[str, Callable[[], Child]],
+    workers: Mapping[str, Callable[[], Child]],
+) -> Supervisor:
+    """Return the tree without the HTTP server. Half of ``shutdown_s`` bounds the drain of keyed groups.
 
-    database: Callable[[], Child]
-    journal: Callable[[], Child]
-    accounts: KeyedDirectory
-    sign_ins: KeyedDirectory
-    tasks: KeyedDirectory
-    workers: Sequence[tuple[str, Callable[[], Child]]]
-    emulators: Sequence[tuple[str, Callable[[], Child]]] = field(default_factory=tuple)
-    http: Callable[[], Child] | None = None
-
-
-def build_tree(house: TreeParts, reporter: Reporter, *, shutdown_s: float) -> Supervisor:
-    """The tree of this house. ``shutdown_s`` bounds how long keyed groups may take to finish their mail."""
+    Workers and emulators are given by name, in start order.
+    """
     drain_s = shutdown_s / 2
 
-    def workers() -> Supervisor:
-        # one_for_one: an errand boy who stumbles concerns nobody else.
-        specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in house.workers]
-        return Supervisor(
-            "workers", specs, strategy="one_for_one", intensity=Intensity(10, 60.0), reporter=reporter
-        )
-
-    def emulators() -> Supervisor:
-        # one_for_one, generous: they stand in for somebody else's machines, which fail as they like.
-        specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in house.emulators]
+    def start_emulators() -> Supervisor:
+        # one_for_one: emulators are independent, and stand for external systems that may fail often.
+        specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()]
         return Supervisor(
             "emulators", specs, strategy="one_for_one", intensity=Intensity(20, 60.0), reporter=reporter
         )
 
+    def start_workers() -> Supervisor:
+        # one_for_one: workers do not depend on each other.
+        specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in workers.items()]
+        return Supervisor(
+            "workers", specs, strategy="one_for_one", intensity=Intensity(10, 60.0), reporter=reporter
+        )
+
     specs = [
-        ChildSpec("database", house.database, shutdown_s=5.0),
-        ChildSpec("journal", house.journal, shutdown_s=drain_s),
-        ChildSpec("accounts", house.accounts.child, shutdown_s=drain_s),
-        ChildSpec("sign-in", house.sign_ins.child, shutdown_s=drain_s),
-        ChildSpec("tasks", house.tasks.child, shutdown_s=drain_s),
+        ChildSpec("database", database, shutdown_s=5.0),
+        ChildSpec("journal", journal, shutdown_s=drain_s),
+        ChildSpec("accounts", accounts.child, shutdown_s=drain_s),
+        ChildSpec("sign-in", sign_ins.child, shutdown_s=drain_s),
+        ChildSpec("tasks", tasks.child, shutdown_s=drain_s),
+        *([ChildSpec("emulators", start_emulators, shutdown_s=15.0)] if emulators else []),
+        ChildSpec("workers", start_workers, shutdown_s=8.0),
     ]
-    if house.emulators:
-        specs.append(ChildSpec("emulators", emulators, shutdown_s=15.0))
-    specs.append(ChildSpec("workers", workers, shutdown_s=8.0))
-    if house.http is not None:
-        # The last to start and the first to stop: nobody is let in before all is up, or while anything goes down.
-        specs.append(ChildSpec("http", house.http, shutdown_s=HTTP_SHUTDOWN_S, independent=True))
-    # rest_for_one: whoever stands on a part that fell starts again with it.
+    # rest_for_one: a part restarts with all parts that were started after it and rely on it.
     return Supervisor(
         "holdfast",
         specs,
@@ -132,3 +127,8 @@ def build_tree(house: TreeParts, reporter: Reporter, *, shutdown_s: float) -> Su
         start_timeout_s=60.0,
         drain_timeout_s=shutdown_s,
     )
+
+
+def add_http_server(tree: Supervisor, start: Callable[[], Child]) -> None:
+    """Add the HTTP server as the last child: it starts when all parts are up, and stops before any of them."""
+    tree.append(ChildSpec("http", start, shutdown_s=HTTP_SHUTDOWN_S, independent=True))

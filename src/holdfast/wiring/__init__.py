@@ -1,1 +1,1 @@
-"""How the parts are put together: actors and workers, the card provider, the provider registry, the whole."""
+"""The composition of the service: actors, workers, HTTP server, media providers and card provider."""

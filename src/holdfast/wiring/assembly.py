@@ -1,10 +1,10 @@
-"""How the parts are put together: settings in, a tree and an HTTP application out. Nothing runs yet."""
+"""The composition root: builds the whole service from the settings. Nothing runs yet."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -28,35 +27,29 @@ from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMai
 from holdfast.providers.storage import AssetStore, LocalStore
 from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.standins.studio.process import run_studio_process
-from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_slots import KeyedLimits
-from holdfast.supervision.reports import DeadLetters, Reporter
+from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import Child
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.supervision.tree import RunningChild, TreeParts, build_tree
-from holdfast.wiring.actor_factories import account_factory, sign_in_factory, task_factory
-from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, noted_port
-from holdfast.wiring.http_factory import ListeningSockets, http_factory
+from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
+from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
+from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, stored_port
+from holdfast.wiring.http_server import ListeningSockets, http_supervisor
 from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
-from holdfast.wiring.worker_factories import worker_addresses, worker_factories
+from holdfast.wiring.workers import WorkerRefs, worker_children
 
 STUDIO_HOST = "127.0.0.1"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """Everything put together and not yet running."""
+    """The composed service, not yet running."""
 
     settings: Settings
     database: Database
     tree: Supervisor
-    deps: Dependencies
     registry: ProviderRegistry
     store: AssetStore
-    reporter: Reporter
-    dead_letters: DeadLetters
     card: CardSetup | None
-    directories: dict[str, KeyedDirectory] = field(default_factory=dict)
 
 
 def assemble(
@@ -67,71 +60,60 @@ def assemble(
     embedded: EmbeddedPostgres | None = None,
     sockets: ListeningSockets | None = None,
 ) -> Assembly:
-    """Put the service together. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
+    """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
     Without ``sockets`` nothing is served over HTTP.
     """
-    studio_port = _studio_port(settings)
-    studio_url = f"http://{STUDIO_HOST}:{studio_port}"
     public_url = settings.public_url or local_url
     urls = PublicUrls(
         base=public_url, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
     )
-    registry = ProviderRegistry(settings, studio_url=studio_url)
+    studio_port = stored_port(settings.data_dir / "studio.port", configured=settings.studio_port)
+    registry = ProviderRegistry(settings, studio_url=f"http://{STUDIO_HOST}:{studio_port}")
+    card = card_setup(settings, local_url=local_url)
+    store = asset_store(settings)
+    reporter = Reporter()
+
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     now = presence.clock.now
-    submits: set[SubmitKey] = set()
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
-    reporter, dead_letters = Reporter(), DeadLetters()
-    store = asset_store(settings)
-    posts = worker_addresses()
-    limits = KeyedLimits(
-        mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
-    )
 
-    async def probe() -> bool:
-        await database.open()
-        return True
-
-    keyed = partial(
-        KeyedDirectory,
-        gate=WritePath(database.gate, journal),
-        probe=probe,
-        reporter=reporter,
-        dead_letters=dead_letters,
-        limits=limits,
-    )
-    accounts = keyed("accounts", account_factory(settings, database, journal, posts["dispatcher"], now=now))
-    sign_ins = keyed("sign-in", sign_in_factory(settings, database, journal))
-    world = TaskDependencies(
+    refs = WorkerRefs()
+    submits: set[SubmitKey] = set()
+    accounts = account_directory(settings, database, journal, reporter, dispatcher=refs.dispatcher, now=now)
+    sign_ins = sign_in_directory(settings, database, journal, reporter)
+    task_dependencies = TaskDependencies(
         accounts=accounts,
-        dispatcher=posts["dispatcher"],
-        desk=posts["desk"],
-        hosting=posts["hosting"],
-        outbox=posts["outbox"],
+        dispatcher=refs.dispatcher,
+        provider_calls=refs.provider_calls,
+        hosting=refs.hosting,
+        outbox=refs.outbox,
         traits=registry.traits,
-        callback_url=lambda provider: _callback_url(registry, provider, public_url, local_url),
+        callback_url=partial(registry.callback_url, public_url=public_url, local_url=local_url),
         now=now,
-        rng=random.Random(),  # noqa: S311 - spreads waiting times
+        rng=random.Random(),  # noqa: S311 - spreads retries
         process_id=process.process_id,
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
-    tasks = keyed("tasks", task_factory(database, journal, world))
-    card = card_setup(settings, local_url=local_url)
-    house = TreeParts(
+    tasks = task_directory(settings, database, journal, reporter, task_dependencies)
+
+    tree = build_tree(
+        reporter,
+        shutdown_s=settings.shutdown_s,
         database=lambda: RunningChild(database.run),
         journal=lambda: RunningChild(journal.run, journal.stop),
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        workers=worker_factories(
+        emulators=_emulators(settings, registry, studio_port, card),
+        workers=worker_children(
             settings,
-            posts=posts,
+            refs,
             database=database,
             journal=journal,
             accounts=accounts,
@@ -143,69 +125,49 @@ def assemble(
             presence=presence,
             submits=submits,
         ),
-        emulators=_emulators(settings, registry, studio_port, card),
-        http=None
-        if sockets is None
-        else http_factory(
-            sockets,
-            settings,
-            lambda: deps,
-            reporter,
-            is_final=lambda: tree.is_stopping,
-        ),
     )
-    tree = build_tree(house, reporter, shutdown_s=settings.shutdown_s)
-    deps = Dependencies(
-        settings=settings,
-        database=database,
-        accounts=accounts,
-        sign_ins=sign_ins,
-        tasks=tasks,
-        catalog=lambda: registry.catalog,
-        catalog_of=registry.catalog_of,
-        asset_store=store,
-        mailer=_mailer(settings),
-        callback_secrets=registry.callback_secrets,
-        sandbox_secrets=(settings.sandbox_secret,),
-        card=None if card is None else _card_desk(card, UnmatchedEventStore(PROVIDER, journal, now)),
-        events=EventCommands(journal, posts["outbox"], now),
-        health=Vitals(database, tree, registry),
-        metrics_text=generate_latest,
-        urls=urls,
-    )
-    return Assembly(
-        settings=settings,
-        database=database,
-        tree=tree,
-        deps=deps,
-        registry=registry,
-        store=store,
-        reporter=reporter,
-        dead_letters=dead_letters,
-        card=card,
-        directories={"accounts": accounts, "sign-in": sign_ins, "tasks": tasks},
-    )
+    if sockets is not None:
+        deps = Dependencies(
+            settings=settings,
+            database=database,
+            accounts=accounts,
+            sign_ins=sign_ins,
+            tasks=tasks,
+            catalog=lambda: registry.catalog,
+            catalog_of=registry.catalog_of,
+            asset_store=store,
+            mailer=_mailer(settings),
+            callback_secrets=registry.callback_secrets,
+            sandbox_secrets=(settings.sandbox_secret,),
+            card=None if card is None else _card_payments(card, UnmatchedEventStore(PROVIDER, journal, now)),
+            events=EventCommands(journal, refs.outbox, now),
+            health=ServiceHealth(database, tree, registry),
+            metrics_text=generate_latest,
+            urls=urls,
+        )
+        add_http_server(tree, partial(http_supervisor, sockets, settings, deps, reporter, tree))
+    return Assembly(settings=settings, database=database, tree=tree, registry=registry, store=store, card=card)
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
-    """What ``/readyz`` looks at."""
+class ServiceHealth:
+    """The state that ``/readyz`` reports."""
 
     database: Database
     tree: Supervisor
     registry: ProviderRegistry
 
     async def readiness(self) -> Readiness:
-        """The parts as they are now."""
-        states = self.registry.provider_states()
-        return Readiness(database=self.database.gate.is_open, tree=self.tree.is_ready, providers=states)
-
-
-# ---------------------------------------------------------------------------------------------------- the outside
+        """Return the current state of the parts."""
+        return Readiness(
+            database=self.database.gate.is_open,
+            tree=self.tree.is_ready,
+            providers=self.registry.provider_states(),
+        )
 
 
 def asset_store(settings: Settings) -> AssetStore:
-    """Where results are kept. Raises :class:`SettingsFault` where the library for buckets is not installed."""
+    """Return the store for results. Raises :class:`SettingsFault` if the library for buckets is not installed."""
     if settings.s3 is None:
         return LocalStore(settings.data_dir)
     try:
@@ -218,16 +180,11 @@ def asset_store(settings: Settings) -> AssetStore:
     return S3Store(settings.s3, incoming_dir=settings.data_dir / "incoming")
 
 
-def _studio_port(settings: Settings) -> int:
-    """Where the in-tree studio will listen."""
-    return noted_port(settings.data_dir / "studio.port", wanted=settings.studio_port)
-
-
 def _emulators(
     settings: Settings, registry: ProviderRegistry, studio_port: int, card: CardSetup | None
-) -> tuple[tuple[str, Callable[[], Child]], ...]:
-    """The stand-ins we run ourselves: the studio, if the catalog gives it no address, and the card provider."""
-    made: list[tuple[str, Callable[[], Child]]] = []
+) -> Mapping[str, Callable[[], Child]]:
+    """Return how the emulators are started: the studio, if the catalog gives it no URL, and the card emulator."""
+    children: dict[str, Callable[[], Child]] = {}
     found = [c for c in registry.catalog.providers.values() if c.kind == "studio" and c.url is None]
     if found:
         run = partial(
@@ -240,19 +197,19 @@ def _emulators(
             log_format=settings.log_format,
             gallery=not settings.is_production,
         )
-        made.append(("studio", partial(RunningChild, run)))
+        children["studio"] = partial(RunningChild, run)
     if card is not None and card.emulator is not None:
-        made.append(("card", card.emulator))
-    return tuple(made)
+        children["card"] = card.emulator
+    return children
 
 
-def _card_desk(card: CardSetup, inbox: UnmatchedEventStore) -> CardPayments:
+def _card_payments(card: CardSetup, unmatched: UnmatchedEventStore) -> CardPayments:
     return CardPayments(
         provider=card.provider,
         webhook_secrets=card.webhook_secrets,
         publishable_key=card.publishable_key,
         livemode=card.livemode,
-        unmatched=inbox,
+        unmatched=unmatched,
     )
 
 
@@ -260,12 +217,3 @@ def _mailer(settings: Settings) -> Mailer:
     if settings.smtp_url is not None:
         return SmtpMailer(settings.smtp_url, settings.mail_from)
     return NoMailer() if settings.is_production else DevelopmentMailer(Path(settings.data_dir) / "mail")
-
-
-def _callback_url(registry: ProviderRegistry, provider: str, public_url: str, local_url: str) -> str:
-    """Where a provider calls back: the in-tree studio on loopback, everybody else where the world finds us."""
-    config = registry.config_of(provider)
-    is_in_tree = config is not None and config.kind == "studio" and config.url is None
-    url = f"{local_url if is_in_tree else public_url}/v2/callback"
-    # Whoever speaks in words of its own does so at an address of its own.
-    return url if config is None or config.kind == "studio" else f"{url}/{provider}"

@@ -1,4 +1,4 @@
-"""The card provider of this process: the one configured, development's own stand-in, or none."""
+"""The card provider of this process: the configured one, development's emulator, or none."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardSetup:
-    """A card provider and what goes with it.
+    """A card provider with its secrets.
 
-    ``livemode`` is what the provider must say of every payment, None where the key does not tell. ``emulator``
-    makes an incarnation of the stand-in where that is what ``provider`` talks to, listening on ``emulator_url``.
+    ``livemode`` is the expected flag of every payment, None if the key does not show it. ``emulator`` starts the
+    emulator, listening on ``emulator_url``, where ``provider`` uses it.
     """
 
     provider: CardProvider
@@ -36,15 +36,15 @@ class CardSetup:
 
 
 def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
-    """The card provider that the settings ask for; ``local_url`` is where this service itself listens.
+    """Return the card provider of these settings; ``local_url`` is where this service listens.
 
-    None in production without a key: card payments are refused there rather than pretended.
+    None in production without a key: production never uses the emulator.
     """
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key)
     if settings.is_production:
         return None
-    port = noted_port(_note(settings), wanted=settings.card_emulator_port)
+    port = stored_port(_port_file(settings), configured=settings.card_emulator_port)
     run = partial(
         serve_card_emulator,
         api_key=_emulator_key(settings),
@@ -54,16 +54,16 @@ def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
         host=EMULATOR_HOST,
         port=port,
     )
-    return _stand_in(settings, port, emulator=partial(RunningChild, run))
+    return _emulated(settings, port, emulator=partial(RunningChild, run))
 
 
 def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
-    """The card provider of a service that runs, or ran, with these settings; its stand-in is left to itself."""
+    """Return the card provider of a service that runs with these settings, without starting its emulator."""
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key)
-    note = _note(settings)
-    port = settings.card_emulator_port or (int(note.read_text()) if note.is_file() else 0)
-    return None if settings.is_production or not port else _stand_in(settings, port)
+    file = _port_file(settings)
+    port = settings.card_emulator_port or (int(file.read_text()) if file.is_file() else 0)
+    return None if settings.is_production or not port else _emulated(settings, port)
 
 
 def _configured(settings: Settings, api_key: str) -> CardSetup:
@@ -75,7 +75,7 @@ def _configured(settings: Settings, api_key: str) -> CardSetup:
     )
 
 
-def _stand_in(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardSetup:
+def _emulated(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardSetup:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardSetup(
         provider=_adapter(settings, _emulator_key(settings), url),
@@ -98,7 +98,7 @@ def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripePr
     )
 
 
-def _note(settings: Settings) -> Path:
+def _port_file(settings: Settings) -> Path:
     return settings.data_dir / "card.port"
 
 
@@ -110,33 +110,32 @@ def _emulator_webhook_secret(settings: Settings) -> str:
     return "whsec_" + settings.derived_key("card emulator webhooks").hex()
 
 
-def noted_port(note: Path, *, wanted: int = 0) -> int:
-    """Where a stand-in of development's own will listen: as told, as noted last time, or at a port found free.
+def stored_port(file: Path, *, configured: int = 0) -> int:
+    """Return an emulator's port: the configured one, the one stored at the last start, or a free one.
 
-    As last time, because what a fallen service left behind may know it by that address.
+    The stored one is preferred, because orders and jobs of the last start contain the emulator's URL.
     """
-    if wanted:
-        return wanted
-    last = note.read_text().strip() if note.is_file() else ""
+    if configured:
+        return configured
+    last = file.read_text().strip() if file.is_file() else ""
     port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
     assert port is not None
-    note.write_text(f"{port}\n")
+    file.write_text(f"{port}\n")
     return port
 
 
-def _free_port(wanted: int) -> int | None:
-    """The wanted port if it can be had now (0: any), else None."""
+def _free_port(port: int) -> int | None:
+    """Return the port if it is free (0: any), else None."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((EMULATOR_HOST, wanted))
+            probe.bind((EMULATOR_HOST, port))
         except (OSError, OverflowError):
             return None
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _livemode(api_key: str) -> bool | None:
-    """What a key of the provider says about itself."""
+    """Read the mode from an API key: True for live, False for test, None if it does not show."""
     kind = api_key.split("_")[1:2]
     return {"live": True, "test": False}.get(kind[0]) if kind else None

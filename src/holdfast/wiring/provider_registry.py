@@ -1,4 +1,4 @@
-"""The catalog in force and the media providers it names."""
+"""The current catalog and the media providers it configures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from holdfast.wiring.provider_secrets import secret_faults
 log = structlog.get_logger(__name__)
 
 PAST_CATALOGS_MAX = 16
-"""How many earlier catalogs are kept at most, however often the catalog is read again."""
+"""How many earlier catalogs are retained at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Removed:
-    """A provider that is not in the catalog: since when on the counter, and what it was where we knew it."""
+    """A provider that left the catalog: since when on the counter, and its last configuration, if known."""
 
     at_s: float
     config: ProviderConfig | None = None
@@ -43,11 +43,10 @@ class _Removed:
 
 
 class ProviderRegistry:
-    """The catalog in force and the providers it names; replaced whole by :meth:`reload`.
+    """The current catalog and its providers, replaced together by :meth:`reload`.
 
-    ``providers`` and ``origins`` stay the same objects, so whoever was given them sees what a reload brought.
-    ``origins`` are the addresses of configured providers: the only ones on private networks that outputs may come
-    from.
+    ``providers`` and ``origins`` stay the same objects, so that their users see a reload. ``origins`` are the
+    addresses of configured providers: the only private addresses from which outputs may be downloaded.
     """
 
     def __init__(
@@ -68,42 +67,42 @@ class ProviderRegistry:
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
         catalog = self._checked(load_catalog(settings.catalog))
-        providers = self._made(catalog, {})
+        providers = self._create_providers(catalog, {})
         self.catalog = catalog
-        self._stock(providers)
+        self._install(providers)
 
     async def reload(self) -> bool:
-        """Read the catalog again; one with faults is told of and left aside. Whether it was taken over.
+        """Reload the catalog and return whether it was accepted; one with faults is logged and ignored.
 
-        Tasks carry their terms; for the quotes that live, the catalog they were made by is kept as long.
+        Tasks carry their terms. Earlier catalogs are retained while quotes of them are valid.
         """
         try:
             catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog, limiter=self._reading)
-            providers = self._made(self._checked(catalog), self.catalog.providers)
+            providers = self._create_providers(self._checked(catalog), self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
             return False
         if self._needs_studio(catalog) and not self._needs_studio(self.catalog):
-            log.warning("the in-tree studio starts with the service: restart it to run the models that name it")
-        self._keep_past(catalog)
+            log.warning("the built-in studio starts only with the service; restart to use it")
+        self._retain(catalog)
         for name in self.catalog.providers.keys() - catalog.providers.keys():
             self._removed[name] = _Removed(self._counter(), self.catalog.providers[name], self.providers.get(name))
             grace_s = self._settings.provider_removed_grace_s
             log.warning("provider has left the catalog", provider=name, its_tasks_fail_in_s=grace_s)
         self.catalog = catalog
-        self._stock(providers)
-        log.info("catalog in force", version=catalog.version, models=len(catalog.models))
+        self._install(providers)
+        log.info("catalog loaded", version=catalog.version, models=len(catalog.models))
         return True
 
     def catalog_of(self, version: str) -> Catalog | None:
-        """The catalog that a live quote was made by, if this process still has it."""
+        """Return the catalog of a valid quote, if this process still has it."""
         if version == self.catalog.version:
             return self.catalog
         until, catalog = self._past.get(version, (None, None))
         return catalog if until is not None and self._now() < until else None
 
-    def _keep_past(self, catalog: Catalog) -> None:
+    def _retain(self, catalog: Catalog) -> None:
         now = self._now()
         until = now + timedelta(seconds=self._settings.quote_ttl_s)
         past = {**self._past, self.catalog.version: (until, self.catalog)}
@@ -112,29 +111,29 @@ class ProviderRegistry:
         self._past = dict(live[-PAST_CATALOGS_MAX:])
 
     def _checked(self, catalog: Catalog) -> Catalog:
-        """The catalog, if its secrets will do here. Raises :class:`CatalogFault`."""
+        """Return the catalog if its secrets are acceptable. Raises :class:`CatalogFault`."""
         faults = secret_faults(catalog, self._settings)
         if faults:
             raise CatalogFault(faults)
         if self._settings.is_production and self._needs_studio(catalog):
-            log.warning("the studio inside the service makes placeholders, and the catalog sells them")
+            log.warning("the catalog sells placeholder outputs of the built-in studio")
         return catalog
 
-    def _made(self, catalog: Catalog, before: Mapping[str, ProviderConfig]) -> dict[str, MediaProvider]:
-        """A catalog's providers; one whose table has not changed stays as it is. Raises :class:`CatalogFault`."""
+    def _create_providers(self, catalog: Catalog, before: Mapping[str, ProviderConfig]) -> dict[str, MediaProvider]:
+        """Return a catalog's providers; unchanged ones are reused. Raises :class:`CatalogFault`."""
         register_secrets(secret for config in catalog.providers.values() for secret in _secrets_in(config))
-        made: dict[str, MediaProvider] = {}
+        created: dict[str, MediaProvider] = {}
         for name, config in catalog.providers.items():
             try:
                 provider = self.providers.get(name) if before.get(name) == config else self._provider(config)
             except ValueError as fault:
                 raise CatalogFault((f"providers: {name}: {fault}",)) from fault
             if provider is not None:
-                made[name] = provider
-        return made
+                created[name] = provider
+        return created
 
-    def _stock(self, providers: Mapping[str, MediaProvider]) -> None:
-        """Take over the providers of the catalog in force."""
+    def _install(self, providers: Mapping[str, MediaProvider]) -> None:
+        """Replace the providers by those of the current catalog."""
         for line in self.catalog.warnings:
             log.warning("catalog warning", warning=line)
         for name in self.catalog.providers:
@@ -143,7 +142,7 @@ class ProviderRegistry:
         configs = self._configs.values()
         origins = {_origin(url) for config in configs if (url := self._url_of(config)) is not None}
         kept = {name: gone.provider for name, gone in self._removed.items() if gone.provider is not None}
-        # In one turn of the loop: no task sees an empty registry in between.
+        # Without a checkpoint in between: no task sees an empty registry.
         self.providers.clear()
         self.providers.update(kept | dict(providers))
         self.origins.clear()
@@ -151,18 +150,18 @@ class ProviderRegistry:
 
     @property
     def _configs(self) -> Mapping[str, ProviderConfig]:
-        """The providers of the catalog, and those that have left it and whose grace has not ended."""
+        """The providers of the catalog, and removed ones within their grace period."""
         kept = {name: gone.config for name, gone in self._removed.items() if gone.config and not self.removed(name)}
         return kept | dict(self.catalog.providers)
 
     def config_of(self, provider: str) -> ProviderConfig | None:
-        """A provider as the catalog has it, or had it until lately."""
+        """Return a provider's configuration, also within its grace period after removal."""
         return self._configs.get(provider)
 
     def removed(self, provider: str) -> bool:
-        """Whether a provider has been out of the catalog for longer than its grace.
+        """Whether a provider has been out of the catalog for longer than its grace period.
 
-        One that this process has never heard of counts as removed now, when somebody first asks.
+        A provider unknown to this process counts as removed at the first call.
         """
         if provider in self.catalog.providers:
             return False
@@ -170,7 +169,7 @@ class ProviderRegistry:
         return self._counter() - gone.at_s >= self._settings.provider_removed_grace_s
 
     def origins_of(self, provider: str) -> frozenset[Origin]:
-        """Where a provider's own outputs may lie on a private network: where it is itself."""
+        """Return the private addresses a provider's outputs may come from: its own."""
         config = self.config_of(provider)
         url = None if config is None else self._url_of(config)
         return frozenset() if url is None else frozenset({_origin(url)})
@@ -211,11 +210,11 @@ class ProviderRegistry:
         return hook_address(url, self._settings.derived_key(PURPOSE), provider, request_id, attempt)
 
     def secrets_of(self, config: ProviderConfig) -> tuple[str, ...]:
-        """What a provider signs with: its own secret, or the one for providers that have none of their own."""
+        """Return a provider's signing secrets: its own, or the shared one."""
         return (config.secret or self._settings.callback_secret, *config.previous_secrets)
 
     def callback_secrets(self, provider: str | None) -> Sequence[str]:
-        """The secrets a callback may be signed with: its provider's, or any provider's where it names none."""
+        """Return the accepted secrets of a callback: its provider's, or all if it names no provider."""
         if provider is not None:
             config = self.config_of(provider)
             return () if config is None else self.secrets_of(config)
@@ -223,21 +222,31 @@ class ProviderRegistry:
         return tuple(dict.fromkeys(secrets))
 
     def provider_states(self) -> Mapping[str, ProviderState]:
-        """The state of each provider in the catalog; one that could not be created is down."""
+        """Return the state of each provider in the catalog; one that could not be created is down."""
         found = self.providers
         return {name: found[name].health.state if name in found else "down" for name in self.catalog.providers}
 
     def health_of(self, provider: str) -> ProviderHealth:
-        """A provider's state; for one that this process does not have, a state that nothing reads."""
+        """Return a provider's health record; for an unknown provider, one that nothing reads."""
         found = self.providers.get(provider)
         return ProviderHealth(provider) if found is None else found.health
 
-    def places(self) -> Mapping[str, int]:
-        """How many jobs each provider takes at once."""
+    def callback_url(self, provider: str, *, public_url: str, local_url: str) -> str:
+        """Return the URL for a provider's callbacks: local for the built-in studio, else public.
+
+        Providers with a webhook format of their own get a path of their own.
+        """
+        config = self.config_of(provider)
+        is_built_in = config is not None and config.kind == "studio" and config.url is None
+        url = f"{local_url if is_built_in else public_url}/v2/callback"
+        return url if config is None or config.kind == "studio" else f"{url}/{provider}"
+
+    def slots(self) -> Mapping[str, int]:
+        """Return how many jobs each provider runs at once."""
         return {name: config.concurrency for name, config in self.catalog.providers.items()}
 
     def traits(self, provider: str) -> ProviderTraits:
-        """What a provider can do; one that has left the catalog can do it until its grace ends."""
+        """Return a provider's capabilities; they last until the end of its grace period."""
         found = self.providers.get(provider)
         listed: Literal["yes", "lately", "no"] = "yes"
         if provider not in self.catalog.providers:
@@ -254,7 +263,7 @@ def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:
 
 
 def studio_token(settings: Settings) -> str:
-    """What the in-tree studio wants to see from us, so that nobody else on this machine gives it orders."""
+    """Return the token that the built-in studio requires, so that no other program submits jobs to it."""
     return settings.derived_key("in-tree studio").hex()
 
 

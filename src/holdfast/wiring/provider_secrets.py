@@ -1,4 +1,4 @@
-"""What production asks of the secrets in a catalog: strong ones, each for one use."""
+"""Production's checks of the secrets in a catalog: each must be strong and used once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.secret_strength import weakness
 from holdfast.settings import Settings
 
 SECRET_CHARS_MIN = 24
-"""Of a provider's secret: what signs the hosted service's webhooks is 24 random bytes, in base64."""
+"""For a signing secret: the hosted service's is 24 random bytes in base64."""
 
 TOKEN_CHARS_MIN = 16
-"""Of what we show a provider, which its owner chose the length of."""
+"""For a token, whose length the provider chooses."""
 
 
 def secret_faults(catalog: Catalog, settings: Settings) -> tuple[str, ...]:
-    """A line for each secret that is weak, missing or used twice; none outside production."""
+    """Return a line for each secret that is weak, missing or used twice; none outside production."""
     if not settings.is_production:
         return ()
     return (*_weak(catalog), *_shared(catalog, settings))
@@ -27,7 +27,7 @@ def _weak(catalog: Catalog) -> Iterator[str]:
     for config in catalog.providers.values():
         where = f"provider {config.name}"
         if config.secret is None and config.kind == "cog" and not config.polls:
-            yield f"{where}: secret is missing: without one its webhooks are not heard, and it does not poll"
+            yield f"{where}: secret is missing: without one its webhooks are refused, and polling is off"
         reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
         if config.token is not None:
             reasons.append((weakness(config.token, chars_min=TOKEN_CHARS_MIN), "token"))
@@ -35,7 +35,7 @@ def _weak(catalog: Catalog) -> Iterator[str]:
 
 
 def _shared(catalog: Catalog, settings: Settings) -> Iterator[str]:
-    """What signs for one provider must not sign for another, nor open anything else here."""
+    """Yield secrets used by two providers, or by a provider and the settings."""
     own = set(settings.secret_values())
     owner: dict[str, str] = {}
     for config in catalog.providers.values():

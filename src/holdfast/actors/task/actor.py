@@ -106,7 +106,7 @@ class TaskDependencies:
 
     accounts: Directory
     dispatcher: TrioActorRef
-    desk: TrioActorRef
+    provider_calls: TrioActorRef
     hosting: TrioActorRef
     outbox: TrioActorRef
     traits: Callable[[str], ProviderTraits]
@@ -387,13 +387,13 @@ class TaskActor(JournaledActor):
                         task.request.input,
                         deps.callback_url(task.provider),
                     )
-                    tells.append(Tell(deps.desk, Submit(task.provider, job)))
+                    tells.append(Tell(deps.provider_calls, Submit(task.provider, job)))
                 case task_moves.PollJob(attempt=attempt, provider_ref=ref):
                     poll = Poll(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(deps.desk, poll))
+                    tells.append(Tell(deps.provider_calls, poll))
                 case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
                     cancel = CancelJob(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(deps.desk, cancel))
+                    tells.append(Tell(deps.provider_calls, cancel))
                 case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
                     terms = task.request.terms
                     host = Host(

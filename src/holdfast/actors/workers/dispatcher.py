@@ -1,17 +1,16 @@
-"""The dispatcher: gives waiting tasks a place at their provider, and wakes whatever is due.
+"""The dispatcher: assigns slots at providers to waiting tasks, and wakes tasks that are due.
 
-A provider has so many places. A new task takes a free one at once where nobody waits; otherwise it waits in its
-row, and places that come free are dealt out among the accounts in turn, the oldest task of each first. Everything
-else that falls due (polls, deadlines, hosting rounds) is found by its ``wake_at``. Claiming moves ``wake_at`` on
-under ``SKIP LOCKED``, so several processes share the work, and a claim whose process dies lapses by itself.
+A provider has a number of slots. A new task takes a free slot at once if no other task waits; otherwise it waits
+in its row, and free slots are assigned to accounts in turn, the oldest task of each first. Tasks that are due for
+other reasons (polls, deadlines, hosting rounds) are found by their ``wake_at``. A claim moves ``wake_at`` forward
+under ``SKIP LOCKED``, so several processes share the work, and a claim whose process dies lapses.
 
-A dispatched task belongs to the process that dispatched it, as long as that runs; the tasks of an ended process are
-taken over (:mod:`holdfast.persistence.claims.processes`). Tasks whose provider has left the catalog are woken when
-its grace period ends, and fail.
+A dispatched task belongs to the process that dispatched it, while that process runs; the tasks of an ended process
+are taken over (:mod:`holdfast.persistence.claims.processes`). Tasks of a provider that has left the catalog are
+woken when its grace period ends, and fail.
 
-While the event loop is busy, callers are waiting: then each provider is given new tasks one at a time and at most a
-few a second, so that starting tasks does not hold up the taking in of new ones. Its places stay its own: slow
-jobs keep them all busy.
+While the event loop is busy, each provider gets new tasks one at a time and at most a few a second, so that
+starting tasks does not delay requests. Its slots stay reserved: slow jobs still use all of them.
 """
 
 from __future__ import annotations
@@ -66,55 +65,56 @@ BUSY_PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tick(Command[None]):
-    """Look for what is due."""
+    """Check for due tasks."""
 
 
 class Dispatcher(Worker):
-    """Knows which of this process's tasks occupy a provider, and hands out the places left.
+    """Tracks which of this process's tasks occupy slots, and assigns the free ones.
 
-    ``now`` tells service time. ``removed`` says whether a provider has left the catalog for good, ``judges_leases``
-    whether a lapsed lease proves that its process has ended, ``silences`` what a provider does not answer.
+    ``slots`` returns the number of slots by provider. ``removed`` says whether a provider has left the catalog for
+    good, ``judges_leases`` whether a lapsed lease proves that its process has ended, ``silences`` which messages a
+    provider does not answer.
     """
 
     def __init__(
         self,
-        post: WorkerRef,
+        ref: WorkerRef,
         *,
         database: Database,
         tasks: Directory,
-        places: Callable[[], Mapping[str, int]],
+        slots: Callable[[], Mapping[str, int]],
         now: Now,
         process: Process,
         removed: Callable[[str], bool] = lambda _: False,
         judges_leases: Callable[[], bool] = lambda: True,
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
     ) -> None:
-        super().__init__(post)
+        super().__init__(ref)
         self._database = database
         self._tasks = tasks
-        self._places = places
+        self._slots = slots
         self._now = now
         self._process = process
         self._removed = removed
         self._judges_leases = judges_leases
         self._silences = silences
         self._held: dict[str, dict[str, float]] = {}
-        # Providers for whose places rows may be waiting: a new task must not overtake them.
+        # Providers for which tasks may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
-        # The account that was last given a place, by provider: the turn goes on behind it.
+        # The account that last got a slot, by provider: the next one in turn comes after it.
         self._served: dict[str, str] = {}
         self._ticks = 0
         self._is_busy = False
-        self._placed_at: dict[str, float] = {}
-        # What names no owner and was touched before we began is nobody's.
-        self._began_at: datetime = now()
-        self._knows_held = False
+        self._taken_at: dict[str, float] = {}
+        # A dispatched task without an owner, last updated before this time, belongs to no running process.
+        self._started_at: datetime = now()
+        self._has_found_held = False
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Look around now and then, and keep an eye on how busy the loop is."""
-        return (self._timer_loop, self._watch_loop)
+        """Check for due tasks several times a second, and measure the event loop's load."""
+        return (self._tick_loop, self._load_loop)
 
-    async def _watch_loop(self) -> None:
+    async def _load_loop(self) -> None:
         load = LoopLoad()
         trio.lowlevel.add_instrument(load)
         try:
@@ -124,17 +124,17 @@ class Dispatcher(Worker):
         finally:
             trio.lowlevel.remove_instrument(load)
 
-    async def _timer_loop(self) -> None:
+    async def _tick_loop(self) -> None:
         while True:
             with suppress(MailboxFull):
                 self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
             await trio.sleep(TICK_S)
 
     async def on_receive(self, message: Any) -> None:
-        """Place a new task, pass a freed place on, or look around."""
+        """Dispatch a new task, reassign a freed slot, or check for due tasks."""
         try:
             if isinstance(message, TaskQueued):
-                self._place_new(message)
+                self._dispatch_new(message)
             elif isinstance(message, SlotFreed):
                 self._held.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
@@ -142,46 +142,46 @@ class Dispatcher(Worker):
             elif isinstance(message, Tick):
                 await self._poll_due()
         except DatabaseAway as away:
-            # What is due stays due; the next tick finds it.
-            log.info("due tasks cannot be read", reason=str(away))
+            # What is due stays due; a later tick finds it.
+            log.info("dispatch postponed", reason=str(away))
 
-    def _place_new(self, created: TaskQueued) -> None:
+    def _dispatch_new(self, created: TaskQueued) -> None:
         if self._backlog.get(created.provider, True) or not self._free(created.provider):
             self._backlog[created.provider] = True
         else:
             self._take(created.provider, created.request_id)
 
     async def _poll_due(self) -> None:
-        if not self._knows_held:
+        if not self._has_found_held:
             await self._find_held()
         self._ticks += 1
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_slots()
             await self._wake_overdue()
-        look_everywhere = self._ticks % FOLLOW_UP_TICKS == 0
+        check_all = self._ticks % FOLLOW_UP_TICKS == 0
         if self._ticks == 1:
             await self._take_over()
-        for provider in self._places():
-            # Rows of other processes and of earlier lives are looked for less often than known backlogs.
-            if look_everywhere or self._backlog.get(provider, True):
+        for provider in self._slots():
+            # Tasks queued by other processes are looked for less often than known backlogs.
+            if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
-        if look_everywhere:
+        if check_all:
             await self._take_over()
             await self._follow_up()
 
     async def _find_held(self) -> None:
-        """Find what this process has at its providers, after a restart of this worker say."""
-        now, began_at, me = self._now(), self._began_at, self._process.process_id
-        self._hold(await self._database.work(dispatched_tasks, me=me, before=began_at, now=now))
-        self._knows_held = True
+        """Find the tasks of this process that occupy slots, for example after a restart of this worker."""
+        now, started_at, me = self._now(), self._started_at, self._process.process_id
+        self._hold(await self._database.work(dispatched_tasks, me=me, before=started_at, now=now))
+        self._has_found_held = True
 
     async def _take_over(self) -> None:
-        """Take on what ended processes had at their providers; until it ends there, it keeps its places."""
+        """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
         now, process, judges_leases = self._now(), self._process, self._judges_leases()
         taken = await self._database.work(take_over, process, now, judges_leases=judges_leases)
         self._hold(taken)
         if taken:
-            log.info("tasks of an ended process are taken over", tasks=len(taken))
+            log.info("took over tasks of ended processes", tasks=len(taken))
         for row in taken:
             self._tasks.ref(row.request_id).tell(Wake(recovering=True))
 
@@ -190,14 +190,14 @@ class Dispatcher(Worker):
         due = await self._database.work(claim_follow_ups, me=me, most=FOLLOW_UPS_MAX, now=now)
         for row in due:
             is_ours = row.owner_before == me
-            is_fresh = row.owner_before is None and row.updated_at >= self._began_at
+            is_fresh = row.owner_before is None and row.updated_at >= self._started_at
             self._tasks.ref(row.request_id).tell(Wake(recovering=not (is_ours or is_fresh)))
 
     async def _wake_overdue(self) -> None:
-        """End the waiting of tasks that wait in vain: they need no place to fail and give their credit back."""
+        """Wake waiting tasks that can only fail, and release their credit: that needs no slot."""
         now, me = self._now(), self._process.process_id
         await self._wake(partial(claim_overdue, most=FOLLOW_UPS_MAX, now=now))
-        listed = self._places()
+        listed = self._slots()
         for provider in await self._database.read(providers_waited_for):
             if provider not in listed and self._removed(provider):
                 await self._wake(partial(claim_of_removed, provider=provider, me=me, most=FOLLOW_UPS_MAX, now=now))
@@ -207,7 +207,7 @@ class Dispatcher(Worker):
                 await self._wake(claim, silence)
 
     async def _wake(self, claim: Callable[[Any], list[str]], silence: Silence | None = None) -> None:
-        """Wake all that a claim finds, so many at a time."""
+        """Wake all tasks that a claim finds, a bounded number at a time."""
         while True:
             claimed = await self._database.work(claim)
             for request_id in claimed:
@@ -216,31 +216,30 @@ class Dispatcher(Worker):
                 return
 
     async def _start_waiting(self, provider: str) -> None:
-        """Deal out free places among the accounts whose tasks wait."""
-        places = self._free(provider)
-        if not places:
+        """Assign free slots to accounts with waiting tasks, in turn."""
+        free = self._free(provider)
+        if not free:
             self._backlog[provider] = True
             return
-        now, behind = self._now(), self._served.get(provider, FIRST)
+        now, after = self._now(), self._served.get(provider, FIRST)
         waiting, self._served[provider] = await self._database.work(
-            claim_waiting, provider, slots=places, after=behind, now=now
+            claim_waiting, provider, slots=free, after=after, now=now
         )
-        self._backlog[provider] = len(waiting) == places
+        self._backlog[provider] = len(waiting) == free
         for request_id in waiting:
             self._take(provider, request_id)
 
     async def _return_lost_slots(self) -> None:
-        """Take back the places of tasks that ended without our hearing of it, through another process say."""
-        settled_before = trio.current_time() - HELD_UNSEEN_S
-        held = [r for places in self._held.values() for r, since in places.items() if since < settled_before]
+        """Free the slots of tasks whose end was not reported here, for example by another process."""
+        held_before = trio.current_time() - HELD_UNSEEN_S
+        held = [r for tasks in self._held.values() for r, since in tasks.items() if since < held_before]
         if not held:
             return
-
         still = await self._database.read(still_occupying, held)
-        for places in self._held.values():
+        for tasks in self._held.values():
             for request_id in held:
                 if request_id not in still:
-                    places.pop(request_id, None)
+                    tasks.pop(request_id, None)
 
     def _hold(self, rows: Iterable[PlacedTask]) -> None:
         now = trio.current_time()
@@ -249,14 +248,14 @@ class Dispatcher(Worker):
                 self._held.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:
-        free = max(0, self._places().get(provider, 0) - len(self._held.get(provider, ())))
+        free = max(0, self._slots().get(provider, 0) - len(self._held.get(provider, ())))
         if free and self._is_busy:
-            rested = trio.current_time() - self._placed_at.get(provider, 0.0) >= BUSY_PAUSE_S
-            return 1 if rested else 0
+            is_paused = trio.current_time() - self._taken_at.get(provider, 0.0) < BUSY_PAUSE_S
+            return 0 if is_paused else 1
         return free
 
     def _take(self, provider: str, request_id: str) -> None:
         now = trio.current_time()
         self._held.setdefault(provider, {})[request_id] = now
-        self._placed_at[provider] = now
+        self._taken_at[provider] = now
         self._tasks.ref(request_id).tell(Wake())

@@ -1,14 +1,12 @@
-"""The heartbeat: renews this process's lease and keeps its view of service time right."""
+"""The heartbeat: renews this process's lease and measures service time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, beat, end_lease
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -20,7 +18,7 @@ END_S = 1.0
 
 
 class Presence:
-    """What a process's heartbeat has come to; it outlives the worker's incarnations."""
+    """This process's lease and service clock, shared by the incarnations of its heartbeat."""
 
     def __init__(self, process: Process, clock: ServiceClock) -> None:
         self.process = process
@@ -29,63 +27,58 @@ class Presence:
         self._steady_since = 0.0
 
     def judges_leases(self) -> bool:
-        """Whether the database has answered here for so long that every process that runs has renewed its lease."""
+        """Whether the database has been reachable for so long that every running process has renewed its lease."""
         now = trio.current_time()
         return (
             self._beat_at is not None and now - self._beat_at < LEASE_S / 2 and now - self._steady_since >= LEASE_S
         )
 
-    def beaten(self) -> None:
-        """Note that a beat is durable."""
+    def record_beat(self) -> None:
+        """Record a durable renewal."""
         now = trio.current_time()
         if self._beat_at is None or now - self._beat_at >= LEASE_S / 2:
             self._steady_since = now
         self._beat_at = now
 
 
-class Heartbeat(Worker):
-    """Beats every few seconds, the first time before it counts as started. ``providers`` are those within reach."""
+class Heartbeat:
+    """Renews the lease every few seconds. ``providers`` returns the providers that this process can call."""
 
-    def __init__(
-        self,
-        post: WorkerRef,
-        *,
-        database: Database,
-        presence: Presence,
-        providers: Callable[[], Collection[str]],
-    ) -> None:
-        super().__init__(post)
+    def __init__(self, *, database: Database, presence: Presence, providers: Callable[[], Collection[str]]) -> None:
         self._database = database
         self._presence = presence
         self._providers = providers
+        self._stopping = trio.Event()
 
-    async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Measure service time before anything is decided by it."""
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Renew the lease until stopped, then end it. Started once service time has been measured."""
         await self._beat()
+        task_status.started()
+        while not self._stopping.is_set():
+            with trio.move_on_after(BEAT_S):
+                await self._stopping.wait()
+            if not self._stopping.is_set():
+                await self._beat()
+        await self._end_lease()
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Beat."""
-        return (self._keep_beating,)
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await trio.sleep(BEAT_S)
-            await self._beat()
+    async def stop(self) -> None:
+        """End the lease and return from :meth:`run`."""
+        self._stopping.set()
 
     async def _beat(self) -> None:
         presence, providers = self._presence, sorted(self._providers())
         try:
             await self._database.work(beat, presence.process, presence.clock, providers)
         except DatabaseAway as away:
-            log.info("no heartbeat", reason=str(away))
+            log.info("heartbeat failed", reason=str(away))
         else:
-            presence.beaten()
+            presence.record_beat()
 
-    async def on_stop(self) -> None:  # type: ignore[override]  # may await
-        """End the lease, so that others need not wait until it lapses."""
+    async def _end_lease(self) -> None:
+        """End the lease, so that other processes need not wait until it lapses."""
         process = self._presence.process
         with trio.move_on_after(END_S):
             try:
                 await self._database.work(end_lease, process)
             except DatabaseAway as away:
-                log.info("the lease lapses by itself", reason=str(away))
+                log.info("lease not ended", reason=str(away))

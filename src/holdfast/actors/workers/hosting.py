@@ -1,8 +1,8 @@
-"""The hosting worker: brings a provider's outputs home, each checked on the way, and tells the task.
+"""The hosting worker: downloads a provider's outputs, validates and stores them, and reports to the task.
 
-Assets are kept by content: storing the same bytes again after a crash changes nothing. A content is claimed before
-it is stored, so that no sweep takes it away before its row is written. What the task makes of a
-partial or failed round is the task's decision.
+Assets are stored by content, so storing the same bytes again after a crash changes nothing. A content is claimed
+before it is stored, so that no sweep removes it before its asset row is written. The task decides what a partial or
+failed round means.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 log = structlog.get_logger(__name__)
 
 ROUNDS_MAX = 8
-"""How many tasks' outputs are fetched at once from one provider: a slow one holds up its own tasks only."""
+"""How many rounds run at once for one provider, so that a slow provider delays only its own tasks."""
 
 
 class HostingWorker(Worker):
-    """Stores the outputs of one task at a time in order, and several tasks side by side.
+    """Stores the outputs of one task in order, and of several tasks concurrently.
 
-    ``origins_of`` tells where on a private network a provider's outputs may lie.
+    ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded.
     """
 
     def __init__(
         self,
-        post: WorkerRef,
+        ref: WorkerRef,
         *,
         downloads: GuardedClient,
         origins_of: Callable[[str], frozenset[Origin]],
@@ -64,7 +64,7 @@ class HostingWorker(Worker):
         tasks: Directory,
         now: Now,
     ) -> None:
-        super().__init__(post)
+        super().__init__(ref)
         self._downloads = downloads
         self._origins_of = origins_of
         self._store = store
@@ -73,27 +73,27 @@ class HostingWorker(Worker):
         self._tasks = tasks
         self._now = now
         self._rounds: dict[str, trio.CapacityLimiter] = {}
-        self._under_way: dict[str, tuple[int, int, trio.CancelScope]] = {}
+        self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Clear away what earlier lives left half fetched."""
+        """Delete partial downloads of earlier processes."""
         try:
             await clear_directory(self._incoming_dir)
         except OSError as fault:
-            log.warning("leftovers cannot be cleared", reason=fault.strerror)
+            log.warning("partial downloads not deleted", reason=fault.strerror)
 
     async def on_receive(self, message: Any) -> None:
-        """Start a round of hosting, unless the same one is under way; an earlier one of the task is broken off."""
+        """Start a hosting round unless it is already running; cancel an earlier round of the same task."""
         assert isinstance(message, Host)
-        wanted = message.attempt, message.round_number
-        if message.request_id in self._under_way:
-            *under_way, scope = self._under_way[message.request_id]
-            if wanted <= tuple(under_way):
+        requested = message.attempt, message.round_number
+        if message.request_id in self._running:
+            *running, scope = self._running[message.request_id]
+            if requested <= tuple(running):
                 return
             # Its results would be ignored: the task waits for the later round.
             scope.cancel()
         scope = trio.CancelScope()
-        self._under_way[message.request_id] = (*wanted, scope)
+        self._running[message.request_id] = (*requested, scope)
         self.nursery.start_soon(self._round, message, scope)
 
     async def _round(self, host: Host, scope: trio.CancelScope) -> None:
@@ -105,11 +105,11 @@ class HostingWorker(Worker):
                     RecordHosting(host.attempt, host.round_number, tuple(results))
                 )
         except Exception:
-            # The task's own deadline for this round brings it up again.
-            log.exception("hosting round broke", request_id=host.request_id)
+            # The task's deadline for this round starts it again.
+            log.exception("hosting round failed", request_id=host.request_id)
         finally:
-            if self._under_way[host.request_id][2] is scope:
-                del self._under_way[host.request_id]
+            if self._running[host.request_id][2] is scope:
+                del self._running[host.request_id]
 
     async def _store_output(self, output: Output, host: Host) -> HostedOutput | HostingFailure:
         hosting = host.hosting
@@ -133,23 +133,25 @@ class HostingWorker(Worker):
                 requester=host.provider,
             )
         else:
-            return HostingFailure(output.index, "the provider named no place to fetch it from", final=True)
+            return HostingFailure(output.index, "the provider gave neither a URL nor data", final=True)
         if isinstance(fetched, DownloadRefused):
             return HostingFailure(output.index, f"{fetched.code}: {fetched.message}", fetched.permanent)
-        return await self._keep(output, fetched, hosting)
+        return await self._store_file(output, fetched, hosting)
 
-    async def _keep(self, output: Output, fetched: Downloaded, hosting: Hosting) -> HostedOutput | HostingFailure:
+    async def _store_file(
+        self, output: Output, fetched: Downloaded, hosting: Hosting
+    ) -> HostedOutput | HostingFailure:
         claimed_at = self._now()
         content = Content(fetched.sha256, fetched.content_type)
         try:
             if not await self._database.work(claim_content, content, claimed_at):
-                return HostingFailure(output.index, "storage: the same content is just being removed", final=False)
+                return HostingFailure(output.index, "storage: the same content is being removed", final=False)
             await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
         except DatabaseAway:
             return HostingFailure(output.index, "storage: not ready", final=False)
         except OSError as fault:
-            # What exactly is wrong with our storage is not the customer's business.
-            log.warning("an output cannot be stored", reason=fault.strerror)
+            # The details of a storage fault are for operators only.
+            log.warning("output not stored", reason=fault.strerror)
             return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
         finally:
             await remove(fetched)

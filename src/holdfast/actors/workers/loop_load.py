@@ -1,4 +1,4 @@
-"""How busy the event loop is: the share of time in which it had something to do."""
+"""The load of the event loop: the share of time in which it did not sleep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import trio
 
 
 class LoopLoad(trio.abc.Instrument):
-    """Adds up how long the loop waits for the world; the rest of the time it works."""
+    """Adds up how long the loop sleeps; the rest of the time it works."""
 
     def __init__(self) -> None:
         self._asleep_at = 0.0
@@ -14,16 +14,16 @@ class LoopLoad(trio.abc.Instrument):
         self._asked_at = trio.current_time()
 
     def before_io_wait(self, timeout: float) -> None:
-        """Called by trio as the loop goes to sleep."""
+        """Called by trio before the loop sleeps."""
         self._asleep_at = trio.current_time() if timeout else 0.0
 
     def after_io_wait(self, timeout: float) -> None:
-        """Called by trio as the loop wakes up."""
+        """Called by trio after the loop has slept."""
         if timeout:
             self._idle_s += trio.current_time() - self._asleep_at
 
     def share(self) -> float:
-        """The share of time worked since the last call, 0 to 1."""
+        """Return the share of time worked since the last call, 0 to 1."""
         now = trio.current_time()
         elapsed_s, idle_s = now - self._asked_at, self._idle_s
         self._asked_at, self._idle_s = now, 0.0

@@ -1,8 +1,8 @@
-"""The outbox worker: delivers events to the addresses customers named, again and again until they are taken.
+"""The outbox worker: delivers events to customers' webhook URLs, with retries.
 
-The rows are the truth: a claimed event counts as a failed attempt until its outcome is written, so a crash repeats
-a delivery and never loses one. Receivers know a repeated event by its id. How many deliveries run at once is
-bounded, for all and for each account, so that a receiver that hangs holds up nobody but its owner.
+A claimed event counts as a failed attempt until its outcome is written, so a crash repeats a delivery and never
+loses one. Receivers recognise a repeated event by its id. Concurrent deliveries are bounded, in all and per
+account, so that a hanging receiver delays only its own account.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ DELIVERIES_MAX = 128
 PER_ACCOUNT_MAX = 4
 LEASE_MARGIN_S = 5.0
 FINISH_S = 2.0
-"""How long deliveries under way may take to finish once the worker is to stop."""
+"""How long running deliveries may take to finish once the worker stops."""
 
 ERROR_MAX_CHARS = 200
 
 Render = Callable[[DueEvent], bytes]
-"""Writes an event's body, its links signed as of now."""
+"""Renders an event's body, with links signed as of now."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
-"""Posts for an account, to an address, a body with headers, once and within a time of its own."""
+"""Sends an account's event: URL, body and headers. One attempt, with its own timeout."""
 
 
 class EventRows(Protocol):
-    """Where events wait. Both raise :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
+    """The stored events. Both raise :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
-        """Claim up to ``most`` due events; ``busy`` counts each account's deliveries under way."""
+        """Claim up to ``most`` due events; ``busy`` counts each account's running deliveries."""
         ...
 
     async def count_pending(self) -> int:
-        """How many events are still to be delivered, by all processes."""
+        """Count the events that are not delivered yet, by any process."""
         ...
 
 
@@ -74,7 +74,7 @@ class OutboxRows:
         self._lease_s = lease_s
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
-        """Claim due events, the oldest first, as many of each account as it has room for."""
+        """Claim due events, oldest first, up to each account's limit."""
         return await self._database.work(
             claim_due, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
         )
@@ -85,11 +85,11 @@ class OutboxRows:
 
 
 class OutboxWorker(Worker):
-    """Delivers due events. ``give_up_s`` is how long one is tried; ``secrets_key`` draws the accounts' secrets."""
+    """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_key``."""
 
     def __init__(
         self,
-        post: WorkerRef,
+        ref: WorkerRef,
         *,
         rows: EventRows,
         journal: Journal,
@@ -102,7 +102,7 @@ class OutboxWorker(Worker):
         rng: random.Random,
         tick_s: float = TICK_S,
     ) -> None:
-        super().__init__(post)
+        super().__init__(ref)
         self._rows = rows
         self._journal = journal
         self._tasks = tasks
@@ -114,21 +114,21 @@ class OutboxWorker(Worker):
         self._rng = rng
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
-        self._stirred = trio.Event()
+        self._wake = trio.Event()
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Look for due events every few seconds, and count what waits."""
+        """Deliver due events, and count the pending ones."""
         return (self._poll_loop, self._count_loop)
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
-        """End soon: a receiver that hangs is left, and its event repeated by whoever claims it next."""
+        """Stop within ``FINISH_S``: deliveries that take longer are cancelled and repeated after their lease."""
         await super().stop()
         self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
     async def on_receive(self, message: Any) -> None:
-        """Look at once: events have become due."""
+        """Deliver at once: events have become due."""
         assert isinstance(message, EventsDue)
-        self._stirred.set()
+        self._wake.set()
 
     async def _poll_loop(self) -> None:
         while True:
@@ -136,11 +136,11 @@ class OutboxWorker(Worker):
                 while await self.poll_due():
                     pass
             except DatabaseAway as away:
-                # What is due stays due; the next look finds it.
-                log.info("due events cannot be read", reason=str(away))
+                # What is due stays due; a later poll finds it.
+                log.info("event delivery postponed", reason=str(away))
             with trio.move_on_after(self._tick_s):
-                await self._stirred.wait()
-            self._stirred = trio.Event()
+                await self._wake.wait()
+            self._wake = trio.Event()
 
     async def _count_loop(self) -> None:
         while True:
@@ -149,7 +149,7 @@ class OutboxWorker(Worker):
             await trio.sleep(COUNT_S)
 
     async def poll_due(self) -> int:
-        """Claim as many due events as there is room for and begin to deliver them; how many there were.
+        """Claim due events up to the limits, start their deliveries, and return their number.
 
         Raises :class:`DatabaseAway`.
         """
@@ -166,27 +166,27 @@ class OutboxWorker(Worker):
         try:
             await self._attempt(event)
         except Exception:
-            # One event's trouble must not end everybody's; without an outcome the attempt counts as failed.
-            log.exception("delivery broke", event_id=event.event_id)
+            # A defect in one event must not end all deliveries; without an outcome the attempt counts as failed.
+            log.exception("delivery failed", event_id=event.event_id)
         finally:
-            had_no_room = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
+            was_full = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
             self._busy[event.account_id] -= 1
             if not self._busy[event.account_id]:
                 del self._busy[event.account_id]
-            if had_no_room:
-                self._stirred.set()
+            if was_full:
+                self._wake.set()
 
     async def _attempt(self, event: DueEvent) -> None:
-        at, begun = self._now(), trio.current_time()
+        at, started = self._now(), trio.current_time()
         try:
             body = self._render(event)
         except Exception:
-            # It may yet be read by a later program; until then it is given up in its time like any other.
-            log.exception("an event cannot be written", event_id=event.event_id)
+            # A later version may be able to render it; until then it fails and is given up like any other.
+            log.exception("event not rendered", event_id=event.event_id)
             answer = Answer(None, error="internal fault")
         else:
             answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
-        duration_ms = round((trio.current_time() - begun) * 1000)
+        duration_ms = round((trio.current_time() - started) * 1000)
         outcome = judge(
             answer,
             at + timedelta(milliseconds=duration_ms),
@@ -212,12 +212,12 @@ class OutboxWorker(Worker):
         self, event: DueEvent, rows: tuple[OutboxAttemptRow, OutboxOutcomeRow], outcome: Outcome
     ) -> None:
         if event.kind == ASSETS_READY and outcome.status != "pending":
-            # The task shows whether this one arrived: both change in one commit, made by the task's actor.
+            # The task shows whether this event was delivered: its actor writes both in one commit.
             self._tasks.ref(event.request_id).tell(RecordAnnouncement(outcome.status == "delivered", rows))
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):
-            log.info("an outcome was not written", event_id=event.event_id, verdict=type(verdict).__name__)
+            log.info("delivery outcome not written", event_id=event.event_id, verdict=type(verdict).__name__)
 
 
 def _rows_of(

@@ -1,7 +1,7 @@
-"""The provider desk: every call to a media provider happens here, outside all turns, and its news comes back.
+"""The provider caller: makes all calls to media providers, outside actor turns, and reports their results.
 
-A call that is lost with this process is not lost for the task: its row says what was meant, and the dispatcher
-wakes it again.
+A call that is lost with this process is repeated: the task's row records the intent, and the dispatcher wakes the
+task again.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, Pol
 log = structlog.get_logger(__name__)
 
 CALLS_MAX = 32
-"""How many calls to one provider are under way at once: one that does not answer holds up its own tasks only."""
+"""How many calls to one provider run at once, so that a hanging provider delays only its own tasks."""
 TURN_S = 10.0
-"""How long a submission waits for one of those calls; then it has surely not been sent. Shorter than its lease."""
+"""How long a submission waits to be sent; after that it certainly was not. Shorter than its lease."""
 
 SubmitKey: TypeAlias = tuple[str, int]
 """The task and the attempt that a submission is for."""
 
 
 class ProviderCaller(Worker):
-    """Carries jobs, polls and cancels to the providers, to each a bounded number at a time.
+    """Sends submissions, polls and cancels to the providers, a bounded number at a time to each.
 
-    ``submits`` always holds those submissions that are in its hands, for whoever wants to know.
+    ``submits`` holds the submissions that are waiting or running; task actors read it.
     """
 
     def __init__(
         self,
-        post: WorkerRef,
+        ref: WorkerRef,
         *,
         providers: Mapping[str, MediaProvider],
         tasks: Directory,
         submits: set[SubmitKey] | None = None,
     ) -> None:
-        super().__init__(post)
+        super().__init__(ref)
         self._providers = providers
         self._tasks = tasks
         self._submits: set[SubmitKey] = set() if submits is None else submits
         self._calls: dict[str, trio.CapacityLimiter] = {}
-        self._errands = 0
+        self._waiting = 0
 
     async def on_receive(self, message: Any) -> None:
-        """Start an errand, or drop it where too many wait already: the task's row brings it up again."""
-        if self._errands >= WORKER_MAILBOX_MAX:
+        """Start a call, or drop it if too many wait: the task's row makes it due again."""
+        if self._waiting >= WORKER_MAILBOX_MAX:
             metrics.DEAD_LETTERS.labels("full").inc()
-            log.warning("too many errands wait", message=type(message).__name__)
+            log.warning("too many provider calls wait", message=type(message).__name__)
             return
         if isinstance(message, Submit):
             key = message.job.request_id, message.job.attempt
             if key in self._submits:
-                # It was asked for again before the first call was answered: one call is enough.
+                # Requested again before the first call was answered: one call is enough.
                 return
             self._submits.add(key)
-        self._errands += 1
-        self.nursery.start_soon(self._run_job, message)
+        self._waiting += 1
+        self.nursery.start_soon(self._run, message)
 
-    async def _run_job(self, message: Any) -> None:
+    async def _run(self, message: Any) -> None:
         try:
             calls = self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX))
-            if await self._has_turn(calls):
+            if await self._acquire(calls):
                 try:
                     await self._call(message)
                 finally:
@@ -78,14 +78,14 @@ class ProviderCaller(Worker):
                 none_free = NotSent("earlier calls to the provider are not answered yet")
                 self._tasks.ref(message.job.request_id).tell(RecordSubmission(message.job.attempt, none_free))
         except Exception:
-            # One provider's odd answer must not end everybody's errands; the task's row brings it up again.
-            log.exception("errand broke", message=type(message).__name__)
+            # A defect in one provider's adapter must not end all calls; the task's row makes this one due again.
+            log.exception("provider call failed", message=type(message).__name__)
         finally:
-            self._errands -= 1
+            self._waiting -= 1
             if isinstance(message, Submit):
                 self._submits.discard((message.job.request_id, message.job.attempt))
 
-    async def _has_turn(self, calls: trio.CapacityLimiter) -> bool:
+    async def _acquire(self, calls: trio.CapacityLimiter) -> bool:
         with trio.move_on_after(TURN_S):
             await calls.acquire()
             return True
@@ -118,14 +118,14 @@ class ProviderCaller(Worker):
         if provider is None:
             return
         try:
-            news = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
+            update = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
         except PollFault as fault:
             # At debug level only: the change of the provider's state is logged once.
             log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
             provider.health.failed("news", str(fault))
             return
         provider.health.succeeded("news")
-        self._tasks.ref(poll.request_id).tell(RecordPoll(poll.attempt, news))
+        self._tasks.ref(poll.request_id).tell(RecordPoll(poll.attempt, update))
 
     async def _cancel(self, cancel: CancelJob) -> None:
         provider = self._providers.get(cancel.provider)

@@ -1,21 +1,22 @@
-"""The two workers that look after payment orders: one compares them with the card provider, one ends them in time.
+"""The two workers for payment orders: one reconciles them with the card provider, one expires them.
 
-Both find their work in the orders' rows and claim it by moving ``wake_at`` on under ``SKIP LOCKED``, so any number
-of processes share it, and a claim whose process dies lapses by itself.
+Both find due orders by ``wake_at`` and claim them by moving it forward under ``SKIP LOCKED``. So any number of
+processes share the work, and a claim whose process dies lapses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import structlog
 import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.workers.loops import repeat
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
 from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -26,79 +27,67 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
 ORDERS_MAX = 8
-LOOKS_AT_ONCE_MAX = 4
+CONCURRENT_MAX = 4
 COUNT_S = 30.0
 
 
-class OrderWorker(Worker):
-    """Takes due orders, a bounded number at a time, and runs their errands."""
+class OrderWorker:
+    """Claims due orders, a bounded number at a time, and checks each."""
 
     claim: ClassVar[Callable[..., list[str]]]
 
-    def __init__(self, post: WorkerRef, *, database: Database, order_checks: OrderChecks) -> None:
-        super().__init__(post)
+    def __init__(self, *, database: Database, order_checks: OrderChecks) -> None:
         self._database = database
-        self._errands = order_checks
+        self._order_checks = order_checks
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Look for due orders every few seconds."""
-        return (self._poll_loop,)
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Check due orders every few seconds until cancelled."""
+        task_status.started()
+        await repeat(self._poll_all, every_s=TICK_S, name="checks of due orders")
 
-    async def _poll_loop(self) -> None:
-        while True:
-            try:
-                while await self.poll_due() == ORDERS_MAX:
-                    pass
-            except DatabaseAway as away:
-                # What is due stays due; the next tick finds it.
-                log.info("due orders cannot be read", reason=str(away))
-            await trio.sleep(TICK_S)
+    async def _poll_all(self) -> None:
+        while await self.poll_due() == ORDERS_MAX:
+            pass
 
     async def poll_due(self) -> int:
-        """Claim due orders and see to each; how many there were. Raises :class:`DatabaseAway`."""
-
-        now = self._errands.now()
-
-        due = await self._database.work(self.claim, most=ORDERS_MAX, now=now)
-        at_once = trio.CapacityLimiter(LOOKS_AT_ONCE_MAX)
+        """Claim due orders, check each, and return their number. Raises :class:`DatabaseAway`."""
+        due = await self._database.work(self.claim, most=ORDERS_MAX, now=self._order_checks.now())
+        limiter = trio.CapacityLimiter(CONCURRENT_MAX)
         async with trio.open_nursery() as nursery:
             for order_id in due:
-                nursery.start_soon(self._look, order_id, at_once)
+                nursery.start_soon(self._check, order_id, limiter)
         return len(due)
 
-    async def _look(self, order_id: str, at_once: trio.CapacityLimiter) -> None:
-        async with at_once:
+    async def _check(self, order_id: str, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
             try:
-                await self._errands.check(order_id)
+                await self._order_checks.check(order_id)
             except (AskFault, Crashed, DatabaseAway) as fault:
-                # Its claim lapses, and it is looked at again.
-                log.info("an order is put off", order_id=order_id, reason=str(fault))
+                # Its claim lapses, and the order is checked again.
+                log.info("order check postponed", order_id=order_id, reason=str(fault))
             except UnreadableRow as fault:
-                log.error("an order cannot be read", order_id=order_id, reason=str(fault))
+                log.error("order row is not readable", order_id=order_id, reason=str(fault))
 
 
 class Reconciler(OrderWorker):
-    """Compares card orders with their provider, finds lost intents, and counts what an operator should see."""
+    """Compares card orders with their provider, finds lost intents, and measures the operators' backlog."""
 
     claim = staticmethod(claim_unreconciled_orders)
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Look for due orders, and count the odd ones."""
-        return (*super().background_loops(), self._count_loop)
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Check due orders and measure the backlog until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(repeat, self._measure_backlog, every_s=COUNT_S, name="backlog metrics"))
+            await super().run(task_status=task_status)
 
-    async def _count_loop(self) -> None:
-        while True:
-            try:
-                backlog = await self._database.read(operator_backlog)
-                metrics.ORDERS_HELD.set(backlog.held)
-                metrics.ORDERS_MISMATCHED.set(backlog.mismatched)
-                metrics.REVIEWS_OPEN.set(backlog.in_review)
-            except DatabaseAway:
-                pass
-            await trio.sleep(COUNT_S)
+    async def _measure_backlog(self) -> None:
+        backlog = await self._database.read(operator_backlog)
+        metrics.ORDERS_HELD.set(backlog.held)
+        metrics.ORDERS_MISMATCHED.set(backlog.mismatched)
+        metrics.REVIEWS_OPEN.set(backlog.in_review)
 
 
 class OrderSweeper(OrderWorker):
-    """Ends orders whose time is over and that nobody has paid."""
+    """Expires unpaid orders."""
 
     claim = staticmethod(claim_expired_orders)

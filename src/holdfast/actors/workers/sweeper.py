@@ -1,64 +1,53 @@
-"""The sweeper: removes what has expired. Several processes may sweep at once; every sweep is repeatable."""
+"""The sweeper: deletes expired rows. Several processes may sweep at once; every sweep is repeatable."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import structlog
 import trio
 
-from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.actors.workers.loops import repeat
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.journal.journal import MARKER_RETENTION_S
 from holdfast.persistence.server.database import Database
-from holdfast.persistence.server.database_faults import DatabaseAway
 
 log = structlog.get_logger(__name__)
 
 SWEEP_S = 60.0
 ROWS_MAX = 5_000
 ROUNDS_MAX = 20
-"""How often in a row a sweep goes on with a table that has more to remove than one statement takes."""
-SIGN_INS_KEPT_S = 25 * 3600
-SESSIONS_KEPT_S = 30 * 24 * 3600
-EVENTS_KEPT_S = 90 * 24 * 3600
-OUTBOX_KEPT_S = 30 * 24 * 3600
+"""How many statements of ``ROWS_MAX`` rows one sweep spends on a table."""
+SIGN_INS_RETENTION_S = 25 * 3600
+SESSIONS_RETENTION_S = 30 * 24 * 3600
+EVENTS_RETENTION_S = 90 * 24 * 3600
+OUTBOX_RETENTION_S = 30 * 24 * 3600
 
 
-class Sweeper(Worker):
-    """Sweeps once a minute, a bounded number of rows at a time."""
+class Sweeper:
+    """Sweeps once a minute, a bounded number of rows per statement."""
 
-    def __init__(self, post: WorkerRef, *, database: Database, idempotency_ttl_s: int) -> None:
-        super().__init__(post)
+    def __init__(self, *, database: Database, idempotency_ttl_s: int) -> None:
         self._database = database
-        self._kept_s = {
+        self._retention_s = {
             "idempotency_records": idempotency_ttl_s,
-            "sign_ins": SIGN_INS_KEPT_S,
-            "sessions": SESSIONS_KEPT_S,
-            "payment_events": EVENTS_KEPT_S,
-            "outbox": OUTBOX_KEPT_S,
+            "sign_ins": SIGN_INS_RETENTION_S,
+            "sessions": SESSIONS_RETENTION_S,
+            "payment_events": EVENTS_RETENTION_S,
+            "outbox": OUTBOX_RETENTION_S,
             "webhook_secrets": OVERLAP_S,
             "journal_batches": MARKER_RETENTION_S,
         }
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """Sweep once a minute."""
-        return (self._sweep_loop,)
-
-    async def _sweep_loop(self) -> None:
-        while True:
-            await trio.sleep(SWEEP_S)
-            try:
-                await self.sweep()
-            except DatabaseAway as away:
-                log.info("sweep put off", reason=str(away))
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Sweep once a minute until cancelled, the first time a minute after the start."""
+        task_status.started()
+        await trio.sleep(SWEEP_S)
+        await repeat(self.sweep, every_s=SWEEP_S, name="sweep")
 
     async def sweep(self) -> dict[str, int]:
-        """Remove what has expired; how many rows of each table. Raises :class:`DatabaseAway`."""
+        """Delete expired rows and return their number by table. Raises ``DatabaseAway``."""
         removed: dict[str, int] = {}
-        for table, retention_s in self._kept_s.items():
+        for table, retention_s in self._retention_s.items():
             removed[table] = 0
             for _ in range(ROUNDS_MAX):
                 count = await self._database.work(delete_expired, table, retention_s=retention_s, most=ROWS_MAX)

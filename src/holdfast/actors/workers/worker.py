@@ -1,4 +1,4 @@
-"""What all workers share: a mailbox that outlives restarts, and a nursery for work that takes its time."""
+"""The base of workers that receive messages: a mailbox that survives restarts, and a nursery for long work."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ class WorkerRef(TrioActorRef):
 class Worker(TrioActor):
     """One incarnation of a worker, run as a child of the tree. A handler that raises ends it."""
 
-    def __init__(self, post: WorkerRef) -> None:
-        super().__init__(post.actor_inbox)
+    def __init__(self, ref: WorkerRef) -> None:
+        super().__init__(ref.actor_inbox)
         self.nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Handle messages until stopped; errands under way are finished first, unless time runs out."""
+        """Handle messages until stopped, then finish the work in the nursery, unless the shutdown time runs out."""
         self.actor_inbox.clear_system()
         async with trio.open_nursery() as self.nursery:
             await self.on_start()
             async with trio.open_nursery() as background_loops:
-                for habit in self.background_loops():
-                    background_loops.start_soon(habit)
+                for loop in self.background_loops():
+                    background_loops.start_soon(loop)
                 task_status.started()
                 await self.serve()
                 background_loops.cancel_scope.cancel()
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
-        """Ask for an end once the mail is done."""
+        """Stop once the mailbox is empty."""
         self.actor_inbox.put_system(SystemMessage.STOP)
 
     def background_loops(self) -> tuple[Callable[[], Any], ...]:
-        """What the worker does by itself for as long as it lives."""
+        """Return the loops that run beside the handler."""
         return ()

@@ -1,0 +1,26 @@
+"""What plain background loops share: workers that receive no messages and repeat their work at intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import structlog
+import trio
+
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+log = structlog.get_logger(__name__)
+
+
+async def repeat(work: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> NoReturn:
+    """Call ``work`` forever, with a pause of ``every_s`` after each call.
+
+    While the database is away the work is postponed: whatever is due is found in the rows by a later call.
+    """
+    while True:
+        try:
+            await work()
+        except DatabaseAway as away:
+            log.info(f"{name} postponed", reason=str(away))
+        await trio.sleep(every_s)

@@ -1,0 +1,130 @@
+"""The keyed actors of one process: how each kind reads its rows, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.turns import Tell
+from holdfast.actors.sign_in.actor import SignInActor, SignInRules
+from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.worker_messages import TaskQueued
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.sign_in_codes import CodeLimits
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.write_path import WritePath
+from holdfast.persistence.queries.loading import (
+    LoadedAccount,
+    LoadedSignIn,
+    load_account,
+    load_sign_in,
+    load_task_and_events,
+)
+from holdfast.persistence.queries.order_reads import OrderReads
+from holdfast.persistence.server.database import Database
+from holdfast.settings import Settings
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.reports import DeadLetters, Reporter
+
+Create = Callable[[str, Mailbox], TrioActor]
+
+
+def account_directory(
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    reporter: Reporter,
+    *,
+    dispatcher: TrioActorRef,
+    now: Now,
+) -> KeyedDirectory:
+    """Return the directory of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
+    orders = OrderReads(database)
+    limits = AccountLimits(
+        tasks_in_flight_max=settings.tasks_in_flight_max,
+        task_creates_per_s=settings.task_creates_per_account_s,
+        task_creates_burst=settings.task_creates_burst,
+    )
+
+    async def load(account_id: str) -> LoadedAccount:
+        return await database.read(load_account, account_id)
+
+    def announce(task: Task) -> Tell:
+        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
+
+    def create(account_id: str, mailbox: Mailbox) -> AccountActor:
+        return AccountActor(
+            account_id, mailbox, journal, load=load, orders=orders, announce=announce, now=now, limits=limits
+        )
+
+    return _directory("accounts", create, settings, database, journal, reporter=reporter)
+
+
+def sign_in_directory(
+    settings: Settings, database: Database, journal: Journal, reporter: Reporter
+) -> KeyedDirectory:
+    """Return the directory of sign-in actors, one for each e-mail address and each origin."""
+    rules = SignInRules(
+        pepper=settings.otp_pepper,
+        codes=CodeLimits(
+            ttl_s=settings.otp_ttl_s,
+            tries_max=settings.otp_attempts,
+            failures_day_max=settings.otp_failures_day,
+            resend_s=settings.otp_resend_s,
+            per_hour_max=settings.otp_per_email_hour,
+            per_day_max=settings.otp_per_email_day,
+            all_origins_hour_max=settings.otp_all_origins_hour,
+            all_origins_day_max=settings.otp_all_origins_day,
+        ),
+        otp_per_origin_hour=settings.otp_per_origin_hour,
+        session_ttl_s=settings.session_ttl_s,
+        brand_id=settings.brand_id,
+        operators=frozenset(settings.operators),
+    )
+
+    async def load(key: str) -> LoadedSignIn:
+        return await database.read(load_sign_in, key)
+
+    def create(key: str, mailbox: Mailbox) -> SignInActor:
+        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
+
+    return _directory("sign-in", create, settings, database, journal, reporter=reporter)
+
+
+def task_directory(
+    settings: Settings, database: Database, journal: Journal, reporter: Reporter, deps: TaskDependencies
+) -> KeyedDirectory:
+    """Return the directory of tasks."""
+
+    async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+        return await database.read(load_task_and_events, request_id)
+
+    def create(request_id: str, mailbox: Mailbox) -> TaskActor:
+        return TaskActor(request_id, mailbox, journal, load=load, deps=deps)
+
+    return _directory("tasks", create, settings, database, journal, reporter=reporter)
+
+
+def _directory(
+    name: str, create: Create, settings: Settings, database: Database, journal: Journal, *, reporter: Reporter
+) -> KeyedDirectory:
+    async def probe() -> bool:
+        await database.open()
+        return True
+
+    return KeyedDirectory(
+        name,
+        create,
+        gate=WritePath(database.gate, journal),
+        probe=probe,
+        reporter=reporter,
+        dead_letters=DeadLetters(),
+        limits=KeyedLimits(
+            mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
+        ),
+    )

@@ -1,0 +1,130 @@
+"""The workers of one process: the addresses of those that receive messages, and how each is started."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from holdfast.actors.workers.asset_sweeper import AssetSweeper
+from holdfast.actors.workers.dispatcher import Dispatcher
+from holdfast.actors.workers.heartbeat import Heartbeat, Presence
+from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
+from holdfast.actors.workers.provider_watch import ProviderWatch
+from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
+from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.actors.workers.worker import WorkerRef
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.tasks.public import event_payload
+from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.server.database import Database
+from holdfast.providers.outbound.guarded import GuardedClient, resolver
+from holdfast.providers.outbound.name_lookups import NameLookups
+from holdfast.providers.outbound.webhook_post import post_event
+from holdfast.providers.storage import AssetStore
+from holdfast.settings import Settings
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.spec import Child
+from holdfast.supervision.tree import RunningChild
+from holdfast.wiring.card import CardSetup
+from holdfast.wiring.provider_registry import ProviderRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRefs:
+    """The addresses of the workers that receive messages; they stay valid when a worker restarts."""
+
+    dispatcher: WorkerRef = field(default_factory=lambda: WorkerRef("dispatcher"))
+    provider_calls: WorkerRef = field(default_factory=lambda: WorkerRef("provider-calls"))
+    hosting: WorkerRef = field(default_factory=lambda: WorkerRef("hosting"))
+    outbox: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
+
+
+def worker_children(
+    settings: Settings,
+    refs: WorkerRefs,
+    *,
+    database: Database,
+    journal: Journal,
+    accounts: KeyedDirectory,
+    tasks: KeyedDirectory,
+    registry: ProviderRegistry,
+    store: AssetStore,
+    card: CardSetup | None,
+    urls: PublicUrls,
+    presence: Presence,
+    submits: set[SubmitKey],
+) -> Mapping[str, Callable[[], Child]]:
+    """Return how each worker is started, by name and in start order.
+
+    The first is the heartbeat, so that service time is known before anything falls due by it.
+    """
+    now = presence.clock.now
+    card_provider = None if card is None else card.provider
+    order_checks = OrderChecks(database=database, accounts=accounts, card=card_provider, env=settings.env, now=now)
+    downloads = GuardedClient(registry.origins, resolve=resolver(NameLookups("downloads")))
+    webhooks = GuardedClient(
+        local_allowed=settings.webhook_local_allowed,
+        resolve=resolver(NameLookups("webhooks")),
+        connect_timeout_s=settings.webhook_timeout_s,
+        idle_timeout_s=settings.webhook_timeout_s,
+        connections_max_count=DELIVERIES_MAX,
+    )
+
+    def render(event: DueEvent) -> bytes:
+        return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
+
+    return {
+        "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
+        "dispatcher": lambda: Dispatcher(
+            refs.dispatcher,
+            database=database,
+            tasks=tasks,
+            slots=registry.slots,
+            now=now,
+            process=presence.process,
+            removed=registry.removed,
+            judges_leases=presence.judges_leases,
+            silences=lambda provider: registry.health_of(provider).silences(),
+        ),
+        "provider-calls": lambda: ProviderCaller(
+            refs.provider_calls, providers=registry.providers, tasks=tasks, submits=submits
+        ),
+        "provider-watch": lambda: RunningChild(ProviderWatch(providers=registry.providers).run),
+        "hosting": lambda: HostingWorker(
+            refs.hosting,
+            downloads=downloads,
+            origins_of=registry.origins_of,
+            store=store,
+            database=database,
+            incoming_dir=settings.data_dir / "incoming",
+            tasks=tasks,
+            now=now,
+        ),
+        "outbox": lambda: OutboxWorker(
+            refs.outbox,
+            rows=OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S),
+            journal=journal,
+            tasks=tasks,
+            render=render,
+            send=partial(post_event, webhooks, timeout_s=settings.webhook_timeout_s, now=utc_now),
+            secrets_key=settings.derived_key("webhook secrets"),
+            give_up_s=settings.webhook_give_up_s,
+            now=now,
+            rng=random.Random(),  # noqa: S311 - spreads retries
+        ),
+        "reconciler": lambda: RunningChild(Reconciler(database=database, order_checks=order_checks).run),
+        "order-sweeper": lambda: RunningChild(OrderSweeper(database=database, order_checks=order_checks).run),
+        "asset-sweeper": lambda: RunningChild(
+            AssetSweeper(database=database, tasks=tasks, store=store, now=now).run
+        ),
+        "sweeper": lambda: RunningChild(
+            Sweeper(database=database, idempotency_ttl_s=settings.idempotency_ttl_s).run
+        ),
+    }
