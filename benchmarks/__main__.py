@@ -1,4 +1,4 @@
-"""All benchmarks in turn, each as a process of its own: ``python -m benchmarks``."""
+"""Run all benchmarks, each in its own process: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = (
 
 
 def main() -> int:
-    """Run every part; the exit code of the first that failed, or 0."""
+    """Run every part; returns the exit code of the first that failed, or 0."""
     for title, module in PARTS:
         print(f"== {title}", flush=True)
         done = subprocess.run([sys.executable, "-m", module], check=False)

@@ -1,4 +1,4 @@
-"""The yardstick of the HTTP benchmark: one POST endpoint on quart-trio and hypercorn as they come, doing nothing.
+"""The baseline of the HTTP benchmark: one empty POST endpoint on unmodified quart-trio and hypercorn.
 
 It reads the body as JSON and answers one of the size a created task has.
 """
@@ -26,7 +26,7 @@ ANSWER: dict[str, object] = {
 
 @app.post("/bare")
 async def bare() -> dict[str, object]:
-    """Answer at once."""
+    """Respond at once."""
     await request.get_json()
     return ANSWER
 

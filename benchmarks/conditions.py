@@ -1,4 +1,4 @@
-"""What a figure depends on: cores, the disk's flush, versions. Printed beside every result."""
+"""The conditions of a measurement: cores, the disk's flush, versions. Printed with every result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.persistence.server.migrate import migrate
 
 
 def fdatasync_us(folder: Path, rounds: int = 200) -> float:
-    """The median time of one 8 KiB append and fdatasync in ``folder``, in microseconds."""
+    """Measure the median time of one 8 KiB append and fdatasync in ``folder``, in microseconds."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         times = []
         for _ in range(rounds):
@@ -30,7 +30,7 @@ def fdatasync_us(folder: Path, rounds: int = 200) -> float:
 
 @contextmanager
 def fresh_database() -> Iterator[tuple[str, Path]]:
-    """An embedded database with everything durable, in a folder of its own; its URL and the folder."""
+    """Start a fully durable embedded database in its own folder; returns its URL and the folder."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         folder = Path(name)
         server = EmbeddedPostgres(folder)
@@ -45,7 +45,7 @@ def fresh_database() -> Iterator[tuple[str, Path]]:
 
 
 def describe(folder: Path) -> str:
-    """One line of conditions."""
+    """Return one line of conditions."""
     load = os.getloadavg()[0]
     return (
         f"conditions: {os.cpu_count()} cores, load {load:.1f}, fdatasync {fdatasync_us(folder):.0f} us, "

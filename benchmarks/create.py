@@ -1,10 +1,10 @@
-"""``POST /v2/task/create`` over HTTP beside a bare POST endpoint of quart-trio on hypercorn as they come.
+"""``POST /v2/task/create`` over HTTP, compared with an empty endpoint on unmodified quart-trio and hypercorn.
 
-Both run as processes of their own, in turn and several times over, under the same client with the same number of
-connections. Two ratios are told: the median of neighbouring runs, where the service works off its queue while the
-bare endpoint is measured, and creates over the bare endpoint measured before, with nothing beside it. A create
-authenticates the key, validates and prices the input, holds the credit, writes seven rows and answers when they
-are durable. The development studio works off the queue beside it, as it does in ``make run``.
+Both run as processes of their own, alternately, under the same client with the same number of connections. Two
+ratios are printed: the median of neighbouring runs, where the service works through its queue while the empty
+endpoint is measured, and creates compared with the empty endpoint measured first, with no other load. A create
+authenticates the key, validates and prices the input, holds the credit, writes seven rows and responds when they
+are durable. The development studio works through the queue at the same time, as in ``make run``.
 
 Run: python -m benchmarks.create [--seconds 4] [--connections 32] [--rounds 5]
 """
@@ -34,7 +34,7 @@ BODY = b'{"model":"studio/image-1","input":{"prompt":"a lighthouse at dusk","wid
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 @contextmanager
 def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
-    """Run a server until its address answers, and stop it at the end."""
+    """Start a server, wait until it responds, and stop it at the end."""
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}, **environment}
     with tempfile.TemporaryFile() as output:
         server = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -63,7 +63,7 @@ def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
 
 
 def api_keys(base: str) -> list[str]:
-    """Keys of accounts with credit to spare."""
+    """Create API keys of accounts with enough credit."""
     keys = []
     with httpx2.Client(base_url=base, timeout=30) as client:
 

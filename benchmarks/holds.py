@@ -1,8 +1,8 @@
-"""Durable holds a second: account actors and the group-committing journal, beside a row lock a hold.
+"""Durable holds a second: account actors with a group-committing journal, compared with a row lock per hold.
 
 Both sides write the same rows on the same database in the same run: the account's head, an operation, two
 postings, a hold, a task and a usage entry. Each case is warmed up by a run that does not count, and each run begins
-behind a checkpoint. The baseline is one transaction a hold with SELECT … FOR UPDATE on 16 threads, each with its
+after a checkpoint. The baseline is one transaction a hold with SELECT … FOR UPDATE on 16 threads, each with its
 own connection and prepared statements.
 
 Run: python -m benchmarks.holds [--seconds 5]
@@ -64,7 +64,7 @@ class IgnoringRef(TrioActorRef):
 
 
 def priced() -> PricedInput:
-    """A plain image task at catalog prices."""
+    """Return an image task at catalog prices."""
     found = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert isinstance(found, PricedInput)
     return found
@@ -74,7 +74,7 @@ def priced() -> PricedInput:
 
 
 def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
-    """A journal and the directory of account actors on it; new tasks are announced to nobody."""
+    """Create a journal and a directory of account actors; announcements of new tasks are dropped."""
     journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
     dispatcher = IgnoringRef("urn:benchmark:dispatcher")
     limits = AccountLimits(tasks_in_flight_max=10**9)
@@ -114,19 +114,19 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run of the actors came to. ``latencies_s`` are sorted."""
+    """The result of a run of the actors. ``latencies_s`` are sorted."""
 
     rate: float
     latencies_s: list[float]
     units_per_batch: float
 
     def percentile_ms(self, share: float) -> float:
-        """The latency below which ``share`` of the holds were answered."""
+        """Return the latency quantile ``share`` of the holds."""
         return self.latencies_s[int(len(self.latencies_s) * share)] * 1e3
 
 
 async def actors(url: str, accounts_count: int, seconds: float) -> Run:
-    """Holds by 256 clients in process through account actors."""
+    """Measure holds by 256 in-process clients through account actors."""
     database = Database(url)
     await database.open()
     work = priced()
@@ -203,7 +203,7 @@ _DOCUMENTS = (TaskRequest, TaskState, tuple)
 
 
 def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: PricedInput) -> None:
-    """One hold, one transaction, under the account's row lock."""
+    """Place one hold in one transaction, under the account's row lock."""
     row = connection.execute(
         "select version, operation_count, balance_micro, held_micro, chain_head from accounts "
         "where id = %s for update",
@@ -258,7 +258,7 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
 
 
 def row_locks(url: str, accounts_count: int, seconds: float) -> float:
-    """Holds a second by 16 threads, each hold in its own transaction under a row lock."""
+    """Measure holds a second by 16 threads, each hold in its own transaction under a row lock."""
     work = priced()
     with psycopg.connect(url) as connection:
         ids = [new_id("acct") for _ in range(accounts_count)]
@@ -293,7 +293,7 @@ def row_locks(url: str, accounts_count: int, seconds: float) -> float:
 
 
 def settle_database(url: str) -> None:
-    """Make a new database like one that has been at work: its log is recycled from here on, not made and zeroed."""
+    """Fill a new database's WAL, so that its segments are recycled from here on instead of created."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("vacuum analyze")
         connection.execute("checkpoint")

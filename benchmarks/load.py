@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 load client: keep-alive connections in one epoll loop, so that it is not what is measured."""
+"""A small HTTP/1.1 load client: keep-alive connections in one epoll loop, so that it is not the bottleneck."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Result:
-    """What a run saw: answers by status, seconds, and each answer's latency in seconds, sorted."""
+    """The result of a run: responses by status, seconds, and sorted latencies in seconds."""
 
     statuses: dict[int, int] = field(default_factory=dict)
     took_s: float = 0.0
@@ -19,11 +19,11 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Return responses per second."""
         return len(self.latencies_s) / self.took_s
 
     def percentile_ms(self, share: float) -> float:
-        """The latency below which ``share`` of the answers came."""
+        """Return the latency quantile ``share``."""
         return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * share))] * 1e3
 
 
@@ -39,7 +39,7 @@ class _Line:
         self.socket.sendall(request)
 
     def answer(self) -> int | None:
-        """The status of an answer that has come whole, or None."""
+        """Return the status of a complete response, or None."""
         head, split, body = self.received.partition(b"\r\n\r\n")
         if not split:
             return None
@@ -89,7 +89,7 @@ def run(address: tuple[str, int], request: Callable[[int], bytes], *, connection
 
 
 def post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    """A whole POST request."""
+    """Render a POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines.append(f"Content-Length: {len(body)}")

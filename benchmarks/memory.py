@@ -1,4 +1,4 @@
-"""Memory of an awake account: resident growth of the process, divided by the accounts woken.
+"""Memory per active account: growth of the process's resident set, divided by the accounts activated.
 
 Each account is a real row with a key and credit, woken by a command, idle afterwards: its actor, mailbox, parked
 task, loaded state and place in the directory are all in the figure.
@@ -28,13 +28,13 @@ PARALLEL = 64
 
 
 def resident_bytes() -> int:
-    """The process's resident set."""
+    """Return the process's resident set."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123 - one line of the kernel's
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def plant_accounts(url: str, count: int) -> list[str]:
-    """Rows of new accounts, each with a live key."""
+    """Insert rows of new accounts, each with a valid key."""
     ids = [new_id("acct") for _ in range(count)]
     with psycopg.connect(url) as connection, connection.cursor() as cursor:
         cursor.executemany(
@@ -51,7 +51,7 @@ def plant_accounts(url: str, count: int) -> list[str]:
 
 
 async def measure(url: str, ids: list[str]) -> float:
-    """Bytes an awake account costs, after a warm-up that loads code and fills pools."""
+    """Measure the bytes per active account, after a warm-up that loads code and fills pools."""
     database = Database(url)
     await database.open()
     journal, directory = account_directory(database)

@@ -1,1 +1,1 @@
-"""A harness that breaks everything around the service and compares what it answered with what its rows say."""
+"""A torture harness: injects faults around the service and compares its responses with its rows."""

@@ -1,4 +1,4 @@
-"""Break everything around the service for hours, and see that nothing is lost; ``fuzz`` runs the fuzz tests.
+"""Inject faults around the service for hours and check that nothing is lost; ``fuzz`` runs the fuzz tests.
 
 Exit codes: 0 nothing differed, 1 something did, 2 the command line is wrong.
 """
@@ -25,7 +25,7 @@ from .fuzz import fuzz
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run what the command line says."""
+    """Run the command line."""
     arguments = _arguments(sys.argv[1:] if words is None else words)
     if arguments.command == "fuzz":
         return fuzz(arguments.seconds)
@@ -50,7 +50,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 async def _run(options: Options) -> Summary:
-    """Run a campaign; INT and TERM end it after the round under way, a second one at once."""
+    """Run a campaign; INT and TERM end it after the current round, a second one at once."""
     campaign = Campaign(options, _say)
     async with trio.open_nursery() as nursery:
 
@@ -109,7 +109,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    """The type of an option that takes names between commas."""
+    """Return the type of an option that takes comma-separated names."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",") if name.strip())

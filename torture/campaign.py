@@ -1,4 +1,4 @@
-"""Rounds of faults under load, one after the other, each checked before the next begins."""
+"""Rounds of faults under load; each is checked before the next begins."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .rows import AccountRows, read_rows
 SETTLE_S_MAX = 120.0
 SETTLE_PAUSE_S = 0.1
 CARD_PATIENCE_S = 5.0
-"""How long webhooks may take before the command is asked to compare orders with the card provider."""
+"""How long webhooks may take before ``holdfast reconcile`` is run."""
 MIXED_SHARE = 0.3
-"""The share of rounds with two faults at once, once each kind has been tried by itself."""
+"""The share of rounds with two faults at once, after each kind was tried alone."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to do. Rounds are numbered from ``first``; ``minutes`` ends the campaign early.
+    """The plan of a campaign. Rounds are numbered from ``first``; ``minutes`` ends it early.
 
-    After ``settle_every`` rounds on a deployment everything comes to rest, is compared in full, and starts anew.
+    After ``settle_every`` rounds on a deployment everything settles, is compared in full, and starts again.
     """
 
     seed: int
@@ -51,7 +51,7 @@ class Options:
 
 @dataclass
 class Summary:
-    """What became of a campaign. ``repeat`` is the command that repeats a failed round."""
+    """The result of a campaign. ``repeat`` is the command that repeats a failed round."""
 
     rounds: int = 0
     kills: int = 0
@@ -69,12 +69,12 @@ class Summary:
     repeat: str = ""
 
     def count(self, kind: str) -> int:
-        """Differences of one kind."""
+        """Return the differences of one kind."""
         return sum(difference.kind == kind for difference in self.differences)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The exceptions in a group and in the groups in it."""
+    """Return the exceptions of a group, recursively."""
     for each in group.exceptions:
         if isinstance(each, BaseExceptionGroup):
             yield from leaves(each)
@@ -83,7 +83,7 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 class Campaign:
-    """Runs rounds until they are all done, the time is over, a round has failed, or ``is_stopping`` was set."""
+    """Runs rounds until all are done, the time is over, a round failed, or ``is_stopping`` is set."""
 
     def __init__(self, options: Options, say: Say) -> None:
         self.options = options
@@ -97,7 +97,7 @@ class Campaign:
         self._deadline = trio.current_time() + 60 * options.minutes if options.minutes else float("inf")
 
     async def run(self) -> Summary:
-        """Run it. A deployment serves a number of rounds before another kind takes its turn."""
+        """Run the campaign. A deployment is used for a number of rounds, then another kind follows."""
         number = self.options.first
         last = self.options.first + self.options.rounds
         while number < last and not self._is_over():
@@ -117,7 +117,7 @@ class Campaign:
         return has_failed or self.is_stopping or trio.current_time() > self._deadline
 
     def _next_kind(self, number: int) -> DeploymentKind | None:
-        """The kind that can try most of what has not been tried; then any by chance."""
+        """Choose the kind on which most untried faults can happen; then a random one."""
         kinds = [kind for kind in self.options.kinds if kind not in self.summary.left_out and self._faults_on(kind)]
         if not kinds:
             return None
@@ -144,7 +144,7 @@ class Campaign:
         return fault
 
     async def _run_block(self, kind: DeploymentKind, number: int, end: int) -> int:
-        """Rounds on one deployment, from ``number`` to before ``end``; the number of the next round."""
+        """Run rounds ``number`` to before ``end`` on one deployment; returns the number of the next round."""
         folder = new_folder(kind)
         start_rng = random.Random(f"{self.options.seed}:{number}:deployment")
         try:
@@ -183,7 +183,7 @@ class Campaign:
     async def _run_round(
         self, deployment: Deployment, number: int, fault: Fault, rng: random.Random
     ) -> list[Difference]:
-        """Load, a fault, its end, recovery, and a comparison of all rows with all answers so far."""
+        """Run load and a fault, await recovery, and compare all rows with all responses so far."""
         before = self._witness.counts()
         exits = len(deployment.exits())
         kills = deployment.kills()
@@ -237,7 +237,7 @@ class Campaign:
         return await trio.to_thread.run_sync(read_rows, deployment.database_url(), ids)
 
     async def _settle(self, deployment: Deployment) -> list[Difference]:
-        """Let everything come to its end, and compare all of it: rows, reads, and the service's own audit."""
+        """Wait until everything has settled, and compare rows, reads and the service's own audit."""
         if deployment.clock_offset_s:
             deployment.move_clock(0)
         begun = trio.current_time()
@@ -285,7 +285,7 @@ class Campaign:
         )
 
     async def _unreadable(self, deployment: Deployment, tasks: Sequence[dict[str, object]]) -> list[str]:
-        """Results of the newest tasks that succeeded and whose links do not work."""
+        """Return broken links among the results of the newest succeeded tasks."""
         found = []
         newest = [task for task in tasks if task["status"] == "succeeded"][:5]
         for task in newest:
@@ -296,7 +296,7 @@ class Campaign:
         return found
 
     def _note(self, kind: DeploymentKind, folder: Path, number: int, differences: list[Difference]) -> None:
-        """Keep the folder of a round that failed, and say how to repeat it."""
+        """Retain the folder of a failed round, and print how to repeat it."""
         if not differences:
             return
         self.summary.differences += differences

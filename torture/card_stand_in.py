@@ -1,6 +1,6 @@
-"""The card provider: the service's stand-in for one, run by the harness, so that it outlives every kill.
+"""The card emulator, run by the harness so that it survives every kill of the service.
 
-It is spoken to over HTTP alone. It can be told to lose, hold back and double what it sends, and not to answer.
+It is used over HTTP only. It can lose, delay and duplicate its webhooks, and fail to respond.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CardStandIn:
     _http: httpx2.AsyncClient | None = None
 
     def settings(self) -> dict[str, str]:
-        """What a service must be told to take cards here."""
+        """Return the settings of a service that uses this provider."""
         return {
             "CARD_API_KEY": API_KEY,
             "CARD_API_BASE": self.url,
@@ -65,23 +65,23 @@ class CardStandIn:
             await trio.sleep_forever()
 
     async def pay(self, payment_id: str) -> bool:
-        """Have a customer pay an intent; whether that is sure to have happened."""
+        """Pay an intent as the customer; returns whether that certainly happened."""
         return await self._control("POST", f"payment_intents/{payment_id}/pay", {})
 
     async def misdeliver(self, **faults: object) -> None:
-        """Have webhooks go astray (``drop``, ``hold``, ``duplicate`` …), or without a word not any more."""
+        """Make webhooks fail (``drop``, ``hold``, ``duplicate`` …); without arguments deliver them again."""
         await self._control("PUT", "webhooks", faults)
 
     async def release(self, seed: int) -> None:
-        """Send what was held back, in disorder."""
+        """Send held webhooks in random order."""
         await self._control("POST", "webhooks/release", {"order": "shuffled", "seed": seed})
 
     async def fail(self, call: str, mode: str, **how: object) -> None:
-        """Have calls go wrong."""
+        """Make API calls fail."""
         await self._control("POST", "outages", {"call": call, "mode": mode, **how})
 
     async def recover(self) -> None:
-        """Have everything go right again."""
+        """End all faults."""
         await self._control("DELETE", "outages", None)
         await self.misdeliver()
 

@@ -1,4 +1,4 @@
-"""Concurrent clients of one account: they do what customers do, repeat what was not answered, note every answer."""
+"""Concurrent clients of one account: they repeat unanswered requests and record every response."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .sender import PAUSE_S, Sender, code_of
 
 SIGN_IN_S_MAX = 60.0
 KEPT_MAX = 4
-"""How many of its sessions and keys a customer goes on using."""
+"""How many of its sessions and keys a customer uses."""
 REFUSED = frozenset({400, 402, 422})
 RETRY_LATER = frozenset({429, 502, 503, 504})
 IN_USE = "idempotency_key_in_use"
 
 
 class NotSignedIn(Exception):
-    """A customer could not sign in; the message says what was answered."""
+    """A customer could not sign in; the message contains the response."""
 
 
 @dataclass
 class Customer:
-    """One account's clients. ``gate`` lets them work; ``busy`` counts those in the middle of something."""
+    """One account's clients. ``gate`` lets them work; ``busy`` counts running operations."""
 
     sender: Sender
     record: AccountRecord
@@ -40,7 +40,7 @@ class Customer:
     _idle: trio.Event = field(default_factory=trio.Event)
 
     async def sign_in(self) -> None:
-        """Sign in and make a key, as often as it takes. Raises :class:`NotSignedIn` after a minute."""
+        """Sign in and create a key, with retries. Raises :class:`NotSignedIn` after a minute."""
         with trio.move_on_after(SIGN_IN_S_MAX):
             for step in (self.new_session, self.new_key):
                 while True:
@@ -51,7 +51,7 @@ class Customer:
         raise NotSignedIn(f"{self.record.email} could not sign in: {self.record.wrong_answers}")
 
     async def new_session(self, _: random.Random | None = None) -> bool:
-        """Sign in once; whether that was answered. Every session that was ever answered must go on working."""
+        """Sign in once; returns whether that was answered. Every session ever returned must stay valid."""
         sent = await self.sender.send("POST", "/v2/control/auth/otp", body={"email": self.record.email})
         if not self._judge(sent, "code"):
             return False
@@ -69,7 +69,7 @@ class Customer:
         return True
 
     async def new_key(self, _: random.Random | None = None) -> bool:
-        """Make an API key; whether that was answered. Every key that was ever answered must go on working."""
+        """Create an API key; returns whether that was answered. Every key ever returned must stay valid."""
         answer = await self._ask("POST", "/v2/control/api-keys", {}, as_session=True)
         if answer is None or answer.status_code != 200:
             if answer is None or code_of(answer) != "api_key_limit_reached":
@@ -79,7 +79,7 @@ class Customer:
         return True
 
     async def work(self, rng: random.Random) -> None:
-        """Do one thing after the other while the gate is open, for ever."""
+        """Perform one random operation after another while the gate is open, forever."""
         actions = (
             (34, self.create),
             (9, self.repeat_create),
@@ -109,14 +109,14 @@ class Customer:
             await trio.sleep(rng.uniform(0, 0.02))
 
     async def until_idle(self) -> None:
-        """Return once nobody is in the middle of something."""
+        """Return once no operation is running."""
         while self.busy:
             await self._idle.wait()
 
     # ------------------------------------------------------------------------------------------------------ tasks
 
     async def create(self, rng: random.Random) -> None:
-        """Ask for a task, two times of three under a key, which is repeated until the outcome is known."""
+        """Create a task, two times of three under a key, which is repeated until the outcome is known."""
         number = self.sender.witness.next_number()
         pictures = rng.randint(1, 4)
         is_link = rng.random() < 0.2
@@ -137,7 +137,7 @@ class Customer:
         return {"model": LINK if is_link else IMAGE, "input": asked, "metadata": {"number": str(create.number)}}
 
     async def repeat_create(self, _: random.Random) -> None:
-        """Repeat an answered request under its key: the same task must be answered."""
+        """Repeat an answered request under its key: it must return the same task."""
         known = [
             each for each in self.record.creates.values() if each.key and each.request_id and not each.retry_of
         ]
@@ -148,7 +148,7 @@ class Customer:
             await self._send_create(create, "/v2/task/create", self._body_of(create, pictures, is_link=is_link))
 
     async def retry(self, rng: random.Random) -> None:
-        """Have a task that has ended made again, once each."""
+        """Retry an ended task, once each."""
         retried = {each.retry_of for each in self.record.creates.values()}
         known = {each.request_id: each for each in self.record.creates.values() if each.request_id}
         ended = [known[each] for each in self.record.ends if each in known and each not in retried]
@@ -181,7 +181,7 @@ class Customer:
             await trio.sleep(PAUSE_S)
 
     async def cancel(self, rng: random.Random) -> None:
-        """Cancel one of the newest tasks and find out what became of it."""
+        """Cancel one of the newest tasks and read its outcome."""
         request_id = self._some_task(rng, newest=5)
         while request_id is not None:
             ended = frozenset(self.record.ends)
@@ -195,7 +195,7 @@ class Customer:
             await trio.sleep(PAUSE_S)
 
     async def read_task(self, rng: random.Random) -> None:
-        """Read a task that was answered: it must be there."""
+        """Read a task that was returned earlier: it must exist."""
         request_id = self._some_task(rng, newest=50)
         if request_id is not None:
             ended = frozenset(self.record.ends)
@@ -219,7 +219,7 @@ class Customer:
     # ----------------------------------------------------------------------------------------------------- credit
 
     async def recharge(self, rng: random.Random) -> None:
-        """Add sandbox credit of an amount that nobody else adds."""
+        """Add sandbox credit of a unique amount."""
         number = self.sender.witness.next_number()
         key = f"recharge-{number}" if rng.random() < 0.67 else None
         await self._recharge(Recharge(number, number, key))
@@ -267,7 +267,7 @@ class Customer:
                 await trio.sleep(PAUSE_S)
 
     async def pay_card(self, rng: random.Random) -> None:
-        """Order credit by card, and mostly pay it at the provider, who tells the service of it."""
+        """Order credit by card, and mostly pay it at the provider, which sends a webhook."""
         made = await self._order("cardprovider", rng)
         if made is None or rng.random() < 0.2:
             return
@@ -299,7 +299,7 @@ class Customer:
             await trio.sleep(PAUSE_S)
 
     async def read_totals(self, _: random.Random) -> None:
-        """Read the account: its three totals must fit each other."""
+        """Read the account: its three totals must agree."""
         answer = await self._ask("GET", "/v2/control/account", as_session=True)
         if self._judge(answer, "totals"):
             body = answer.json()  # type: ignore[union-attr] # judged
@@ -310,7 +310,7 @@ class Customer:
     # ---------------------------------------------------------------------------------------------- whole account
 
     async def read_all(self, path: str, *, as_session: bool) -> list[dict[str, Any]]:
-        """A whole list, by pages. Raises ``RuntimeError`` where a page is not answered in a minute."""
+        """Read a whole list, by pages. Raises ``RuntimeError`` if a page is not answered within a minute."""
         found: list[dict[str, Any]] = []
         query: str | None = "?limit=100"
         while query is not None:
@@ -321,7 +321,7 @@ class Customer:
         return found
 
     async def read(self, path: str, *, as_session: bool) -> dict[str, Any]:
-        """One read, repeated until it is answered. Raises ``RuntimeError`` after a minute."""
+        """Read, repeating until answered. Raises ``RuntimeError`` after a minute."""
         answer = None
         with trio.move_on_after(60):
             while True:
@@ -342,7 +342,7 @@ class Customer:
         return await self.sender.send(method, path, body=body, token=token, headers=headers)
 
     def _is_refused(self, answer: httpx2.Response | None, what: str) -> bool:
-        """Whether nothing was done and nothing will be; anything else that is no success is judged."""
+        """Whether the request certainly has no effect; any other failure is checked."""
         if answer is None:
             return False
         if answer.status_code in REFUSED or (answer.status_code == 409 and code_of(answer) != IN_USE):
@@ -352,7 +352,7 @@ class Customer:
         return False
 
     def _judge(self, answer: httpx2.Response | None, what: str) -> bool:
-        """Whether a request was answered with success; an answer that no fault excuses is noted."""
+        """Whether a request succeeded; a failure that no fault excuses is recorded."""
         if answer is None or answer.status_code in RETRY_LATER:
             return False
         if answer.status_code == 200:

@@ -1,4 +1,4 @@
-"""Comparing rows and reads with what was answered. Every function returns the differences it finds.
+"""Compares rows and reads with the responses. Every function returns the differences it finds.
 
 A difference names its kind: ``lost`` (answered and not there), ``doubled`` (there more often than asked for, or
 without having been asked for), ``hold`` (a hold that does not fit its task, or has no end), ``charge`` (a sum that
@@ -21,7 +21,7 @@ Kind = Literal["lost", "doubled", "hold", "charge", "answer", "failed", "order",
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as it was promised."""
+    """One violated promise."""
 
     kind: Kind
     text: str
@@ -31,7 +31,7 @@ class Difference:
 
 
 def compare_rows(record: AccountRecord, rows: AccountRows | None, *, settled: bool) -> list[Difference]:
-    """Compare one account's rows with its record; with ``settled`` nothing may be under way any more."""
+    """Compare one account's rows with its record; with ``settled`` nothing may be unfinished."""
     if rows is None:
         return [Difference("lost", f"account {record.account_id} of {record.email} has no row")]
     return [
@@ -44,7 +44,7 @@ def compare_rows(record: AccountRecord, rows: AccountRows | None, *, settled: bo
 
 
 def _asked_for(record: AccountRecord) -> Callable[[TaskRow], Create | None]:
-    """How to find the request that a task was made for: by its number, or for a retry by the task it repeats."""
+    """Return how to find the request of a task: by its number, or for a retry by the task it repeats."""
     retries = {create.retry_of: create for create in record.creates.values() if create.retry_of is not None}
 
     def find(task: TaskRow) -> Create | None:
@@ -87,7 +87,7 @@ def _compare_create(create: Create, tasks: Sequence[TaskRow]) -> Iterator[Differ
 
 
 def _compare_holds(record: AccountRecord, rows: AccountRows, *, settled: bool) -> Iterator[Difference]:
-    """Each task has one hold of its price; it is open until the task has ended, and then captured or released."""
+    """Check that each task has one hold of its price, open until the task ends, then captured or released."""
     holds = {hold.hold_id: hold for hold in rows.holds}
     usage = {entry.request_id: entry for entry in rows.usage}
     outcomes: defaultdict[str, list[OperationRow]] = defaultdict(list)
@@ -132,7 +132,7 @@ def _compare_holds(record: AccountRecord, rows: AccountRows, *, settled: bool) -
 
 
 def _compare_credits(record: AccountRecord, rows: AccountRows, *, settled: bool) -> Iterator[Difference]:
-    """Each recharge and each paid order was credited as often as it was asked for, and nothing else was."""
+    """Check that each recharge and paid order was credited once per request, and nothing else was."""
     credited = [operation for operation in rows.operations if operation.kind == "credit"]
     for operation in rows.operations:
         if operation.kind not in {"credit", "hold", "capture", "release"}:
@@ -181,7 +181,7 @@ def _compare_order(
 
 
 def _compare_sums(rows: AccountRows) -> Iterator[Difference]:
-    """Totals follow from the operations, one by one, and the account stands where its last one left it."""
+    """Check that each operation's totals follow from the one before, up to the account's own."""
     balance = held = 0
     amounts = {hold.hold_id: hold.amount_micro for hold in rows.holds}
     for place, operation in enumerate(rows.operations, 1):
@@ -221,7 +221,7 @@ def compare_reads(
     statement: Sequence[Mapping[str, Any]],
     usage: Sequence[Mapping[str, Any]],
 ) -> list[Difference]:
-    """Compare what the interface shows of a settled account (totals and whole lists) with its rows."""
+    """Compare the API's view of a settled account (totals and whole lists) with its rows."""
     found = []
     totals = tuple(micro(account[name]) for name in ("balance", "held_total", "available_balance"))
     wanted = (rows.balance_micro, rows.held_micro, rows.balance_micro - rows.held_micro)

@@ -25,7 +25,7 @@ BALLAST_ROUNDS = 20
 
 
 async def kill_postmaster(deployment: Deployment, rng: random.Random) -> None:
-    """``kill -9`` of the server's first process; its backends end by themselves."""
+    """``kill -9`` of the postmaster; its backends end by themselves."""
     pid = postmaster_of(deployment.pgdata)
     if pid is not None:
         deployment.postmaster_kills += 1
@@ -37,7 +37,7 @@ async def kill_postmaster(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def kill_everything(deployment: Deployment, _: random.Random) -> None:
-    """The service and every process of its database at the same moment."""
+    """``kill -9`` of the service and all its database processes at once."""
     pid = postmaster_of(deployment.pgdata)
     pids = [] if pid is None else [pid, *children_of(pid)]
     deployment.services[0].kill()
@@ -47,7 +47,7 @@ async def kill_everything(deployment: Deployment, _: random.Random) -> None:
 
 
 async def kill_backend(deployment: Deployment, rng: random.Random) -> None:
-    """``kill -9`` of one backend of the service, upon which the server starts all of them again."""
+    """``kill -9`` of one backend of the service, after which the server restarts all of them."""
     with contextlib.suppress(psycopg.Error, OSError):
         pids = await trio.to_thread.run_sync(backends_of, deployment.database_url())
         if pids:
@@ -55,7 +55,7 @@ async def kill_backend(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def stop_and_start(deployment: Deployment, rng: random.Random) -> None:
-    """The server is stopped, in order or at once, and started after a while."""
+    """The server is stopped, in order or immediately, and started again later."""
     assert deployment.database is not None
     await trio.to_thread.run_sync(deployment.database.stop, rng.choice(("fast", "immediate")))
     await trio.sleep(rng.choice((0, rng.uniform(0, 1), rng.uniform(1, 4))))
@@ -63,13 +63,13 @@ async def stop_and_start(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def freeze(deployment: Deployment, rng: random.Random) -> None:
-    """Every process of the server stands still for a while."""
+    """Every process of the server is paused for a while."""
     with frozen(deployment.pgdata):
         await trio.sleep(rng.choice((rng.uniform(0.2, 1), rng.uniform(1, 4), rng.uniform(4, 8))))
 
 
 async def fail_over(deployment: Deployment, rng: random.Random) -> None:
-    """The primary ends, its synchronous standby takes over, and the old one becomes the new standby."""
+    """The primary ends, its synchronous standby takes over, and the old primary becomes the standby."""
     old, new = deployment.database, deployment.standby
     assert old is not None
     assert new is not None
@@ -120,7 +120,7 @@ async def disturb_connections(deployment: Deployment, rng: random.Random) -> Non
 
 
 async def hold_lock(deployment: Deployment, rng: random.Random) -> None:
-    """Another session locks a table against everybody for a while."""
+    """Another session locks a table exclusively for a while."""
     table = rng.choice(LOCKED_TABLES)
     seconds = rng.choice((rng.uniform(0.2, 1), rng.uniform(1, 4), rng.uniform(4, 8)))
 
@@ -135,7 +135,7 @@ async def hold_lock(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
-    """The file system with the database and the results has no byte left for a while."""
+    """The file system of the database and the results is full for a while."""
     ballast = deployment.folder / "var" / "ballast"
     await trio.to_thread.run_sync(_fill, ballast)
     try:
@@ -154,7 +154,7 @@ async def fill_disk(deployment: Deployment, rng: random.Random) -> None:
 
 
 def _execute(deployment: Deployment, *statements: str) -> None:
-    """Run statements, as long as the server takes them."""
+    """Run statements while the server accepts them."""
     with (
         contextlib.suppress(psycopg.Error, OSError),
         psycopg.connect(deployment.database_url(), connect_timeout=5, autocommit=True) as connection,
@@ -165,7 +165,7 @@ def _execute(deployment: Deployment, *statements: str) -> None:
 
 
 def _fill(path: Path) -> None:
-    """Let a file take every free block, also those that are given free meanwhile."""
+    """Fill all free blocks with a file, also those freed meanwhile."""
     with path.open("ab") as file:
         for _ in range(BALLAST_ROUNDS):
             room = os.statvfs(path)
@@ -177,7 +177,7 @@ def _fill(path: Path) -> None:
 
 
 async def mend(deployment: Deployment) -> None:
-    """Start the harness's own server, where it has ended."""
+    """Start the harness's own server if it has ended."""
     if deployment.database is None:
         return
     # The last backends of a killed server may hold its shared memory for a while.

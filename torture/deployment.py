@@ -1,10 +1,10 @@
-"""What a round runs on: the service's processes, their database, the stand-ins of others, and clients.
+"""A deployment: the service's processes, their database, emulated providers, and clients.
 
 Each kind of deployment lets other faults happen:
 
 - ``embedded``: one process with its embedded database
-- ``server``: one process, a PostgreSQL of its own behind a proxy
-- ``processes``: three processes on one PostgreSQL behind a proxy
+- ``server``: one process, a PostgreSQL of its own, reached through a proxy
+- ``processes``: three processes on one PostgreSQL, reached through a proxy
 - ``pair``: one process, a PostgreSQL with a synchronous standby, a URL that names both
 - ``disk``: embedded, everything on a small file system of its own
 - ``files``: embedded, and few files may be open
@@ -57,11 +57,11 @@ FAKETIME = (
 
 
 class NotPossible(Exception):
-    """This machine lacks what a kind of deployment needs; the message says what."""
+    """This machine lacks a requirement of a deployment; the message names it."""
 
 
 class NotRecovered(Exception):
-    """The service did not come back in time; the message says what was seen."""
+    """The service did not recover in time; the message says how it responded."""
 
 
 @dataclass
@@ -89,16 +89,16 @@ class Deployment:
 
     @property
     def embedded_pgdata(self) -> Path:
-        """The files of the embedded database."""
+        """The folder of the embedded database."""
         return self.folder / "var" / "postgres"
 
     @property
     def pgdata(self) -> Path:
-        """The files of the database that takes writes."""
+        """The folder of the database that accepts writes."""
         return self.embedded_pgdata if self.database is None else self.database.pgdata
 
     def database_url(self) -> str:
-        """How to reach the database beside the service."""
+        """The URL of the database for the harness."""
         if self.database is not None:
             return self.database.url
         # Its socket is where its pid file says.
@@ -106,24 +106,24 @@ class Deployment:
         return f"postgresql://postgres@/holdfast?host={quote(lines[4], safe='')}&port=5432"
 
     def addresses(self) -> list[str]:
-        """Where the service listens."""
+        """The service's URLs."""
         return [service.url for service in self.services]
 
     def kills(self) -> int:
-        """How often a process of the service was killed."""
+        """The number of kills of service processes."""
         return sum(service.kills for service in self.services)
 
     def exits(self) -> list[str]:
-        """Ends of the service that nobody asked for."""
+        """Unexpected exits of the service."""
         return [end for service in self.services for end in service.ends]
 
     def move_clock(self, offset_s: int) -> None:
-        """Put the service's clock so far from ours."""
+        """Set the offset of the service's clock."""
         (self.folder / "clock").write_text(f"{offset_s:+d}s\n")
         self.clock_offset_s = self.media.clock_offset_s = offset_s
 
     async def first_answers(self, since: float) -> float:
-        """Seconds from ``since`` until every process has answered a read of the database with 200.
+        """Return the seconds from ``since`` until every process has answered a read of the database with 200.
 
         Raises :class:`NotRecovered`.
         """
@@ -145,7 +145,7 @@ class Deployment:
         return trio.current_time() - since
 
     async def reject_reviews(self) -> None:
-        """Decide every open review against the task, as an operator would; otherwise they wait for a day."""
+        """Reject every open review as an operator; otherwise they stay open for a day."""
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
         with contextlib.suppress(httpx2.TransportError):
             answer = await self.http.get(f"{self.services[0].url}/ops/reviews?limit=100", headers=headers)
@@ -154,7 +154,7 @@ class Deployment:
                 await self.http.post(url, headers=headers)
 
     async def new_customers(self, rng: random.Random) -> None:
-        """Have new accounts with credit; the ones before are left as they are."""
+        """Create new accounts with credit; earlier ones stay as they are."""
         self.witness.accounts.clear()
         self.customers.clear()
         for _ in range(ACCOUNTS):
@@ -168,7 +168,7 @@ class Deployment:
 
     @contextlib.asynccontextmanager
     async def clients(self, rng: random.Random) -> AsyncIterator[None]:
-        """Let clients of all accounts work, behind their gates, for as long as this lasts."""
+        """Run clients of all accounts; their gates control when they work."""
         async with trio.open_nursery() as nursery:
             for customer in self.customers:
                 for _ in range(CLIENTS_PER_ACCOUNT):
@@ -177,12 +177,12 @@ class Deployment:
             nursery.cancel_scope.cancel()
 
     def open_gates(self) -> None:
-        """Let clients begin new things."""
+        """Let clients start new operations."""
         for customer in self.customers:
             customer.gate.set()
 
     async def close_gates(self) -> None:
-        """Let clients finish what they have begun, which may take until the service is back.
+        """Let clients finish running operations, which may take until the service is back.
 
         Raises :class:`NotRecovered` where some are still without an answer after a while.
         """
@@ -232,7 +232,7 @@ async def deploy(
 
 
 def new_folder(kind: DeploymentKind) -> Path:
-    """A folder that the database's own user may pass through."""
+    """Create a folder that the database's user can enter."""
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-torture-{kind}-"))
     folder.chmod(0o755)
     (folder / "card").mkdir()
@@ -245,7 +245,7 @@ async def _shielded_stop(server: PostgresServer) -> None:
 
 
 async def _await_embedded_end(deployment: Deployment) -> None:
-    """The embedded server ends after its service was killed; only then may its folder go."""
+    """Wait for the embedded server to end after its service was killed, then delete its folder."""
     pid = postmaster_of(deployment.embedded_pgdata)
     if pid is not None:
         with trio.CancelScope(shield=True):
@@ -325,5 +325,5 @@ def _small_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # What a killed service leaves open ends with it; the mount goes as soon as nobody uses it.
+        # A killed service's files are closed with it; the mount is removed when no process uses it.
         subprocess.run([shutil.which("umount") or "umount", "-l", str(folder)], check=False)

@@ -1,4 +1,4 @@
-"""The faults: each breaks something under load, heals it, and returns once everything is whole again."""
+"""The faults: each breaks something under load, repairs it, and returns once everything works again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOCK_MOVES_S = (-7200, -600, -5, 5, 600, 7200)
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault: where it can happen, and how.
+    """A kind of fault: on which deployments it can happen, and its function.
 
     ``lets_tasks_fail``: tasks may run into their deadlines, or out of tries to store results. ``lets_exit``: the
     service may end with an exit code of 1 for its process manager to start it again.
@@ -38,7 +38,7 @@ class Fault:
 
 
 async def kill_service(deployment: Deployment, rng: random.Random) -> None:
-    """``kill -9`` of one process, sometimes again while it starts."""
+    """``kill -9`` of one process, sometimes again during its start."""
     service = rng.choice(deployment.services)
     service.kill()
     while rng.random() < 0.4:
@@ -47,7 +47,7 @@ async def kill_service(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def restart_service(deployment: Deployment, rng: random.Random) -> None:
-    """An orderly stop, sometimes with a second signal or a kill while it lasts."""
+    """An orderly stop, sometimes with a second signal or a kill during it."""
     service = rng.choice(deployment.services)
     process = service.process
     if process is None or not service.signal(signal.SIGTERM):
@@ -59,7 +59,7 @@ async def restart_service(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def disturb_media(deployment: Deployment, rng: random.Random) -> None:
-    """The media provider is silent, says everything more than once, is late, or cuts its answers off."""
+    """The media provider is silent, repeats its messages, is late, or truncates responses."""
     media = deployment.media
     media.set_mode(rng.choice(("silent", "doubled", "late", "cut")))
     try:
@@ -69,7 +69,7 @@ async def disturb_media(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def disturb_card(deployment: Deployment, rng: random.Random) -> None:
-    """The card provider loses, doubles, delays or swaps its webhooks, or does not answer calls."""
+    """The card provider loses, duplicates, delays or reorders webhooks, or does not respond."""
     card = deployment.card
     kind = rng.choice(("drop", "hold", "duplicate", "delay", "reorder", "refuse", "lose_answer", "slow", "error"))
     try:
@@ -103,7 +103,7 @@ async def move_clock(deployment: Deployment, rng: random.Random) -> None:
 
 
 async def exhaust_files(deployment: Deployment, rng: random.Random) -> None:
-    """Idle connections until the service may open no more files."""
+    """Idle connections up to the service's limit of open files."""
     streams: list[trio.SocketStream] = []
     try:
         with trio.move_on_after(rng.uniform(0.5, 2)):

@@ -1,4 +1,4 @@
-"""Every fuzz test of the suite, each searching for as long as it is told."""
+"""Run every fuzz test of the suite, each for a given time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 SEARCH_S = "FUZZ_S"
-"""The environment variable by which fuzz tests are told how many seconds to search."""
+"""The environment variable with the seconds each fuzz test searches."""
 
 
 def fuzz_modules() -> list[Path]:
-    """The test modules that heed the variable."""
+    """Return the test modules that read the variable."""
     return sorted(path for path in TESTS.rglob("test_*.py") if SEARCH_S in path.read_text("utf-8"))
 
 
 def fuzz(seconds: int) -> int:
-    """Run them one after the other; pytest's exit code."""
+    """Run them in sequence; returns pytest's exit code."""
     modules = [str(path) for path in fuzz_modules() if path.name != "test_torture.py"]
     print(f"fuzz: {seconds} s for each test of", *(Path(each).name for each in modules), flush=True)
     words = [sys.executable, "-m", "pytest", "-n0", "-q", "-s", *modules]

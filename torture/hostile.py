@@ -1,4 +1,4 @@
-"""Clients that mean no good, or do not know better: slow, deaf, half gone, and talking nonsense."""
+"""Hostile or broken clients: slow, not reading, half-closed, and sending invalid requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GARBAGE: tuple[bytes, ...] = (
 
 
 async def attack(deployment: Deployment, rng: random.Random) -> None:
-    """Several such clients at once, for a while, on every process."""
+    """Several hostile clients at once, for a while, on every process."""
     kinds: tuple[Callable[[trio.SocketStream, random.Random], Awaitable[None]], ...] = (
         _slow_head,
         _slow_body,
@@ -79,7 +79,7 @@ async def _slow_body(stream: trio.SocketStream, rng: random.Random) -> None:
 
 
 async def _deaf(stream: trio.SocketStream, _: random.Random) -> None:
-    """Ask for much and read nothing."""
+    """Request much and read nothing."""
     for _number in range(200):
         await stream.send_all(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
 

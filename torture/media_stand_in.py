@@ -1,7 +1,7 @@
-"""A media provider of the harness's own: it speaks the container protocol and signs its callbacks by our format.
+"""The harness's media provider: it implements the Cog protocol and signs its callbacks in our format.
 
-It makes of each job what the prompt says, and it can be told to be silent, to say everything more than once, to be
-late, and to cut its answers off. It shares no code with the service.
+The prompt decides each job's outcome. The provider can be silent, repeat its messages, be late and truncate its
+responses. It shares no code with the service.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ prompt = {{ type = "string" }}
 
 
 def picture(shade: int) -> bytes:
-    """A small PNG, another one for each shade from 0 to 255."""
+    """Return a small PNG; each shade from 0 to 255 gives a different one."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -88,7 +88,7 @@ def picture(shade: int) -> bytes:
 
 
 async def _receive(wire: h11.Connection, stream: trio.SocketStream) -> tuple[str, str, bytes] | None:
-    """A whole request as method, path and body; None at the end of the connection."""
+    """Read a request as method, path and body; None at the end of the connection."""
     method, path, body = "", "", b""
     while True:
         event = wire.next_event()
@@ -104,7 +104,7 @@ async def _receive(wire: h11.Connection, stream: trio.SocketStream) -> tuple[str
 
 @dataclass(slots=True)
 class Job:
-    """One job: what it will come to, and how it stands."""
+    """One job: its planned outcome and its state."""
 
     name: str
     request_id: str
@@ -131,7 +131,7 @@ class MediaStandIn:
     _spoke: trio.Event = field(default_factory=trio.Event)
 
     def write_catalog(self, folder: Path, *, patience_s: int = 600) -> Path:
-        """A catalog that sells its two models."""
+        """Write a catalog with its two models."""
         path = folder / "catalog.toml"
         text = CATALOG.format(url=self.url, secret=SECRET, patience_s=patience_s, overall_s=2 * patience_s)
         path.write_text(text)
@@ -148,7 +148,7 @@ class MediaStandIn:
             await trio.serve_listeners(self._connection, listeners)
 
     def set_mode(self, mode: Mode) -> None:
-        """Behave so from now on; what was held back while silent goes on."""
+        """Set the mode; jobs held back while silent continue."""
         self.mode = mode
         self._spoke.set()
         self._spoke = trio.Event()
@@ -182,7 +182,7 @@ class MediaStandIn:
             await self._spoke.wait()
 
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
-        """The effect of a request, and its answer: status, content type, content."""
+        """Handle a request; returns status, content type and content."""
         if path.startswith("/files/"):
             return 200, "image/png", picture(zlib.crc32(path.encode()) % 256)
         name, _, action = path.removeprefix("/predictions/").partition("/")
@@ -210,7 +210,7 @@ class MediaStandIn:
         self._nursery.start_soon(self._make, job)
 
     async def _make(self, job: Job) -> None:
-        """Do the job, and tell of it as the mode of the moment will have it."""
+        """Run the job and send its callbacks as the current mode says."""
         await trio.sleep(self.rng.uniform(0.01, 0.15))
         if job.status == "canceled":
             return
@@ -232,8 +232,8 @@ class MediaStandIn:
             self._nursery.start_soon(self._tell, job, 2)
 
     async def _tell(self, job: Job, sequence: int) -> None:
-        """Send a callback until it is taken; one that is refused for good is not repeated."""
-        told: dict[str, Any] = {
+        """Send a callback until it is accepted or finally refused."""
+        payload: dict[str, Any] = {
             "event_id": f"{job.name}-{job.status}",
             "provider": "stand-in",
             "request_id": job.request_id,
@@ -242,10 +242,10 @@ class MediaStandIn:
             "sequence": sequence,
         }
         if job.status == "succeeded":
-            told["outputs"] = [{"url": url, "content_type": "image/png"} for url in self._outputs(job)]
+            payload["outputs"] = [{"url": url, "content_type": "image/png"} for url in self._outputs(job)]
         if job.status == "failed":
-            told["error"] = {"message": "as asked for"}
-        body = json.dumps(told).encode()
+            payload["error"] = {"message": "as asked for"}
+        body = json.dumps(payload).encode()
         assert self._http is not None
         for _ in range(CALLBACK_TRIES_MAX):
             at = str(int(time.time()) + self.clock_offset_s)

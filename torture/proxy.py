@@ -1,4 +1,4 @@
-"""A TCP proxy between the service and its database, which can cut, stall and swallow what passes through."""
+"""A TCP proxy between the service and its database, which can cut, stall and drop traffic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Literal
 import trio
 
 Mode = Literal["pass", "stall", "swallow", "refuse"]
-"""``stall`` holds back both directions, ``swallow`` the database's answers; ``refuse`` ends new connections."""
+"""``stall`` holds back both directions, ``swallow`` drops the database's responses, ``refuse`` ends new
+connections."""
 
 CHUNK_BYTES = 65536
 
@@ -31,13 +32,13 @@ class Proxy:
         await trio.serve_listeners(self._serve, listeners)
 
     def set_mode(self, mode: Mode) -> None:
-        """Behave so from now on, towards open connections too."""
+        """Set the mode, for open connections too."""
         self.mode = mode
         self._changed.set()
         self._changed = trio.Event()
 
     def cut(self) -> None:
-        """End every open connection; bytes on the way are lost."""
+        """End every open connection; bytes in transit are lost."""
         for scope in list(self._connections):
             scope.cancel()
 

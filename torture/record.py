@@ -1,4 +1,4 @@
-"""What clients asked and what they were answered: the witness's own account of what must be true.
+"""The requests of clients and their responses, from which the harness derives what must be true.
 
 It is plain Python and shares no code with the service's ledger. Amounts are micro-credits. A request whose answer
 never came has the outcome ``unknown``: it may have had its effect once, or not at all.
@@ -13,14 +13,14 @@ from decimal import Decimal
 from typing import Literal
 
 Outcome = Literal["unknown", "done", "refused"]
-"""``refused`` is said only of answers that promise that nothing was done."""
+"""``refused`` is used only for responses that promise that nothing was done."""
 
 MICRO = 1_000_000
 ENDED = frozenset({"succeeded", "failed", "canceled"})
 
 
 def micro(amount: str) -> int:
-    """A decimal amount of credits in micro-credits, exactly. Raises ``ValueError`` where it has finer parts."""
+    """Convert a decimal amount of credits to micro-credits. Raises ``ValueError`` if it has finer parts."""
     scaled = Decimal(amount) * MICRO
     if scaled != scaled.to_integral_value():
         raise ValueError(f"{amount} is finer than a micro-credit")
@@ -29,10 +29,10 @@ def micro(amount: str) -> int:
 
 @dataclass(slots=True)
 class Create:
-    """A request for a task, or (with ``retry_of``) for a task to be made again.
+    """A request for a task, or (with ``retry_of``) for a retry.
 
     ``number`` travels in the task's metadata, so a task can be traced to its request even when no answer came.
-    ``will_fail`` is what the media provider was told to make of it, ``pictures`` how many results it costs.
+    ``will_fail`` is the outcome scripted at the media provider, ``pictures`` the number of results charged.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Create:
 
 @dataclass(slots=True)
 class Recharge:
-    """A request for sandbox credit; its amount is nobody else's, so its operation can be told by it."""
+    """A request for sandbox credit; its amount is unique, so it identifies its operation."""
 
     number: int
     amount_micro: int
@@ -58,7 +58,7 @@ class Recharge:
 
 @dataclass(slots=True)
 class Order:
-    """A payment order. ``paid`` says what is known of the payment: ``unknown`` may have been credited once.
+    """A payment order. ``paid`` is the known state of the payment: ``unknown`` may have been credited once.
 
     ``credited`` is set once an answer has said so.
     """
@@ -77,7 +77,7 @@ class Order:
 
 @dataclass(slots=True)
 class AccountRecord:
-    """Everything one customer asked for.
+    """All requests of one customer.
 
     ``ends`` are final states that were answered, by task; ``wrong_answers`` are answers that no fault excuses.
     ``may_fail`` is set where the fault at hand lets tasks fail, or succeed in part.
@@ -93,14 +93,14 @@ class AccountRecord:
     may_fail: bool = False
 
     def task_ids(self) -> list[str]:
-        """The tasks that were answered, oldest request first."""
+        """Return the tasks that were returned, oldest request first."""
         return [create.request_id for create in self.creates.values() if create.request_id is not None]
 
     def note_end(self, request_id: str, status: str, *, ended: Collection[str]) -> None:
-        """Note the state of a task that was answered; a final one must never be answered otherwise.
+        """Record the state of a returned task; after a final one no other may follow.
 
         ``ended`` are the tasks whose end had been answered when the request was sent. An answer that was on its way
-        while another client was told of the end may still show what was before it.
+        while another client received the final state may still show the earlier one.
         """
         if status in ENDED:
             before = self.ends.setdefault(request_id, status)
@@ -112,7 +112,7 @@ class AccountRecord:
 
 @dataclass(slots=True)
 class Witness:
-    """The records of all accounts, and counts of answers, ``unavailable`` those of 503."""
+    """The records of all accounts, and counts of responses; ``unavailable`` are those with 503."""
 
     accounts: list[AccountRecord] = field(default_factory=list)
     creates: int = 0
@@ -123,9 +123,9 @@ class Witness:
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Creates, answers, answers of 503, and requests without an answer."""
+        """Return the numbers of creates, responses, responses with 503, and requests without a response."""
         return self.creates, self.answers, self.unavailable, self.unknown
 
     def next_number(self) -> int:
-        """A number for a new request, never used before."""
+        """Return an unused number for a new request."""
         return next(self._numbers)

@@ -1,4 +1,4 @@
-"""One snapshot of what the database holds of some accounts, read by queries of our own."""
+"""A snapshot of accounts in the database, read by the harness's own queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One operation; ``postings_sum_micro`` is what its postings add up to, which must be nothing."""
+    """One operation; ``postings_sum_micro`` is the sum of its postings, which must be zero."""
 
     number: int
     operation_id: str
@@ -49,7 +49,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """A task's line in the usage log."""
+    """A task's entry in the usage log."""
 
     request_id: str
     status: str
@@ -69,7 +69,7 @@ class OrderRow:
 
 @dataclass(slots=True)
 class AccountRows:
-    """All rows of one account that money hangs on, as they stood at one moment."""
+    """All credit-related rows of one account, from one snapshot."""
 
     account_id: str
     balance_micro: int
@@ -98,7 +98,7 @@ _TASKS = """
 
 
 def read_rows(url: str, account_ids: Sequence[str]) -> dict[str, AccountRows]:
-    """The rows of these accounts by id, all from one snapshot. Blocks; raises ``psycopg.Error``."""
+    """Read the rows of these accounts by id, all from one snapshot. Blocks; raises ``psycopg.Error``."""
     ids = list(account_ids)
     with psycopg.connect(url, connect_timeout=5) as connection:
         connection.execute("set transaction isolation level repeatable read, read only")

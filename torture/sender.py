@@ -1,4 +1,4 @@
-"""Sending a request to any of the service's processes, and counting what comes of it."""
+"""Sends requests to any process of the service and counts the responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 from .record import Witness
 
 ANSWER_S_MAX = 25.0
-"""A client waits so long; the service answers within its ask deadline of ten seconds, or says 503."""
+"""A client's timeout; the service responds within its ask deadline of ten seconds, or with 503."""
 PAUSE_S = 0.1
 
 
@@ -29,7 +29,7 @@ class Sender:
     async def send(
         self, method: str, path: str, *, body: Any = None, token: str = "", headers: dict[str, str] | None = None
     ) -> httpx2.Response | None:
-        """One request; None where no answer came, so that nobody knows what became of it."""
+        """Send one request; None without a response: its outcome is unknown."""
         sent = dict(headers or {})
         if token:
             sent["Authorization"] = f"Bearer {token}"
@@ -52,7 +52,7 @@ class Sender:
 
 
 def code_of(answer: httpx2.Response) -> str:
-    """The error code of a refusal; empty where it has none."""
+    """Return the error code of a response; empty if it has none."""
     try:
         return str(answer.json()["error"]["code"])
     except (ValueError, KeyError, TypeError):

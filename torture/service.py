@@ -1,4 +1,4 @@
-"""The service's processes, kept running as a process manager would: what ends is started again."""
+"""The service's processes, restarted when they end, as by a process manager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_S = 60.0
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on just now."""
+    """Return a free port on loopback."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 @dataclass
 class Service:
-    """One process of the service on a port of its own. ``ends`` are exits that nobody asked for, in plain words."""
+    """One process of the service on a port of its own. ``ends`` describes unexpected exits."""
 
     name: str
     folder: Path
@@ -44,22 +44,22 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def log_path(self) -> Path:
-        """What it logged."""
+        """Its log."""
         return self.folder / f"{self.name}.log"
 
     def full_environment(self) -> dict[str, str]:
-        """The environment it runs in, also for commands beside it."""
+        """Its environment, also for commands run beside it."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         given = {"PORT": str(self.port), "LOG_FORMAT": "json", **self.settings}
         return {**inherited, **self.environment, **{f"HOLDFAST_{name}": value for name, value in given.items()}}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep it running until cancelled; then it is killed."""
+        """Keep it running until cancelled, then kill it."""
         self._is_wanted = True
         try:
             while True:
@@ -77,11 +77,11 @@ class Service:
                 self.process.wait()
 
     def kill(self) -> bool:
-        """End the process as a power cut would; whether there was one."""
+        """Kill the process, as a power cut would; returns whether there was one."""
         return self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal that ends the process; whether there was one to send it to."""
+        """Send a signal that ends the process; returns whether there was one."""
         if self.process is None or self.process.poll() is not None or self._is_killed:
             return False
         self._is_killed = True
@@ -106,7 +106,7 @@ class Service:
         return self.process
 
     async def command(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        """Run one of the service's commands beside it; its exit code and output."""
+        """Run a holdfast command beside it; returns its exit code and output."""
         return await trio.run_process(
             [sys.executable, "-m", "holdfast", *words],
             env=self.full_environment(),
