@@ -32,7 +32,7 @@ input_schema = { type = "object" }
 """
 
 
-class Stocked:
+class Setup:
     """A registry over a file that the test writes, at a time that it sets."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,36 +55,36 @@ class Stocked:
 
 
 @pytest.fixture
-def stocked(tmp_path: Path) -> Stocked:
-    return Stocked(tmp_path)
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
 
 
 def priced(price: str) -> str:
     return CATALOG.replace('unit_price = "1"', f'unit_price = "{price}"')
 
 
-async def test_a_reload_reaches_holders_of_the_registrys_mappings(stocked: Stocked) -> None:
-    providers, origins = stocked.registry.providers, stocked.registry.origins
+async def test_a_reload_updates_the_shared_mappings(setup: Setup) -> None:
+    providers, origins = setup.registry.providers, setup.registry.origins
     assert set(origins) == {("box.internal", 5000), ("spare.example", 443)}
-    assert await stocked.write(CATALOG.replace("spare.example", "new.example").replace("5000", "5001"))
-    assert stocked.registry.providers is providers
-    assert stocked.registry.origins is origins
+    assert await setup.write(CATALOG.replace("spare.example", "new.example").replace("5000", "5001"))
+    assert setup.registry.providers is providers
+    assert setup.registry.origins is origins
     assert set(origins) == {("box.internal", 5001), ("new.example", 443)}
 
 
-async def test_a_provider_whose_table_has_not_changed_keeps_its_connections(stocked: Stocked) -> None:
-    box, spare = stocked.registry.providers["box"], stocked.registry.providers["spare"]
-    assert await stocked.write(priced("2").replace("spare.example", "other.example"))
-    assert stocked.registry.providers["box"] is box
-    assert stocked.registry.providers["spare"] is not spare
-    assert await stocked.write(CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"'))
-    assert list(stocked.registry.slots()) == ["studio"]
+async def test_a_reload_keeps_unchanged_providers(setup: Setup) -> None:
+    box, spare = setup.registry.providers["box"], setup.registry.providers["spare"]
+    assert await setup.write(priced("2").replace("spare.example", "other.example"))
+    assert setup.registry.providers["box"] is box
+    assert setup.registry.providers["spare"] is not spare
+    assert await setup.write(CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"'))
+    assert list(setup.registry.slots()) == ["studio"]
 
 
-async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(stocked: Stocked) -> None:
-    registry, box = stocked.registry, stocked.registry.providers["box"]
+async def test_a_removed_provider_has_a_grace_period(setup: Setup) -> None:
+    registry, box = setup.registry, setup.registry.providers["box"]
     without_box = CATALOG[CATALOG.index("[[models]]") :].replace('"box"', '"studio"')
-    assert await stocked.write(without_box)
+    assert await setup.write(without_box)
     # It gets no new jobs, and updates of its jobs are accepted.
     assert ("box" in registry.slots(), registry.traits("box").listed, registry.providers["box"]) == (
         False,
@@ -92,69 +92,69 @@ async def test_a_provider_that_leaves_the_catalog_ends_its_jobs_within_a_grace(s
         box,
     )
     assert list(registry.callback_secrets("box")) == ["secret of the box"]
-    stocked.counted_s += 299
+    setup.counted_s += 299
     assert not registry.removed("box")
-    assert await stocked.write(CATALOG)
+    assert await setup.write(CATALOG)
     assert registry.traits("box").listed == "yes"
-    assert await stocked.write(without_box)
-    stocked.counted_s += 300
+    assert await setup.write(without_box)
+    setup.counted_s += 300
     assert (registry.removed("box"), registry.traits("box").listed) == (True, "no")
     assert list(registry.callback_secrets("box")) == []
 
 
-async def test_a_provider_that_was_gone_before_the_start_has_a_grace_from_the_first_question(
-    stocked: Stocked,
+async def test_an_unknown_provider_has_a_grace_period_from_its_first_use(
+    setup: Setup,
 ) -> None:
-    assert stocked.registry.traits("unheard-of").listed == "lately"
-    stocked.counted_s += 300
-    assert stocked.registry.traits("unheard-of").listed == "no"
+    assert setup.registry.traits("unknown").listed == "lately"
+    setup.counted_s += 300
+    assert setup.registry.traits("unknown").listed == "no"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "nonsense = [",
-        CATALOG.replace("per_request", "per_wish"),
+        CATALOG.replace("per_request", "per_thing"),
         "",
         CATALOG.replace("spare.example", "256.1.1.1"),
         CATALOG.replace("spare.example", "spare\\u0001.example"),
     ],
 )
-async def test_a_catalog_with_faults_changes_nothing(stocked: Stocked, text: str) -> None:
-    catalog, providers = stocked.registry.catalog, dict(stocked.registry.providers)
-    assert not await stocked.write(text)
-    stocked.file.unlink()
-    assert not await stocked.registry.reload()
-    assert stocked.registry.catalog is catalog
-    assert stocked.registry.providers == providers
-    assert stocked.registry.origins
+async def test_a_catalog_with_faults_changes_nothing(setup: Setup, text: str) -> None:
+    catalog, providers = setup.registry.catalog, dict(setup.registry.providers)
+    assert not await setup.write(text)
+    setup.file.unlink()
+    assert not await setup.registry.reload()
+    assert setup.registry.catalog is catalog
+    assert setup.registry.providers == providers
+    assert setup.registry.origins
 
 
-async def test_an_earlier_catalog_is_known_as_long_as_its_quotes_live(stocked: Stocked) -> None:
-    first = stocked.registry.catalog
-    assert stocked.registry.catalog_of(first.version) is first
-    assert await stocked.write(priced("2"))
-    assert stocked.registry.catalog_of(first.version) is first
-    assert stocked.registry.catalog_of("cat_unknown") is None
-    stocked.now = NOW + timedelta(seconds=899)
-    assert stocked.registry.catalog_of(first.version) is first
-    stocked.now = NOW + timedelta(seconds=900)
-    assert stocked.registry.catalog_of(first.version) is None
+async def test_an_earlier_catalog_is_retained_while_its_quotes_are_valid(setup: Setup) -> None:
+    first = setup.registry.catalog
+    assert setup.registry.catalog_of(first.version) is first
+    assert await setup.write(priced("2"))
+    assert setup.registry.catalog_of(first.version) is first
+    assert setup.registry.catalog_of("cat_unknown") is None
+    setup.now = NOW + timedelta(seconds=899)
+    assert setup.registry.catalog_of(first.version) is first
+    setup.now = NOW + timedelta(seconds=900)
+    assert setup.registry.catalog_of(first.version) is None
 
 
-async def test_a_catalog_that_comes_back_is_in_force_and_was_never_past(stocked: Stocked) -> None:
-    first = stocked.registry.catalog.version
+async def test_a_catalog_that_returns_becomes_the_current_one(setup: Setup) -> None:
+    first = setup.registry.catalog.version
     for text in (priced("2"), CATALOG, CATALOG):
-        assert await stocked.write(text)
-    assert stocked.registry.catalog.version == first
-    stocked.now = NOW + timedelta(days=1)
-    assert stocked.registry.catalog_of(first) is stocked.registry.catalog
+        assert await setup.write(text)
+    assert setup.registry.catalog.version == first
+    setup.now = NOW + timedelta(days=1)
+    assert setup.registry.catalog_of(first) is setup.registry.catalog
 
 
-async def test_only_so_many_catalogs_are_remembered(stocked: Stocked) -> None:
+async def test_the_number_of_retained_catalogs_is_bounded(setup: Setup) -> None:
     seen: list[str] = []
     for number in range(PAST_CATALOGS_MAX + 3):
-        seen.append(stocked.registry.catalog.version)
-        assert await stocked.write(priced(f"{number + 2}"))
-    known = [stocked.registry.catalog_of(version) is not None for version in seen]
+        seen.append(setup.registry.catalog.version)
+        assert await setup.write(priced(f"{number + 2}"))
+    known = [setup.registry.catalog_of(version) is not None for version in seen]
     assert known == [False] * 3 + [True] * PAST_CATALOGS_MAX

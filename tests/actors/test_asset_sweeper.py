@@ -71,28 +71,28 @@ async def stream(data: bytes) -> AsyncIterator[bytes]:
 
 
 @dataclass
-class Ear:
-    """Hears what is told to anybody."""
+class MessageRecorder:
+    """Records the messages to all actors."""
 
     heard: list[tuple[str, Any]] = field(default_factory=list)
-    news: trio.Event = field(default_factory=trio.Event)
+    update: trio.Event = field(default_factory=trio.Event)
 
     def ref(self, key: str) -> RecordedRef:
         return RecordedRef(lambda message: self._tell(key, message))
 
     def _tell(self, key: str, message: object) -> None:
         self.heard.append((key, message))
-        self.news.set()
-        self.news = trio.Event()
+        self.update.set()
+        self.update = trio.Event()
 
     async def next(self) -> tuple[str, Any]:
         while not self.heard:
-            await self.news.wait()
+            await self.update.wait()
         return self.heard.pop(0)
 
 
 class SlowStore(LocalStore):
-    """A folder whose removals wait for a word, or fail."""
+    """A local store whose removals wait for the test, or fail."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -114,7 +114,7 @@ class SlowStore(LocalStore):
             self.removing -= 1
 
 
-def news(
+def update(
     request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0
 ) -> ReceiveProviderUpdate:
     told = ProviderUpdate(
@@ -125,8 +125,8 @@ def news(
 
 
 @dataclass
-class Shop:
-    """Task actors on a real database, a folder of results, and a clock of its own."""
+class Setup:
+    """Task actors on a real database, a local store, and a test clock."""
 
     world: World
     store: SlowStore
@@ -134,7 +134,7 @@ class Shop:
     nursery: trio.Nursery
     folder: Path
     at: datetime = field(default_factory=utc_now)
-    order_checks: Ear = field(default_factory=Ear)
+    order_checks: MessageRecorder = field(default_factory=MessageRecorder)
     tasks: KeyedDirectory = field(init=False)
     rival: KeyedDirectory = field(init=False)
 
@@ -164,7 +164,7 @@ class Shop:
         await self.store.put(stream(data), hash_of(data), "png")
 
     async def task(self, *pictures: bytes, status: TaskStatus = "succeeded") -> str:
-        """A task in ``status`` that stored ``pictures`` just now."""
+        """Create a task in ``status`` that has just stored ``pictures``."""
         for data in pictures:
             await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
@@ -197,14 +197,14 @@ class Shop:
         )  # fmt: skip
 
     async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> RecordHosting:
-        """Word that an output has just been stored."""
+        """Return the report that an output was stored."""
         await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
         output = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
         return RecordHosting(1, round_number, (output,))
 
     async def storing(self, first: bytes) -> str:
-        """A task of two outputs, the first of which is stored."""
+        """Create a task of two outputs, the first of which is stored."""
         key_id = new_id("key")
         key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
         assert isinstance(await self.world.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
@@ -214,14 +214,14 @@ class Shop:
         request_id = created.request_id
         self.passes(60)
         await self.tasks.ref(request_id).ask(Wake())
-        await self.tasks.ref(request_id).ask(news(request_id, "evt_1", "succeeded", outputs=2))
+        await self.tasks.ref(request_id).ask(update(request_id, "evt_1", "succeeded", outputs=2))
         await self.tasks.ref(request_id).ask(await self.stored(0, first))
         return request_id
 
     async def conflict(self, first: bytes) -> str:
-        """The same in review: its provider told of failure after success."""
+        """Create the same task in review: its provider reported failure after success."""
         request_id = await self.storing(first)
-        await self.tasks.ref(request_id).ask(news(request_id, "evt_2", "failed"))
+        await self.tasks.ref(request_id).ask(update(request_id, "evt_2", "failed"))
         assert (await self.row(request_id)).status == "review"
         return request_id
 
@@ -248,20 +248,20 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
-    """A running shop with one account."""
+async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
+    """A running setup with one account."""
     account_id, _ = await world.open_account()
-    shop = Shop(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    nobody = shop.order_checks.ref("")
+    setup = Setup(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
+    unused = setup.order_checks.ref("")
     about = TaskDependencies(
         accounts=world.accounts,
-        dispatcher=nobody,
-        provider_calls=nobody,
-        hosting=nobody,
-        outbox=nobody,
+        dispatcher=unused,
+        provider_calls=unused,
+        hosting=unused,
+        outbox=unused,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
         callback_url=lambda _: "",
-        now=shop.now,
+        now=setup.now,
         rng=random.Random(1),
     )
 
@@ -274,7 +274,7 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
     async def probe() -> bool:
         return True
 
-    shop.tasks, shop.rival = (
+    setup.tasks, setup.rival = (
         KeyedDirectory(
             "tasks",
             factory,
@@ -286,9 +286,9 @@ async def shop(world: World, nursery: trio.Nursery, tmp_path: Path) -> Shop:
         )
         for _ in range(2)
     )
-    await nursery.start(lambda *, task_status: shop.tasks.run(task_status))
-    await nursery.start(lambda *, task_status: shop.rival.run(task_status))
-    return shop
+    await nursery.start(lambda *, task_status: setup.tasks.run(task_status))
+    await nursery.start(lambda *, task_status: setup.rival.run(task_status))
+    return setup
 
 
 def host(*pictures: bytes, request_id: str = "task_other") -> Host:
@@ -298,19 +298,19 @@ def host(*pictures: bytes, request_id: str = "task_other") -> Host:
     return Host(request_id, 1, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
 
 
-async def hosting_worker(shop: Shop, ear: Ear) -> WorkerRef:
+async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
     post = WorkerRef("hosting")
     worker = HostingWorker(
         post,
-        downloads=None,  # type: ignore[arg-type]  # everything comes inside the news
+        downloads=None,  # type: ignore[arg-type]  # all outputs are inline
         origins_of=lambda _: frozenset(),
-        store=shop.store,
-        database=shop.world.database,
-        incoming_dir=shop.folder / "incoming",
-        tasks=ear,
-        now=shop.now,
+        store=setup.store,
+        database=setup.world.database,
+        incoming_dir=setup.folder / "incoming",
+        tasks=messages,
+        now=setup.now,
     )
-    await shop.nursery.start(lambda *, task_status: worker.run(task_status=task_status))
+    await setup.nursery.start(lambda *, task_status: worker.run(task_status=task_status))
     return post
 
 
@@ -318,103 +318,103 @@ def test_every_type_has_its_own_file_extension() -> None:
     assert len(set(EXTENSIONS.values())) == len(EXTENSIONS)
 
 
-async def test_expired_results_are_removed_and_the_charge_stays(shop: Shop) -> None:
+async def test_expired_results_are_removed_and_the_charge_stays(setup: Setup) -> None:
     first, second = picture(1), picture(2)
-    request_id = await shop.task(first, second)
-    sweeper = shop.sweeper()
-    shop.passes(RETENTION_S - 1)
+    request_id = await setup.task(first, second)
+    sweeper = setup.sweeper()
+    setup.passes(RETENTION_S - 1)
     assert await sweeper.sweep() == Swept(0, 0)
-    shop.passes(2)
+    setup.passes(2)
     assert await sweeper.sweep() == Swept(1, 2)
-    after = await shop.row(request_id)
+    after = await setup.row(request_id)
     assert (after.status, after.state.cost_micro, len(after.state.output)) == ("succeeded", 700_000, 2)
     assert (after.state.hosting.status, after.state.hosting.final_url_ready) == ("expired", False)
-    assert (await shop.count("assets"), await shop.count("contents"), await shop.count("usage_entries")) == (
+    assert (await setup.count("assets"), await setup.count("contents"), await setup.count("usage_entries")) == (
         0,
         0,
         1,
     )
-    assert not await shop.has(first)
-    assert not await shop.has(second)
+    assert not await setup.has(first)
+    assert not await setup.has(second)
     assert await sweeper.sweep() == Swept(0, 0)
 
 
-async def test_content_shared_with_another_task_is_retained(shop: Shop) -> None:
+async def test_content_shared_with_another_task_is_retained(setup: Setup) -> None:
     shared = picture(1)
-    await shop.task(shared)
-    shop.passes(RETENTION_S / 2)
-    later = await shop.task(shared)
-    shop.passes(RETENTION_S / 2 + 1)
-    sweeper = shop.sweeper()
+    await setup.task(shared)
+    setup.passes(RETENTION_S / 2)
+    later = await setup.task(shared)
+    setup.passes(RETENTION_S / 2 + 1)
+    sweeper = setup.sweeper()
     assert await sweeper.sweep() == Swept(1, 0)
-    assert await shop.has(shared)
-    assert (await shop.row(later)).state.hosting.final_url_ready
-    shop.passes(RETENTION_S / 2)
+    assert await setup.has(shared)
+    assert (await setup.row(later)).state.hosting.final_url_ready
+    setup.passes(RETENTION_S / 2)
     assert await sweeper.sweep() == Swept(1, 1)
-    assert not await shop.has(shared)
+    assert not await setup.has(shared)
 
 
-async def test_content_without_an_asset_is_removed_after_its_claim(shop: Shop) -> None:
+async def test_content_without_an_asset_is_removed_after_its_claim(setup: Setup) -> None:
     orphan = picture(1)
-    await shop.put(orphan)
-    sweeper = shop.sweeper()
-    shop.passes(CLAIM_S)
+    await setup.put(orphan)
+    sweeper = setup.sweeper()
+    setup.passes(CLAIM_S)
     assert await sweeper.sweep() == Swept(0, 0)
-    shop.passes(1)
+    setup.passes(1)
     assert await sweeper.sweep() == Swept(0, 1)
-    assert not await shop.has(orphan)
+    assert not await setup.has(orphan)
 
 
-async def test_an_expiry_reported_by_several_processes_is_written_once(shop: Shop) -> None:
-    request_id = await shop.task(picture(1))
-    before = await shop.row(request_id)
-    shop.passes(RETENTION_S + 1)
-    sweepers = [shop.sweeper() for _ in range(3)]
+async def test_an_expiry_reported_by_several_processes_is_written_once(setup: Setup) -> None:
+    request_id = await setup.task(picture(1))
+    before = await setup.row(request_id)
+    setup.passes(RETENTION_S + 1)
+    sweepers = [setup.sweeper() for _ in range(3)]
     async with trio.open_nursery() as nursery:
         for sweeper in sweepers:
             nursery.start_soon(sweeper.sweep)
-    after = await shop.row(request_id)
+    after = await setup.row(request_id)
     assert (after.version, after.state.hosting.status) == (before.version + 1, "expired")
-    assert await shop.count("contents") == 0
+    assert await setup.count("contents") == 0
 
 
-async def test_only_ended_tasks_without_results_drop_their_assets(shop: Shop) -> None:
-    failed = await shop.task(picture(1), status="failed")
-    running = await shop.task(picture(2), status="processing")
+async def test_only_ended_tasks_without_results_drop_their_assets(setup: Setup) -> None:
+    failed = await setup.task(picture(1), status="failed")
+    running = await setup.task(picture(2), status="processing")
     for request_id in (failed, running):
-        await shop.tasks.ref(request_id).ask(ExpireAssets())
-    assert await shop.count("assets") == 1
-    assert (await shop.row(running)).state.hosting.status == "ready"
+        await setup.tasks.ref(request_id).ask(ExpireAssets())
+    assert await setup.count("assets") == 1
+    assert (await setup.row(running)).state.hosting.status == "ready"
 
 
-async def test_early_outputs_expire_with_the_rest(shop: Shop) -> None:
+async def test_early_outputs_expire_with_the_rest(setup: Setup) -> None:
     first, second = picture(1), picture(2)
-    request_id = await shop.conflict(first)
-    shop.passes(RETENTION_S + 1)
-    sweeper = shop.sweeper()
+    request_id = await setup.conflict(first)
+    setup.passes(RETENTION_S + 1)
+    sweeper = setup.sweeper()
     assert await sweeper.sweep() == Swept(0, 0)
-    await shop.tasks.ref(request_id).ask(DecideReview(approve=True))
-    await shop.tasks.ref(request_id).ask(await shop.stored(1, second, round_number=2))
-    done = await shop.row(request_id)
-    until = shop.at + timedelta(seconds=RETENTION_S)
+    await setup.tasks.ref(request_id).ask(DecideReview(approve=True))
+    await setup.tasks.ref(request_id).ask(await setup.stored(1, second, round_number=2))
+    done = await setup.row(request_id)
+    until = setup.at + timedelta(seconds=RETENTION_S)
     assert (done.status, [item.expires_at for item in done.state.output]) == ("succeeded", [until] * 2)
 
     def expiries(rows: Connection) -> list[datetime]:
         return list(rows.execute(text("select expires_at from assets")).scalars())
 
-    assert await shop.world.database.read(expiries) == [until] * 2
-    shop.passes(RETENTION_S - 1)
+    assert await setup.world.database.read(expiries) == [until] * 2
+    setup.passes(RETENTION_S - 1)
     assert await sweeper.sweep() == Swept(0, 0)
-    shop.passes(2)
+    setup.passes(2)
     assert await sweeper.sweep() == Swept(1, 2)
 
 
-async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    request_id = await shop.storing(picture(1))
+async def test_an_end_based_on_a_void_step_is_void(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    request_id = await setup.storing(picture(1))
     # Another process moves the row; ours does not know it.
-    await shop.rival.ref(request_id).ask(news(request_id, "evt_2", "failed"))
-    last = await shop.stored(1, picture(2))
-    writer = shop.world.journal._writer
+    await setup.rival.ref(request_id).ask(update(request_id, "evt_2", "failed"))
+    last = await setup.stored(1, picture(2))
+    writer = setup.world.journal._writer
     write, begun, go_on = writer.write, threading.Event(), threading.Event()
 
     def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[UnitResult]:
@@ -426,146 +426,146 @@ async def test_an_end_based_on_a_void_step_is_void(shop: Shop, monkeypatch: pyte
     with trio.fail_after(20):
         # Ours moves it as well, to a version of the same number, and ends the task on top of that while this is
         # still on its way to the disk.
-        shop.tasks.ref(request_id).tell(news(request_id, "evt_3", "succeeded", outputs=2))
+        setup.tasks.ref(request_id).tell(update(request_id, "evt_3", "succeeded", outputs=2))
         assert await trio.to_thread.run_sync(begun.wait, 10)
-        shop.tasks.ref(request_id).tell(last)
+        setup.tasks.ref(request_id).tell(last)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
-        await shop.tasks.ref(request_id).ask(Wake())
-    assert (await shop.row(request_id)).status == "review"
+        await setup.tasks.ref(request_id).ask(Wake())
+    assert (await setup.row(request_id)).status == "review"
 
 
-async def test_an_idle_wake_checks_for_changes_by_other_processes(shop: Shop) -> None:
-    request_id = await shop.conflict(picture(1))
-    await shop.rival.ref(request_id).ask(DecideReview(approve=True))
-    shop.order_checks.heard.clear()
+async def test_an_idle_wake_checks_for_changes_by_other_processes(setup: Setup) -> None:
+    request_id = await setup.conflict(picture(1))
+    await setup.rival.ref(request_id).ask(DecideReview(approve=True))
+    setup.order_checks.heard.clear()
     # The process that approved is gone, and with it the word to store the rest.
-    shop.passes(61)
-    await shop.tasks.ref(request_id).ask(Wake())
-    assert [type(command) for _, command in shop.order_checks.heard] == [Host]
+    setup.passes(61)
+    await setup.tasks.ref(request_id).ask(Wake())
+    assert [type(command) for _, command in setup.order_checks.heard] == [Host]
 
 
-async def test_an_outdated_actor_reloads_before_it_replies(shop: Shop) -> None:
-    request_id = await shop.task(picture(1), status="processing")
-    await shop.tasks.ref(request_id).ask(ExpireAssets())
-    await shop.change("update tasks set status = 'succeeded', version = version + 1")
-    await shop.tasks.ref(request_id).ask(ExpireAssets())
-    assert (await shop.row(request_id)).state.hosting.status == "expired"
-    assert await shop.count("assets") == 0
+async def test_an_outdated_actor_reloads_before_it_replies(setup: Setup) -> None:
+    request_id = await setup.task(picture(1), status="processing")
+    await setup.tasks.ref(request_id).ask(ExpireAssets())
+    await setup.change("update tasks set status = 'succeeded', version = version + 1")
+    await setup.tasks.ref(request_id).ask(ExpireAssets())
+    assert (await setup.row(request_id)).state.hosting.status == "expired"
+    assert await setup.count("assets") == 0
 
 
-async def test_a_failed_removal_is_retried_and_then_forgotten(shop: Shop) -> None:
-    await shop.put(picture(1))
-    shop.passes(CLAIM_S + 1)
-    sweeper = shop.sweeper()
-    shop.store.trouble = "the disk has gone"
+async def test_a_failed_removal_is_retried_and_then_forgotten(setup: Setup) -> None:
+    await setup.put(picture(1))
+    setup.passes(CLAIM_S + 1)
+    sweeper = setup.sweeper()
+    setup.store.trouble = "the disk has gone"
     assert await sweeper.sweep() == Swept(0, 0)
-    assert not await shop.claim(picture(1))
-    shop.store.trouble = None
-    shop.passes(10)
+    assert not await setup.claim(picture(1))
+    setup.store.trouble = None
+    setup.passes(10)
     assert await sweeper.sweep() == Swept(0, 1)
-    assert await shop.claim(picture(1))
+    assert await setup.claim(picture(1))
 
 
-async def test_a_late_removal_is_left_to_the_next_lease(shop: Shop) -> None:
-    await shop.put(picture(1))
-    shop.passes(CLAIM_S + 1)
-    slow, other = shop.sweeper(), shop.sweeper()
-    shop.store.trouble = "the disk has gone"
+async def test_a_late_removal_is_left_to_the_next_lease(setup: Setup) -> None:
+    await setup.put(picture(1))
+    setup.passes(CLAIM_S + 1)
+    slow, other = setup.sweeper(), setup.sweeper()
+    setup.store.trouble = "the disk has gone"
     await slow.sweep()
-    shop.store.trouble = None
-    shop.passes(LEASE_S / 2 + 1)
+    setup.store.trouble = None
+    setup.passes(LEASE_S / 2 + 1)
     assert await slow.sweep() == Swept(0, 0)
-    assert await shop.has(picture(1))
-    shop.passes(LEASE_S / 2)
+    assert await setup.has(picture(1))
+    setup.passes(LEASE_S / 2)
     assert await other.sweep() == Swept(0, 1)
 
 
-async def test_storing_content_waits_for_its_removal(shop: Shop) -> None:
+async def test_storing_content_waits_for_its_removal(setup: Setup) -> None:
     shared = picture(1)
-    await shop.task(shared)
-    shop.passes(RETENTION_S + 1)
-    ear = Ear()
-    hosting = await hosting_worker(shop, ear)
-    shop.store.go_on = trio.Event()
+    await setup.task(shared)
+    setup.passes(RETENTION_S + 1)
+    messages = MessageRecorder()
+    hosting = await hosting_worker(setup, messages)
+    setup.store.go_on = trio.Event()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(shop.sweeper().sweep)
-            await shop.store.begun.wait()
+            nursery.start_soon(setup.sweeper().sweep)
+            await setup.store.begun.wait()
             hosting.tell(host(shared))
-            _, heard = await ear.next()
+            _, heard = await messages.next()
             (refused,) = heard.results
             assert isinstance(refused, HostingFailure)
             assert not refused.final
-            shop.store.go_on.set()
+            setup.store.go_on.set()
         hosting.tell(host(shared))
-        _, heard = await ear.next()
+        _, heard = await messages.next()
     (stored,) = heard.results
     assert isinstance(stored, HostedOutput)
-    assert stored.expires_at == shop.at + timedelta(seconds=RETENTION_S)
-    assert await shop.has(shared)
+    assert stored.expires_at == setup.at + timedelta(seconds=RETENTION_S)
+    assert await setup.has(shared)
 
 
-async def test_content_claimed_before_the_sweep_is_retained(shop: Shop) -> None:
+async def test_content_claimed_before_the_sweep_is_retained(setup: Setup) -> None:
     shared = picture(1)
-    await shop.task(shared)
-    shop.passes(RETENTION_S + 1)
-    ear = Ear()
-    hosting = await hosting_worker(shop, ear)
+    await setup.task(shared)
+    setup.passes(RETENTION_S + 1)
+    messages = MessageRecorder()
+    hosting = await hosting_worker(setup, messages)
     with trio.fail_after(10):
         hosting.tell(host(shared))
-        await ear.next()
-    assert await shop.sweeper().sweep() == Swept(1, 0)
-    assert await shop.has(shared)
+        await messages.next()
+    assert await setup.sweeper().sweep() == Swept(1, 0)
+    assert await setup.has(shared)
 
 
-async def test_storage_faults_are_reported_without_details(shop: Shop) -> None:
-    ear = Ear()
-    hosting = await hosting_worker(shop, ear)
-    (shop.folder / "data").write_text("in the way")
+async def test_storage_faults_are_reported_without_details(setup: Setup) -> None:
+    messages = MessageRecorder()
+    hosting = await hosting_worker(setup, messages)
+    (setup.folder / "data").write_text("in the way")
     with trio.fail_after(10):
         hosting.tell(host(picture(1)))
-        _, heard = await ear.next()
+        _, heard = await messages.next()
     (failure,) = heard.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
 
 
-async def test_partial_downloads_are_deleted_at_start(shop: Shop) -> None:
-    incoming = shop.folder / "incoming"
+async def test_partial_downloads_are_deleted_at_start(setup: Setup) -> None:
+    incoming = setup.folder / "incoming"
     incoming.mkdir()
     for name, age_s in (("incoming-old", 90_000), ("incoming-young", 60)):
         (incoming / name).write_bytes(b"half")
         os.utime(incoming / name, (time.time() - age_s,) * 2)
-    await hosting_worker(shop, Ear())
+    await hosting_worker(setup, MessageRecorder())
     assert [path.name for path in incoming.iterdir()] == ["incoming-young"]
 
 
-async def test_a_result_reported_long_after_storing_gets_no_asset(shop: Shop) -> None:
-    base = shop.new_task()
+async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) -> None:
+    base = setup.new_task()
     transferring = HostingState(
         status="transferring",
         round=1,
         wanted=(Output(index=0),),
         expected=1,
-        deadline_at=shop.at + timedelta(days=2),
+        deadline_at=setup.at + timedelta(days=2),
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
-    assert isinstance(await shop.world.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
+    assert isinstance(await setup.world.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
     data = picture(1)
     result = HostedOutput(
         position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
-        expires_at=shop.at + timedelta(seconds=task.request.terms.hosting.retention_s),
+        expires_at=setup.at + timedelta(seconds=task.request.terms.hosting.retention_s),
         width=2, height=2, duration_s=None,
     )  # fmt: skip
-    shop.passes(CLAIM_USABLE_S + 1)
-    await shop.tasks.ref(task.request_id).ask(RecordHosting(1, 1, (result,)))
-    assert await shop.row(task.request_id) == task
-    assert await shop.count("assets") == 0
+    setup.passes(CLAIM_USABLE_S + 1)
+    await setup.tasks.ref(task.request_id).ask(RecordHosting(1, 1, (result,)))
+    assert await setup.row(task.request_id) == task
+    assert await setup.count("assets") == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, seed: int) -> None:
+async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, seed: int) -> None:
     rng = random.Random(seed)
     pictures = [picture(number) for number in range(3)]
     under_way: dict[object, datetime] = {}
@@ -576,18 +576,18 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, see
         rounds = itertools.count()
         while next(rounds) < 8 or sum(removed) <= len(pictures):
             data, me = rng.choice(pictures), object()
-            under_way[me] = shop.at
-            if await shop.claim(data):
-                await shop.store.put(stream(data), hash_of(data), "png")
+            under_way[me] = setup.at
+            if await setup.claim(data):
+                await setup.store.put(stream(data), hash_of(data), "png")
                 asset_id = new_id("asset")
                 row = AssetRow(
-                    shop.account_id, new_id("task"), 0, asset_id, hash_of(data), 1, TYPE, shop.at, shop.at
+                    setup.account_id, new_id("task"), 0, asset_id, hash_of(data), 1, TYPE, setup.at, setup.at
                 )
-                assert isinstance(await shop.world.journal.write(Unit(rows=(row,))), Committed)
+                assert isinstance(await setup.world.journal.write(Unit(rows=(row,))), Committed)
                 del under_way[me]
                 await trio.sleep(rng.random() * 0.05)
-                assert await shop.has(data), "a row without its file"
-                await shop.change("delete from assets where asset_id = :id", id=asset_id)
+                assert await setup.has(data), "a row without its file"
+                await setup.change("delete from assets where asset_id = :id", id=asset_id)
             else:
                 del under_way[me]
             await trio.sleep(rng.random() * 0.1)
@@ -596,9 +596,9 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, see
         # A hundred seconds at a time, and within what the design rests on: rows follow claims, removals end.
         while True:
             await trio.sleep(0.0005)
-            oldest = min(under_way.values(), default=shop.at)
-            if not shop.store.removing and shop.at - oldest < timedelta(seconds=CLAIM_USABLE_S):
-                shop.passes(100)
+            oldest = min(under_way.values(), default=setup.at)
+            if not setup.store.removing and setup.at - oldest < timedelta(seconds=CLAIM_USABLE_S):
+                setup.passes(100)
 
     async def keep_sweeping(sweeper: AssetSweeper) -> None:
         while True:
@@ -609,15 +609,15 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(shop: Shop, see
         async with trio.open_nursery() as background:
             background.start_soon(let_time_pass)
             for _ in range(2):
-                background.start_soon(keep_sweeping, shop.sweeper())
+                background.start_soon(keep_sweeping, setup.sweeper())
             async with trio.open_nursery() as storing:
                 for _ in range(4):
                     storing.start_soon(store_and_drop)
-            # What nobody refers to any more goes in the end.
+            # Unreferenced content is removed in the end.
             for _ in range(1000):
-                if not await shop.count("contents"):
+                if not await setup.count("contents"):
                     break
                 await trio.sleep(0.01)
             background.cancel_scope.cancel()
     assert sum(removed) > len(pictures)
-    assert not any([await shop.has(data) for data in pictures])
+    assert not any([await setup.has(data) for data in pictures])

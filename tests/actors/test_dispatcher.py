@@ -29,10 +29,10 @@ from holdfast.persistence.server.database import Database
 
 @dataclass
 class Tasks:
-    """Who would be woken."""
+    """Records which tasks are woken."""
 
     woken: list[tuple[str, bool]] = field(default_factory=list)
-    told: trio.Event = field(default_factory=trio.Event)
+    was_woken: trio.Event = field(default_factory=trio.Event)
 
     def ref(self, key: str) -> RecordedRef:
         """Return an address that records the wake."""
@@ -41,30 +41,30 @@ class Tasks:
     def _wake(self, key: str, message: object) -> None:
         assert isinstance(message, Wake)
         self.woken.append((key, message.recovering))
-        self.told.set()
+        self.was_woken.set()
 
     async def count(self, number: int) -> list[tuple[str, bool]]:
-        """The wakes so far, once there are ``number`` of them."""
+        """Wait for ``number`` wakes and return them."""
         with trio.fail_after(20):
             while len(self.woken) < number:
-                self.told = trio.Event()
-                await self.told.wait()
+                self.was_woken = trio.Event()
+                await self.was_woken.wait()
         return self.woken
 
 
 @dataclass
-class Desk:
-    """A dispatcher with two places at the studio, and its surroundings."""
+class Setup:
+    """The parts of a dispatcher with two slots at the studio."""
 
     database: Database
-    post: WorkerRef
+    ref: WorkerRef
     tasks: Tasks
     nursery: trio.Nursery
     process: Process = field(default_factory=this_process)
     removed: set[str] = field(default_factory=set)
     judges_leases: bool = True
 
-    async def plant(
+    async def insert_task(
         self,
         request_id: str,
         *,
@@ -77,7 +77,7 @@ class Desk:
         account_id: str = "acct_1",
         owner: str | None = None,
     ) -> None:
-        """Write a task's row."""
+        """Insert a task's row."""
         now = utc_now()
         ends_at = now + timedelta(seconds=ends_in_s)
         row = {
@@ -101,9 +101,9 @@ class Desk:
         await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
 
     def dispatcher(self) -> Dispatcher:
-        """A dispatcher that does not run yet."""
+        """Create a dispatcher."""
         return Dispatcher(
-            self.post,
+            self.ref,
             database=self.database,
             tasks=self.tasks,
             slots=lambda: {"studio": 2},
@@ -114,121 +114,123 @@ class Desk:
         )
 
     async def start(self) -> None:
-        """Run a dispatcher."""
+        """Start a dispatcher."""
         dispatcher = self.dispatcher()
         await self.nursery.start(lambda *, task_status: dispatcher.run(task_status=task_status))
 
 
 @pytest.fixture
-async def desk(database: Database, nursery: trio.Nursery) -> AsyncIterator[Desk]:
-    yield Desk(database, WorkerRef("dispatcher"), Tasks(), nursery)
+async def setup(database: Database, nursery: trio.Nursery) -> AsyncIterator[Setup]:
+    yield Setup(database, WorkerRef("dispatcher"), Tasks(), nursery)
     nursery.cancel_scope.cancel()
 
 
-async def test_slots_go_to_the_oldest_tasks_first(desk: Desk) -> None:
+async def test_slots_go_to_the_oldest_tasks_first(setup: Setup) -> None:
     for number in (3, 2, 1):
-        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
-    await desk.start()
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    await setup.start()
 
-    assert await desk.tasks.count(2) == [("task_3", False), ("task_2", False)]
+    assert await setup.tasks.count(2) == [("task_3", False), ("task_2", False)]
 
-    desk.post.tell(TaskQueued("studio", "task_new"))
-    desk.post.tell(SlotFreed("studio", "task_3"))
-    assert (await desk.tasks.count(3))[2] == ("task_1", False)
+    setup.ref.tell(TaskQueued("studio", "task_new"))
+    setup.ref.tell(SlotFreed("studio", "task_3"))
+    assert (await setup.tasks.count(3))[2] == ("task_1", False)
 
 
-async def test_a_new_task_starts_at_once_only_without_a_backlog(desk: Desk) -> None:
-    dispatcher = desk.dispatcher()
+async def test_a_new_task_starts_at_once_only_without_a_backlog(setup: Setup) -> None:
+    dispatcher = setup.dispatcher()
 
     await dispatcher.on_receive(TaskQueued("studio", "task_unsure"))
-    assert desk.tasks.woken == []
+    assert setup.tasks.woken == []
 
     await dispatcher.on_receive(Tick())
     await dispatcher.on_receive(TaskQueued("studio", "task_new"))
-    assert desk.tasks.woken == [("task_new", False)]
+    assert setup.tasks.woken == [("task_new", False)]
 
 
-async def test_follow_ups_of_an_earlier_process_are_due_at_once(desk: Desk) -> None:
-    await desk.plant("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
-    await desk.start()
+async def test_follow_ups_of_an_earlier_process_are_due_at_once(setup: Setup) -> None:
+    await setup.insert_task("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await setup.start()
 
-    assert await desk.tasks.count(1) == [("task_left", True)]
+    assert await setup.tasks.count(1) == [("task_left", True)]
 
 
-async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(desk: Desk) -> None:
-    await desk.plant("task_running", dispatched=True, due_in_s=3600, touched_ago_s=60)
-    await desk.plant("task_storing", dispatched=True, due_in_s=3600, touched_ago_s=60, hosting="transferring")
+async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(setup: Setup) -> None:
+    await setup.insert_task("task_running", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await setup.insert_task(
+        "task_storing", dispatched=True, due_in_s=3600, touched_ago_s=60, hosting="transferring"
+    )
     for number in (1, 2):
-        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
-    dispatcher = desk.dispatcher()
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    dispatcher = setup.dispatcher()
 
     await dispatcher.on_receive(Tick())
-    assert desk.tasks.woken == [("task_2", False)]
+    assert setup.tasks.woken == [("task_2", False)]
 
     await dispatcher.on_receive(SlotFreed("studio", "task_running"))
-    assert desk.tasks.woken == [("task_2", False), ("task_1", False)]
+    assert setup.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
 async def test_tasks_started_before_the_first_tick_are_not_recovered(
-    desk: Desk,
+    setup: Setup,
 ) -> None:
-    dispatcher = desk.dispatcher()
-    await desk.plant("task_waits", dispatched=True, due_in_s=3600)
-    await desk.plant("task_due", dispatched=True, due_in_s=-1)
-    await desk.plant("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
-    await desk.nursery.start(lambda task_status: dispatcher.run(task_status=task_status))
+    dispatcher = setup.dispatcher()
+    await setup.insert_task("task_waits", dispatched=True, due_in_s=3600)
+    await setup.insert_task("task_due", dispatched=True, due_in_s=-1)
+    await setup.insert_task("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await setup.nursery.start(lambda task_status: dispatcher.run(task_status=task_status))
 
-    assert sorted(await desk.tasks.count(2)) == [("task_due", False), ("task_left", True)]
+    assert sorted(await setup.tasks.count(2)) == [("task_due", False), ("task_left", True)]
 
 
-async def test_a_claimed_task_is_not_claimed_again_within_its_lease(desk: Desk) -> None:
-    await desk.plant("task_due", dispatched=True, due_in_s=-1, touched_ago_s=60)
-    await desk.start()
-    await desk.tasks.count(1)
+async def test_a_claimed_task_is_not_claimed_again_within_its_lease(setup: Setup) -> None:
+    await setup.insert_task("task_due", dispatched=True, due_in_s=-1, touched_ago_s=60)
+    await setup.start()
+    await setup.tasks.count(1)
 
-    await desk.plant("task_later", dispatched=True, due_in_s=-1)
+    await setup.insert_task("task_later", dispatched=True, due_in_s=-1)
 
-    woken = await desk.tasks.count(2)
+    woken = await setup.tasks.count(2)
     assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
 
 
-async def test_waiting_tasks_are_woken_at_their_deadline(desk: Desk) -> None:
-    dispatcher = desk.dispatcher()
+async def test_waiting_tasks_are_woken_at_their_deadline(setup: Setup) -> None:
+    dispatcher = setup.dispatcher()
     for name in ("task_1", "task_2"):
-        await desk.plant(name, dispatched=False, due_in_s=-100)
-    await desk.plant("task_gone", dispatched=False, due_in_s=-90, provider="gone", ends_in_s=-60)
-    await desk.plant("task_full", dispatched=False, due_in_s=-80, ends_in_s=-60)
-    await desk.plant("task_hopes", dispatched=False, due_in_s=-70, provider="gone")
+        await setup.insert_task(name, dispatched=False, due_in_s=-100)
+    await setup.insert_task("task_gone", dispatched=False, due_in_s=-90, provider="gone", ends_in_s=-60)
+    await setup.insert_task("task_full", dispatched=False, due_in_s=-80, ends_in_s=-60)
+    await setup.insert_task("task_hopes", dispatched=False, due_in_s=-70, provider="gone")
     for _ in range(AUDIT_TICKS - 1):
         await dispatcher.on_receive(Tick())
-    assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2"]
+    assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2"]
     await dispatcher.on_receive(Tick())
-    assert sorted(key for key, _ in desk.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
+    assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
 
 
-async def test_slots_go_to_accounts_in_turn_and_by_age_within_one(desk: Desk) -> None:
+async def test_slots_go_to_accounts_in_turn_and_by_age_within_one(setup: Setup) -> None:
     for number in range(6):
-        await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
-    await desk.plant("task_b0", account_id="acct_b", dispatched=False, due_in_s=-3)
-    await desk.plant("task_c0", account_id="acct_c", dispatched=False, due_in_s=-1)
-    await desk.plant("task_c1", account_id="acct_c", dispatched=False, due_in_s=-2)
-    await desk.plant("task_late", account_id="acct_d", dispatched=False, due_in_s=60)
-    dispatcher = desk.dispatcher()
+        await setup.insert_task(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
+    await setup.insert_task("task_b0", account_id="acct_b", dispatched=False, due_in_s=-3)
+    await setup.insert_task("task_c0", account_id="acct_c", dispatched=False, due_in_s=-1)
+    await setup.insert_task("task_c1", account_id="acct_c", dispatched=False, due_in_s=-2)
+    await setup.insert_task("task_late", account_id="acct_d", dispatched=False, due_in_s=60)
+    dispatcher = setup.dispatcher()
 
     await dispatcher.on_receive(Tick())
     for freed in ("task_a0", "task_b0", "task_c1", "task_a1", "task_c0", "task_a2"):
         await dispatcher.on_receive(SlotFreed("studio", freed))
 
-    order = [key for key, _ in desk.tasks.woken]
+    order = [key for key, _ in setup.tasks.woken]
     assert order[:5] == ["task_a0", "task_b0", "task_c1", "task_a1", "task_c0"]
     assert order[5:] == ["task_a2", "task_a3", "task_a4"]
 
 
-async def test_more_slots_than_accounts_are_shared_evenly(database: Database, desk: Desk) -> None:
+async def test_more_slots_than_accounts_are_shared_evenly(database: Database, setup: Setup) -> None:
     for number in range(9):
-        await desk.plant(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
+        await setup.insert_task(f"task_a{number}", account_id="acct_a", dispatched=False, due_in_s=-100 + number)
     for number in range(2):
-        await desk.plant(f"task_b{number}", account_id="acct_b", dispatched=False, due_in_s=-10 + number)
+        await setup.insert_task(f"task_b{number}", account_id="acct_b", dispatched=False, due_in_s=-10 + number)
 
     def claim(rows: Connection) -> tuple[list[str], str]:
         return claim_waiting(rows, "studio", slots=7, after="acct_a", now=utc_now())
@@ -263,81 +265,83 @@ async def test_the_next_account_is_found_through_the_index(database: Database, d
     assert rows_read_in_sequence == 0
 
 
-async def test_tasks_of_a_running_process_are_left_to_it(desk: Desk) -> None:
+async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
-    await desk.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
-    await desk.plant("task_theirs", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=other.process_id)
-    await desk.plant("task_ours", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=desk.process.process_id)
-    dispatcher = desk.dispatcher()
+    await setup.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
+    await setup.insert_task("task_theirs", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=other.process_id)
+    await setup.insert_task(
+        "task_ours", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=setup.process.process_id
+    )
+    dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
-    assert desk.tasks.woken == [("task_ours", False)]
+    assert setup.tasks.woken == [("task_ours", False)]
 
-    await desk.database.work(lambda rows: end_lease(rows, other))
+    await setup.database.work(lambda rows: end_lease(rows, other))
     for _ in range(FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
-    assert desk.tasks.woken == [("task_ours", False), ("task_theirs", True)]
+    assert setup.tasks.woken == [("task_ours", False), ("task_theirs", True)]
 
 
-async def test_a_lapsed_lease_counts_only_after_time_to_renew(desk: Desk) -> None:
+async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
-    await desk.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
-    await desk.plant("task_theirs", dispatched=True, due_in_s=600, touched_ago_s=60, owner=other.process_id)
-    dispatcher = desk.dispatcher()
-    desk.judges_leases = False
+    await setup.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
+    await setup.insert_task("task_theirs", dispatched=True, due_in_s=600, touched_ago_s=60, owner=other.process_id)
+    dispatcher = setup.dispatcher()
+    setup.judges_leases = False
     for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
-    assert desk.tasks.woken == []
-    desk.judges_leases = True
+    assert setup.tasks.woken == []
+    setup.judges_leases = True
     for _ in range(FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
-    assert desk.tasks.woken == [("task_theirs", True)]
+    assert setup.tasks.woken == [("task_theirs", True)]
 
 
-async def test_a_killed_process_on_this_machine_is_detected_at_once(desk: Desk) -> None:
+async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup) -> None:
     before = this_process()
     if before.machine is None:
         pytest.skip("this system does not tell which processes run")
     gone = replace(before, process_id="proc_gone", started="0")
     now = utc_now()
-    await desk.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))
-    await desk.plant("task_left", dispatched=True, due_in_s=600, owner="proc_gone")
-    dispatcher = desk.dispatcher()
-    desk.judges_leases = False
+    await setup.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))
+    await setup.insert_task("task_left", dispatched=True, due_in_s=600, owner="proc_gone")
+    dispatcher = setup.dispatcher()
+    setup.judges_leases = False
 
     await dispatcher.on_receive(Tick())
 
-    assert desk.tasks.woken == [("task_left", True)]
+    assert setup.tasks.woken == [("task_left", True)]
 
 
-async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(desk: Desk) -> None:
-    await desk.plant("task_runs", dispatched=True, due_in_s=600, owner=desk.process.process_id)
+async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Setup) -> None:
+    await setup.insert_task("task_runs", dispatched=True, due_in_s=600, owner=setup.process.process_id)
     for number in (1, 2):
-        await desk.plant(f"task_{number}", dispatched=False, due_in_s=-10 * number)
-    dispatcher = desk.dispatcher()
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
+    dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
 
-    assert desk.tasks.woken == [("task_2", False)]
+    assert setup.tasks.woken == [("task_2", False)]
 
 
-async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(desk: Desk) -> None:
+async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
-    await desk.database.work(lambda rows: renew_lease(rows, other, now, ["elsewhere"]))
+    await setup.database.work(lambda rows: renew_lease(rows, other, now, ["elsewhere"]))
     for provider in ("gone", "elsewhere", "lately"):
-        await desk.plant(f"task_{provider}", dispatched=False, due_in_s=-1, provider=provider)
-    desk.removed |= {"gone", "elsewhere"}
-    dispatcher = desk.dispatcher()
+        await setup.insert_task(f"task_{provider}", dispatched=False, due_in_s=-1, provider=provider)
+    setup.removed |= {"gone", "elsewhere"}
+    dispatcher = setup.dispatcher()
 
     for _ in range(AUDIT_TICKS):
         await dispatcher.on_receive(Tick())
 
-    assert desk.tasks.woken == [("task_gone", False)]
+    assert setup.tasks.woken == [("task_gone", False)]
 
 
 async def test_loop_load_is_measured_by_time_asleep(mock_clock: trio.testing.MockClock) -> None:

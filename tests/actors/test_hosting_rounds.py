@@ -27,33 +27,33 @@ ROUND_1, ROUND_2 = (
 )
 
 
-class Ear:
-    """A task that keeps what it is told."""
+class TaskRecorder:
+    """Records the messages to a task."""
 
     def __init__(self) -> None:
-        self.heard: list[RecordHosting] = []
+        self.received: list[RecordHosting] = []
 
     def ref(self, key: str) -> RecordedRef:
         assert key == "task_1"
-        return RecordedRef(self.heard.append)
+        return RecordedRef(self.received.append)
 
 
 class Fetches:
-    """Downloads that end when the test says so, each with a refusal that names its address."""
+    """Downloads that end when the test opens their gate, each refused with its URL."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.broken_off: list[str] = []
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
         self.gates: Mapping[str, trio.Event] = {
             host.outputs[0].url or "": trio.Event() for host in (ROUND_1, ROUND_2)
         }
 
     async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:
-        self.begun.append(url)
+        self.started.append(url)
         try:
             await self.gates[url].wait()
         except trio.Cancelled:
-            self.broken_off.append(url)
+            self.cancelled.append(url)
             raise
         return DownloadRefused("not_found", url, permanent=True)
 
@@ -68,29 +68,29 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 async def test_a_later_hosting_round_cancels_an_earlier_one(
     nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    ear, post = Ear(), WorkerRef("hosting")
-    nobody: Any = None
+    tasks, ref = TaskRecorder(), WorkerRef("hosting")
+    unused: Any = None
     worker = HostingWorker(
-        post,
-        downloads=nobody,
+        ref,
+        downloads=unused,
         origins_of=lambda _: frozenset(),
-        store=nobody,
-        database=nobody,
+        store=unused,
+        database=unused,
         incoming_dir=tmp_path,
-        tasks=ear,
+        tasks=tasks,
         now=utc_now,
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
     for host in (ROUND_1, ROUND_1, ROUND_2, ROUND_2, ROUND_1):
-        post.tell(host)
+        ref.tell(host)
         await trio.testing.wait_all_tasks_blocked()
-    assert fetches.begun == ["https://x.test/1", "https://x.test/2"]
-    assert fetches.broken_off == ["https://x.test/1"]
+    assert fetches.started == ["https://x.test/1", "https://x.test/2"]
+    assert fetches.cancelled == ["https://x.test/1"]
     fetches.gates["https://x.test/2"].set()
     await trio.testing.wait_all_tasks_blocked()
     failure = HostingFailure(0, "not_found: https://x.test/2", final=True)
-    assert ear.heard == [RecordHosting(1, 2, (failure,))]
-    # Asked for again once it has ended, the same round is run again.
-    post.tell(ROUND_2)
+    assert tasks.received == [RecordHosting(1, 2, (failure,))]
+    # Once ended, the same round runs again on request.
+    ref.tell(ROUND_2)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(ear.heard) == 2
+    assert len(tasks.received) == 2

@@ -46,13 +46,13 @@ KEY = "sk_test_0123456789"
 
 
 @dataclass
-class Bank:
+class Emulator:
     """The stand-in for a card provider, whose webhooks go nowhere."""
 
     http: httpx2.AsyncClient
     provider: StripeProvider
 
-    async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
+    async def act(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
         answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=said)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
@@ -63,11 +63,11 @@ class Bank:
 
 
 @pytest.fixture
-async def bank(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Bank]:
+async def emulator(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Emulator]:
     serve = partial(
         serve_faulty_card_emulator,
         api_key=KEY,
-        webhook_secret="whsec_nobody_listens",
+        webhook_secret="whsec_unused",
         webhook_url=lambda: "",
         files_dir=tmp_path / "card",
         settle_delay_s=0.0,
@@ -76,17 +76,17 @@ async def bank(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Bank]:
     url = f"http://127.0.0.1:{port}"
     provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=5.0)
     async with httpx2.AsyncClient(base_url=url) as http:
-        yield Bank(http, provider)
+        yield Emulator(http, provider)
     await provider.close()
 
 
 @dataclass
-class Office:
-    """An account with its orders, the bank, and workers that are made to look around by hand."""
+class Setup:
+    """An account with its orders, the card emulator, and workers that are run step by step."""
 
     world: Any
     payments: Any
-    bank: Bank
+    emulator: Emulator
     account_id: str
 
     @property
@@ -100,17 +100,17 @@ class Office:
         )
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
-        order_checks = self.order_checks(self.bank.provider if card else None)
+        order_checks = self.order_checks(self.emulator.provider if card else None)
         return kind(database=self.database, order_checks=order_checks)
 
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
-        """An order; a card order has its intent unless told otherwise."""
+        """Create an order; a card order gets an intent unless ``intent`` is False."""
         create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
         made = await self.world.accounts.ref(self.account_id).ask(create)
         assert isinstance(made, OrderResult)
         request = made.order.request
         if intent and provider == "cardprovider":
-            asked = await self.bank.provider.create_intent(
+            asked = await self.emulator.provider.create_intent(
                 request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
             )
             attach = AttachIntent(request.order_id, asked.provider_payment_id)
@@ -119,7 +119,7 @@ class Office:
         return order
 
     async def run(self, kind: type[OrderWorker], *, card: bool = True) -> int:
-        """Let a worker look around now, as if everything were due."""
+        """Make all orders due and run one round of a worker."""
         await self.change("update orders set wake_at = now() - interval '1 second' where wake_at is not null")
         return await self.worker(kind, card=card).poll_due()
 
@@ -137,7 +137,7 @@ class Office:
 
     async def pay(self, order: Order, **said: Any) -> str:
         assert order.state.payment_id is not None
-        return await self.bank.press("payment_intents", order.state.payment_id, "pay", **said)
+        return await self.emulator.act("payment_intents", order.state.payment_id, "pay", **said)
 
     def assert_audit_clean(self) -> None:
         with connected(self.database.url) as connection:
@@ -146,68 +146,68 @@ class Office:
 
 
 @pytest.fixture
-async def office(world: Any, payments: Any, bank: Bank) -> Office:
+async def setup(world: Any, payments: Any, emulator: Emulator) -> Setup:
     account_id, _ = await world.open_account()
-    return Office(world, payments, bank, account_id)
+    return Setup(world, payments, emulator, account_id)
 
 
-async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(office: Office) -> None:
+async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        await office.pay(order)
-        first = await office.run(Reconciler)
-        credited = await office.read(order)
-        await office.run(Reconciler)
-        after = await office.read(order)
+        order = await setup.order()
+        await setup.pay(order)
+        first = await setup.run(Reconciler)
+        credited = await setup.read(order)
+        await setup.run(Reconciler)
+        after = await setup.read(order)
     assert first == 1
     assert (credited.status, after.statuses.reconcile_status) == ("credited", "reconciled")
     assert after.state.reconciled_at is not None
     assert len(after.balance_transaction_ids) == 1
     assert after.state.real_event_id is None
-    assert await office.balance() == 10 * CREDIT
-    office.assert_audit_clean()
+    assert await setup.balance() == 10 * CREDIT
+    setup.assert_audit_clean()
 
 
-Story = Callable[[Office, Order], Awaitable[None]]
+Story = Callable[[Setup, Order], Awaitable[None]]
 
 
-async def partly_refunded(office: Office, order: Order) -> None:
-    charge = await office.pay(order)
-    await office.bank.press("charges", charge, "refund", amount=300)
-    await office.bank.press("charges", charge, "refund", amount=200)
+async def partly_refunded(setup: Setup, order: Order) -> None:
+    charge = await setup.pay(order)
+    await setup.emulator.act("charges", charge, "refund", amount=300)
+    await setup.emulator.act("charges", charge, "refund", amount=200)
 
 
-async def refund_failed(office: Office, order: Order) -> None:
-    charge = await office.pay(order)
-    refund = await office.bank.press("charges", charge, "refund", amount=300)
-    await office.bank.press("refunds", refund, "fail")
+async def refund_failed(setup: Setup, order: Order) -> None:
+    charge = await setup.pay(order)
+    refund = await setup.emulator.act("charges", charge, "refund", amount=300)
+    await setup.emulator.act("refunds", refund, "fail")
 
 
-async def dispute_lost(office: Office, order: Order) -> None:
-    charge = await office.pay(order)
-    dispute = await office.bank.press("charges", charge, "dispute")
-    await office.bank.press("disputes", dispute, "lose")
+async def dispute_lost(setup: Setup, order: Order) -> None:
+    charge = await setup.pay(order)
+    dispute = await setup.emulator.act("charges", charge, "dispute")
+    await setup.emulator.act("disputes", dispute, "lose")
 
 
-async def dispute_won(office: Office, order: Order) -> None:
-    charge = await office.pay(order)
-    dispute = await office.bank.press("charges", charge, "dispute")
-    await office.bank.press("disputes", dispute, "win")
+async def dispute_won(setup: Setup, order: Order) -> None:
+    charge = await setup.pay(order)
+    dispute = await setup.emulator.act("charges", charge, "dispute")
+    await setup.emulator.act("disputes", dispute, "win")
 
 
-async def inquiry_only(office: Office, order: Order) -> None:
-    charge = await office.pay(order)
-    dispute = await office.bank.press("charges", charge, "dispute", inquiry=True)
-    await office.bank.press("disputes", dispute, "close")
+async def inquiry_only(setup: Setup, order: Order) -> None:
+    charge = await setup.pay(order)
+    dispute = await setup.emulator.act("charges", charge, "dispute", inquiry=True)
+    await setup.emulator.act("disputes", dispute, "close")
 
 
-async def wrong_amount(office: Office, order: Order) -> None:
-    await office.pay(order, amount_received=900)
+async def wrong_amount(setup: Setup, order: Order) -> None:
+    await setup.pay(order, amount_received=900)
 
 
-async def declined(office: Office, order: Order) -> None:
+async def declined(setup: Setup, order: Order) -> None:
     assert order.state.payment_id is not None
-    await office.bank.press("payment_intents", order.state.payment_id, "decline")
+    await setup.emulator.act("payment_intents", order.state.payment_id, "decline")
 
 
 @pytest.mark.parametrize(
@@ -223,37 +223,37 @@ async def declined(office: Office, order: Order) -> None:
     ],
 )
 async def test_without_webhooks_reconciles_settle_every_order(
-    office: Office, story: Story, left: int, ends: tuple[str, str, str]
+    setup: Setup, story: Story, left: int, ends: tuple[str, str, str]
 ) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        await story(office, order)
+        order = await setup.order()
+        await story(setup, order)
         for _ in range(3):
-            await office.run(Reconciler)
-        after = await office.read(order)
+            await setup.run(Reconciler)
+        after = await setup.read(order)
     statuses = after.statuses
     assert (statuses.status, statuses.reversal_status, statuses.reconcile_status) == ends
-    assert await office.balance() == left * CREDIT
-    office.assert_audit_clean()
+    assert await setup.balance() == left * CREDIT
+    setup.assert_audit_clean()
 
 
-async def test_a_webhook_after_a_reconcile_moves_no_money(office: Office) -> None:
+async def test_a_webhook_after_a_reconcile_moves_no_money(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        await office.pay(order)
-        await office.run(Reconciler)
-        looked = await office.read(order)
-        told = msgspec.structs.replace(office.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await office.world.accounts.ref(office.account_id).ask(ReceivePaymentEvent(order.order_id, told, b"{}"))
-        after = await office.read(order)
+        order = await setup.order()
+        await setup.pay(order)
+        await setup.run(Reconciler)
+        looked = await setup.read(order)
+        told = msgspec.structs.replace(setup.payments.paid(order.order_id), facts=_paid_facts(looked))
+        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, told, b"{}"))
+        after = await setup.read(order)
     assert after.state.moves == looked.state.moves
     assert after.state.real_event_id == told.event_id
-    assert await office.balance() == 10 * CREDIT
-    office.assert_audit_clean()
+    assert await setup.balance() == 10 * CREDIT
+    setup.assert_audit_clean()
 
 
 def _paid_facts(order: Order) -> tuple[Any, ...]:
-    """What a webhook would tell of the payment that a look has found."""
+    """Return the webhook event of the payment that a check has found."""
     ((payment_id, paid),) = order.state.facts.payments.items()
     claim = paid.claims[0]
     return (
@@ -268,38 +268,38 @@ def _paid_facts(order: Order) -> tuple[Any, ...]:
     )
 
 
-async def test_an_intent_whose_create_call_was_lost_is_found_and_not_duplicated(office: Office) -> None:
+async def test_an_intent_whose_create_call_was_lost_is_found_and_not_duplicated(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order(intent=False)
-        asked = await office.bank.provider.create_intent(
+        order = await setup.order(intent=False)
+        asked = await setup.emulator.provider.create_intent(
             order.order_id, order.account_id, 1000, "USD", env="development"
         )
-        await office.run(Reconciler)
-        after = await office.read(order)
+        await setup.run(Reconciler)
+        after = await setup.read(order)
     assert after.state.intent_id == asked.provider_payment_id
     assert after.status == "pending"
 
 
-async def test_an_intent_that_is_refused_fails_the_order(office: Office) -> None:
+async def test_an_intent_that_is_refused_fails_the_order(setup: Setup) -> None:
     with trio.fail_after(30):
         # Below what the provider takes.
-        order = await office.order(intent=False, amount_micro=100_000)
-        await office.run(Reconciler)
-        after = await office.read(order)
+        order = await setup.order(intent=False, amount_micro=100_000)
+        await setup.run(Reconciler)
+        after = await setup.read(order)
     assert after.status == "failed"
     assert "create_refused" in after.state.history[-1].reason
 
 
-async def test_a_provider_that_is_away_is_an_error_that_passes(office: Office) -> None:
+async def test_a_provider_that_is_away_is_an_error_that_passes(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        await office.pay(order)
-        await office.bank.outage("error", call="payment_intents.retrieve", times=1)
-        await office.run(Reconciler)
-        away = await office.read(order)
+        order = await setup.order()
+        await setup.pay(order)
+        await setup.emulator.outage("error", call="payment_intents.retrieve", times=1)
+        await setup.run(Reconciler)
+        away = await setup.read(order)
         for _ in range(2):
-            await office.run(Reconciler)
-        after = await office.read(order)
+            await setup.run(Reconciler)
+        after = await setup.read(order)
     assert (away.status, away.statuses.reconcile_status) == ("pending", "error")
     assert (after.status, after.statuses.reconcile_status) == ("credited", "reconciled")
 
@@ -310,121 +310,117 @@ async def test_a_provider_that_is_away_is_an_error_that_passes(office: Office) -
 PAST = timedelta(minutes=1)
 
 
-async def test_an_unpaid_card_order_is_ended_with_its_intent(office: Office) -> None:
+async def test_an_unpaid_card_order_is_ended_with_its_intent(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order(expires_at=utc_now() - PAST)
-        assert await office.run(Reconciler) == 0
-        assert await office.run(OrderSweeper) == 1
-        after = await office.read(order)
+        order = await setup.order(expires_at=utc_now() - PAST)
+        assert await setup.run(Reconciler) == 0
+        assert await setup.run(OrderSweeper) == 1
+        after = await setup.read(order)
         assert order.state.payment_id is not None
-        seen = await office.bank.provider.retrieve(order.state.payment_id, as_of=0)
+        seen = await setup.emulator.provider.retrieve(order.state.payment_id, as_of=0)
     assert (after.status, after.statuses.processing_status) == ("expired", "canceled")
     assert seen.state == "canceled"
-    office.assert_audit_clean()
+    setup.assert_audit_clean()
 
 
 async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
-    office: Office,
+    setup: Setup,
 ) -> None:
     with trio.fail_after(30):
-        orders = [await office.order(expires_at=utc_now() - PAST) for _ in range(2)]
+        orders = [await setup.order(expires_at=utc_now() - PAST) for _ in range(2)]
         canceled, after = [], []
         for order, late_s in zip(orders, (1, -10), strict=True):
             at = int(order.request.expires_at.timestamp()) + late_s
             fact = Attempt(status="canceled", at=at, reason="abandoned")
-            told = ReceivePaymentEvent(
-                order.order_id, office.payments.event("payment_intent.canceled", fact), b"{}"
-            )
-            canceled.append(await office.world.accounts.ref(office.account_id).ask(told))
-            after.append(await office.world.accounts.ref(office.account_id).ask(ExpireOrder(order.order_id)))
+            told = ReceivePaymentEvent(order.order_id, setup.payments.event("payment_intent.canceled", fact), b"{}")
+            canceled.append(await setup.world.accounts.ref(setup.account_id).ask(told))
+            after.append(await setup.world.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))
     assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
-    # The second one was cancelled while it could still be paid: that was somebody's will, not time.
+    # The second one was cancelled while it could still be paid: so it was cancelled on purpose, not by expiry.
     assert [(heard.verdict, heard.order.status) for heard in after] == [
         ("applied", "expired"),
         ("ignored", "canceled"),
     ]
 
 
-async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(office: Office) -> None:
+async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order(expires_at=utc_now() - PAST)
-        await office.pay(order)
-        await office.run(OrderSweeper)
-        after = await office.read(order)
+        order = await setup.order(expires_at=utc_now() - PAST)
+        await setup.pay(order)
+        await setup.run(OrderSweeper)
+        after = await setup.read(order)
     assert after.status == "credited"
     assert after.state.moves[0].reason == "late_payment"
-    assert await office.balance() == 10 * CREDIT
+    assert await setup.balance() == 10 * CREDIT
 
 
-async def test_an_order_whose_payment_is_processing_does_not_expire(office: Office) -> None:
+async def test_an_order_whose_payment_is_processing_does_not_expire(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order(expires_at=utc_now() - PAST)
+        order = await setup.order(expires_at=utc_now() - PAST)
         assert order.state.payment_id is not None
-        await office.bank.press("payment_intents", order.state.payment_id, "process")
-        await office.run(OrderSweeper)
-        waiting = await office.read(order)
-        again_at_once = await office.worker(OrderSweeper).poll_due()
-        await office.pay(order)
-        await office.run(OrderSweeper)
-        after = await office.read(order)
+        await setup.emulator.act("payment_intents", order.state.payment_id, "process")
+        await setup.run(OrderSweeper)
+        waiting = await setup.read(order)
+        again_at_once = await setup.worker(OrderSweeper).poll_due()
+        await setup.pay(order)
+        await setup.run(OrderSweeper)
+        after = await setup.read(order)
     assert (waiting.status, waiting.statuses.processing_status) == ("pending", "processing")
     assert again_at_once == 0
     assert after.status == "credited"
 
 
-async def test_orders_without_an_intent_expire_without_a_provider_call(office: Office) -> None:
+async def test_orders_without_an_intent_expire_without_a_provider_call(setup: Setup) -> None:
     with trio.fail_after(30):
-        sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
-        card = await office.order(intent=False, expires_at=utc_now() - PAST)
-        fresh = await office.order("sandbox")
-        assert await office.run(OrderSweeper) == 2
-        ended = [(await office.read(order)).status for order in (sandbox, card, fresh)]
-        kept_due = (await office.read(sandbox)).wake_at
+        sandbox = await setup.order("sandbox", expires_at=utc_now() - PAST)
+        card = await setup.order(intent=False, expires_at=utc_now() - PAST)
+        fresh = await setup.order("sandbox")
+        assert await setup.run(OrderSweeper) == 2
+        ended = [(await setup.read(order)).status for order in (sandbox, card, fresh)]
+        kept_due = (await setup.read(sandbox)).wake_at
     assert ended == ["expired", "expired", "pending"]
     assert kept_due is None
-    office.assert_audit_clean()
+    setup.assert_audit_clean()
 
 
-async def test_without_a_card_provider_card_orders_are_left_alone(office: Office) -> None:
+async def test_without_a_card_provider_card_orders_are_left_alone(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order(expires_at=utc_now() - PAST)
-        await office.run(OrderSweeper, card=False)
-        assert (await office.read(order)).status == "pending"
+        order = await setup.order(expires_at=utc_now() - PAST)
+        await setup.run(OrderSweeper, card=False)
+        assert (await setup.read(order)).status == "pending"
 
 
 # ------------------------------------------------------------------------------------------------------- together
 
 
-async def test_two_processes_share_the_work_without_duplicates(office: Office) -> None:
+async def test_two_processes_share_the_work_without_duplicates(setup: Setup) -> None:
     with trio.fail_after(60):
-        orders = [await office.order("sandbox", expires_at=utc_now() - PAST) for _ in range(12)]
-        await office.change("update orders set wake_at = now() - interval '1 second'")
+        orders = [await setup.order("sandbox", expires_at=utc_now() - PAST) for _ in range(12)]
+        await setup.change("update orders set wake_at = now() - interval '1 second'")
         counts: list[int] = []
 
         async def work() -> None:
-            worker = office.worker(OrderSweeper)
+            worker = setup.worker(OrderSweeper)
             while found := await worker.poll_due():
                 counts.append(found)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work)
             nursery.start_soon(work)
-        rows = [await office.read(order) for order in orders]
+        rows = [await setup.read(order) for order in orders]
     assert sum(counts) == 12
     assert {(row.status, row.version) for row in rows} == {("expired", 2)}
 
 
-async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
-    office: Office, nursery: trio.Nursery
-) -> None:
+async def test_a_running_worker_finds_due_orders_and_counts_mismatches(setup: Setup, nursery: trio.Nursery) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        await office.pay(order, amount_received=900)
-        await office.run(Reconciler)
-        sandbox = await office.order("sandbox", expires_at=utc_now() - PAST)
-        await office.change("update orders set wake_at = now() where provider = 'sandbox'")
+        order = await setup.order()
+        await setup.pay(order, amount_received=900)
+        await setup.run(Reconciler)
+        sandbox = await setup.order("sandbox", expires_at=utc_now() - PAST)
+        await setup.change("update orders set wake_at = now() where provider = 'sandbox'")
         for number, status, wake_at in ((1, "review", "now()"), (2, "processing", "now()"), (3, "failed", "null")):
-            await office.change(
+            await setup.change(
                 "insert into tasks (account_id, request_id, version, status, model, provider, created_at, "
                 f"updated_at, wake_at, dispatched, request, state) select 'acct_1', 'task_{number}', 1, "
                 f"'{status}', 'm', 'p', now(), now(), {wake_at}, true, '{{}}', '{{}}'"
@@ -432,9 +428,9 @@ async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
         metrics.ORDERS_HELD.set(0)
 
         async def settled() -> bool:
-            return (await office.read(sandbox)).status != "pending"
+            return (await setup.read(sandbox)).status != "pending"
 
-        workers = [RunningChild(office.worker(kind).run) for kind in (Reconciler, OrderSweeper)]
+        workers = [RunningChild(setup.worker(kind).run) for kind in (Reconciler, OrderSweeper)]
         for worker in workers:
             await nursery.start(worker.run)
         while not metrics.ORDERS_HELD._value.get() or not await settled():  # noqa: ASYNC110 - rows have no event
@@ -449,39 +445,39 @@ async def test_a_running_worker_finds_due_orders_and_counts_mismatches(
 # --------------------------------------------------------------------------------------------- events of no order
 
 
-async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(office: Office) -> None:
+async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        inbox = UnmatchedEventStore("cardprovider", office.world.journal, utc_now)
+        order = await setup.order()
+        inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
         await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"first")
         await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
         await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
-        event = office.payments.paid(order.order_id)
-        await office.world.accounts.ref(office.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
+        event = setup.payments.paid(order.order_id)
+        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         rows = text("select event_id, body from payment_events order by event_id")
-        kept = await office.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
-        await office.change(
+        kept = await setup.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
+        await setup.change(
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
-        swept = await Sweeper(database=office.database, idempotency_ttl_s=86_400).sweep()
-        left = await office.database.read(lambda c: {row.event_id for row in c.execute(rows)})
+        swept = await Sweeper(database=setup.database, idempotency_ttl_s=86_400).sweep()
+        left = await setup.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1
     assert left == {"evt_new", event.event_id}
 
 
-async def test_an_unmatched_event_is_applied_when_it_is_resent(office: Office) -> None:
+async def test_an_unmatched_event_is_applied_when_it_is_resent(setup: Setup) -> None:
     with trio.fail_after(30):
-        order = await office.order()
-        event = office.payments.paid(order.order_id)
-        inbox = UnmatchedEventStore("cardprovider", office.world.journal, utc_now)
+        order = await setup.order()
+        event = setup.payments.paid(order.order_id)
+        inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
         await inbox.keep(event.event_id, event.type, "unmatched", b"early")
-        heard = await office.world.accounts.ref(office.account_id).ask(
+        heard = await setup.world.accounts.ref(setup.account_id).ask(
             ReceivePaymentEvent(order.order_id, event, b"late")
         )
     assert heard.verdict == "applied"
-    assert await office.balance() == 10 * CREDIT
-    office.assert_audit_clean()
+    assert await setup.balance() == 10 * CREDIT
+    setup.assert_audit_clean()
 
 
 async def test_an_event_that_cannot_be_stored_is_not_acknowledged() -> None:

@@ -62,7 +62,7 @@ class Box:
         return database
 
     def task(self, account_id: str = "acct_1", **state: Any) -> Task:
-        """A task that has ended well and whose owner listens."""
+        """Create a succeeded task with a webhook."""
         task = accept_task(
             account_id=account_id,
             request_id=new_id("task"),
@@ -79,14 +79,14 @@ class Box:
         return msgspec.structs.replace(task, status="succeeded", state=ready, wake_at=None)
 
     def event(self, task: Task) -> OutboxRow:
-        """The event of the task's end."""
+        """Return the event of the task's end."""
         return new_event_rows(msgspec.structs.replace(task, status="processing"), task)[0]
 
     async def write(self, *rows: Row) -> None:
         assert isinstance(await self.world.journal.write(Unit(rows=rows)), Committed)
 
     async def plant(self, count: int, account_id: str = "acct_1", *, age_s: float = 1) -> list[OutboxRow]:
-        """Events that became due some time ago, the first one first."""
+        """Insert events that are overdue, the oldest first."""
         at = utc_now() - timedelta(seconds=age_s)
         rows = [
             self.event(self.task(account_id))._replace(due_at=at + timedelta(milliseconds=n)) for n in range(count)
@@ -101,12 +101,12 @@ class Box:
         return await rows.claim(now or utc_now(), most=most, busy=busy or {})
 
     async def row(self, event_id: str) -> Any:
-        """An event's row as it is."""
+        """Read an event's row."""
         wanted = sqlalchemy.select(tables.outbox).where(tables.outbox.c.event_id == event_id)
         return await self.database.read(lambda rows: rows.execute(wanted).one())
 
     def end(self, event: DueEvent, status: str = "delivered", due_at: datetime | None = None) -> OutboxOutcomeRow:
-        """An outcome of a claimed delivery."""
+        """Return an outcome of a claimed delivery."""
         done_at = utc_now() if due_at is None else None
         return OutboxOutcomeRow(
             event.account_id, event.event_id, event.attempts, event.round_at, due_at, status, done_at, None
@@ -282,13 +282,13 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
     async def load(request_id: str) -> Any:
         return await box.database.read(lambda rows: (load_task(rows, request_id), frozenset()))
 
-    nobody = Outbox()
+    unused = Outbox()
     task_world = TaskDependencies(
         accounts=box.world.accounts,
-        dispatcher=nobody,
-        provider_calls=nobody,
-        hosting=nobody,
-        outbox=nobody,
+        dispatcher=unused,
+        provider_calls=unused,
+        hosting=unused,
+        outbox=unused,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
         callback_url=lambda _: "",
         now=utc_now,

@@ -35,27 +35,27 @@ TICK_S = 60.0
 
 
 @dataclass
-class Office:
-    """A worker with rows, a journal, tasks and receivers that are all in memory."""
+class Setup:
+    """In-memory rows, journal, tasks and receivers of an outbox worker."""
 
-    post: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
+    worker_ref: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
     events: dict[str, DueEvent] = field(default_factory=dict)
     due_at: dict[str, datetime] = field(default_factory=dict)
     sent: list[tuple[float, str, dict[str, str], bytes]] = field(default_factory=list)
-    under_way: Counter[str] = field(default_factory=Counter)
-    most_under_way: Counter[str] = field(default_factory=Counter)
+    running: Counter[str] = field(default_factory=Counter)
+    most_running: Counter[str] = field(default_factory=Counter)
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
-    told: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
+    reported: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
     answer: Callable[[str], Answer] = lambda _: Answer(200)
     answer_after_s: Callable[[str], float] = lambda _: 0.0
     render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
 
     def now(self) -> datetime:
-        return NOON + timedelta(seconds=trio.current_time() - self.begun_s)
+        return NOON + timedelta(seconds=trio.current_time() - self.started_s)
 
     def add(self, event_id: str, account_id: str = "acct_1", kind: EventKind = "task.failed") -> None:
-        """An event that is due now, for a receiver of the account's own."""
+        """Add an event that is due now, for the account's own receiver."""
         at = self.now()
         url = f"https://{account_id}.test/"
         self.events[event_id] = DueEvent(account_id, event_id, "task_1", kind, url, at, 0, at, 0, "{}", ())
@@ -80,7 +80,7 @@ class Office:
         return len(self.due_at)
 
     async def write(self, unit: Unit) -> UnitResult:
-        """The journal's part of it."""
+        """Write a unit, as the journal would."""
         await trio.lowlevel.checkpoint()
         attempt, outcome = unit.rows
         assert isinstance(attempt, OutboxAttemptRow)
@@ -94,27 +94,27 @@ class Office:
         return Committed()
 
     def ref(self, key: str) -> RecordedRef:
-        """The tasks' part of it."""
+        """Return the address of a task."""
         return RecordedRef(lambda message: self._tell(key, message))
 
     def _tell(self, key: str, message: object) -> None:
         assert isinstance(message, RecordAnnouncement)
-        self.told.append((key, message))
+        self.reported.append((key, message))
 
     async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         assert url == f"https://{account_id}.test/"
-        self.sent.append((trio.current_time() - self.begun_s, url, dict(headers), body))
-        self.under_way[url] += 1
-        self.most_under_way[url] = max(self.under_way[url], self.most_under_way[url])
-        self.most_under_way["all"] = max(self.under_way.total(), self.most_under_way["all"])
+        self.sent.append((trio.current_time() - self.started_s, url, dict(headers), body))
+        self.running[url] += 1
+        self.most_running[url] = max(self.running[url], self.most_running[url])
+        self.most_running["all"] = max(self.running.total(), self.most_running["all"])
         await trio.sleep(self.answer_after_s(url))
-        self.under_way[url] -= 1
+        self.running[url] -= 1
         return self.answer(url)
 
     async def run(self, nursery: trio.Nursery, *, tick_s: float = TICK_S) -> OutboxWorker:
         """Start a worker."""
         worker = OutboxWorker(
-            self.post,
+            self.worker_ref,
             rows=self,
             journal=cast(Journal, self),
             tasks=self,
@@ -129,45 +129,45 @@ class Office:
         await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
         return worker
 
-    begun_s: float = field(default_factory=trio.current_time)
+    started_s: float = field(default_factory=trio.current_time)
 
 
 async def test_a_dead_receiver_is_tried_ten_times_and_then_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(answer=lambda _: Answer(503))
-    office.add("evt_1")
+    setup = Setup(answer=lambda _: Answer(503))
+    setup.add("evt_1")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(THREE_DAYS_S + 3600)
         nursery.cancel_scope.cancel()
 
-    times = [at for at, *_ in office.sent]
+    times = [at for at, *_ in setup.sent]
     assert len(times) == 10
     assert times[0] == 0
     gaps = [later - sooner for sooner, later in pairwise(times)]
     for gap, pause_s in zip(gaps[:-1], PAUSES_S, strict=False):
         assert pause_s <= gap <= 1.25 * pause_s + TICK_S
     assert THREE_DAYS_S <= times[-1] <= THREE_DAYS_S + TICK_S
-    assert {headers["webhook-id"] for _, _, headers, _ in office.sent} == {"evt_1"}
-    assert [row.number for row in office.attempts] == list(range(1, 11))
-    assert [row.status for row in office.outcomes] == ["pending"] * 9 + ["given_up"]
-    assert office.outcomes[-1].done_at is not None
-    assert office.due_at == {}
+    assert {headers["webhook-id"] for _, _, headers, _ in setup.sent} == {"evt_1"}
+    assert [row.number for row in setup.attempts] == list(range(1, 11))
+    assert [row.status for row in setup.outcomes] == ["pending"] * 9 + ["given_up"]
+    assert setup.outcomes[-1].done_at is not None
+    assert setup.due_at == {}
 
 
 async def test_each_attempt_is_signed_with_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
-    office = Office(answer=lambda _: Answer(500 if len(office.sent) < 3 else 204))
-    office.add("evt_1")
+    setup = Setup(answer=lambda _: Answer(500 if len(setup.sent) < 3 else 204))
+    setup.add("evt_1")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(1000)
         nursery.cancel_scope.cancel()
 
     secret = webhook_secret(KEY, "acct_1", 0)
-    assert len(office.sent) == 3
-    assert len({headers["webhook-timestamp"] for _, _, headers, _ in office.sent}) == 3
-    for at, _, headers, body in office.sent:
+    assert len(setup.sent) == 3
+    assert len({headers["webhook-timestamp"] for _, _, headers, _ in setup.sent}) == 3
+    for at, _, headers, body in setup.sent:
         assert verify_standard(headers, body, [secret], now=NOON + timedelta(seconds=at)) == "valid"
         assert verify_standard(headers, body + b" ", [secret], now=NOON + timedelta(seconds=at)) == "invalid"
         assert len(base64.b64decode(headers["webhook-signature"].removeprefix("v1,"))) == 32
@@ -176,61 +176,61 @@ async def test_each_attempt_is_signed_with_its_own_time(autojump_clock: trio.tes
 async def test_a_hanging_receiver_delays_only_its_account(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
+    setup = Setup(answer_after_s=lambda url: 15.0 if "slow" in url else 0.1)
     for number in range(50):
-        office.add(f"evt_slow_{number:02}", "acct_slow")
-    office.add("evt_quick", "acct_quick")
+        setup.add(f"evt_slow_{number:02}", "acct_slow")
+    setup.add("evt_quick", "acct_quick")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(1)
-        assert [row.event_id for row in office.outcomes] == ["evt_quick"]
+        assert [row.event_id for row in setup.outcomes] == ["evt_quick"]
         await trio.sleep(15 * (50 / PER_ACCOUNT_MAX) + 20)
         nursery.cancel_scope.cancel()
-    assert office.most_under_way["https://acct_slow.test/"] == PER_ACCOUNT_MAX
-    assert Counter(row.status for row in office.outcomes) == {"delivered": 51}
+    assert setup.most_running["https://acct_slow.test/"] == PER_ACCOUNT_MAX
+    assert Counter(row.status for row in setup.outcomes) == {"delivered": 51}
 
 
 async def test_concurrent_deliveries_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(answer_after_s=lambda _: 1.0)
+    setup = Setup(answer_after_s=lambda _: 1.0)
     for number in range(2 * DELIVERIES_MAX):
-        office.add(f"evt_{number:03}", f"acct_{number}")
+        setup.add(f"evt_{number:03}", f"acct_{number}")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(2.5)
         nursery.cancel_scope.cancel()
-    assert office.most_under_way["all"] == DELIVERIES_MAX
-    assert len(office.outcomes) == 2 * DELIVERIES_MAX
+    assert setup.most_running["all"] == DELIVERIES_MAX
+    assert len(setup.outcomes) == 2 * DELIVERIES_MAX
 
 
 async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    office = Office()
+    setup = Setup()
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(10)
-        office.add("evt_1")
-        office.post.tell(EventsDue())
+        setup.add("evt_1")
+        setup.worker_ref.tell(EventsDue())
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    assert [at for at, *_ in office.sent] == [10]
+    assert [at for at, *_ in setup.sent] == [10]
 
 
 async def test_the_outcome_of_assets_ready_is_written_by_the_task(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     answers = iter([Answer(None, error="unreachable"), Answer(200)])
-    office = Office(answer=lambda _: next(answers))
-    office.add("evt_1", kind="task.assets_ready")
+    setup = Setup(answer=lambda _: next(answers))
+    setup.add("evt_1", kind="task.assets_ready")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(2 * TICK_S)
         nursery.cancel_scope.cancel()
-    [(request_id, heard)] = office.told
+    [(request_id, heard)] = setup.reported
     assert (request_id, heard.delivered) == ("task_1", True)
     assert [type(row) for row in heard.rows] == [OutboxAttemptRow, OutboxOutcomeRow]
-    assert [row.status for row in office.outcomes] == ["pending"]
-    assert office.attempts[0].error == "unreachable"
+    assert [row.status for row in setup.outcomes] == ["pending"]
+    assert setup.attempts[0].error == "unreachable"
 
 
 async def test_a_broken_event_is_a_failed_attempt_only(
@@ -241,31 +241,31 @@ async def test_a_broken_event_is_a_failed_attempt_only(
             raise ValueError("cannot be written")
         return b"{}"
 
-    office = Office(render=render)
-    office.add("evt_odd")
-    office.add("evt_good")
+    setup = Setup(render=render)
+    setup.add("evt_odd")
+    setup.add("evt_good")
     async with trio.open_nursery() as nursery:
-        await office.run(nursery)
+        await setup.run(nursery)
         await trio.sleep(2 * TICK_S)
         nursery.cancel_scope.cancel()
-    assert Counter((row.event_id, row.attempts, row.status) for row in office.outcomes) == {
+    assert Counter((row.event_id, row.attempts, row.status) for row in setup.outcomes) == {
         ("evt_odd", 1, "pending"): 1,
         ("evt_good", 1, "delivered"): 1,
         ("evt_odd", 2, "delivered"): 1,
     }
-    assert [row.error for row in office.attempts if row.event_id == "evt_odd"] == ["internal fault", None]
+    assert [row.error for row in setup.attempts if row.event_id == "evt_odd"] == ["internal fault", None]
 
 
 async def test_a_stop_waits_for_quick_receivers_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    office = Office(answer_after_s=lambda url: 3600.0 if "slow" in url else 1.0)
-    office.add("evt_slow", "acct_slow")
-    office.add("evt_quick", "acct_quick")
+    setup = Setup(answer_after_s=lambda url: 3600.0 if "slow" in url else 1.0)
+    setup.add("evt_slow", "acct_slow")
+    setup.add("evt_quick", "acct_quick")
     async with trio.open_nursery() as nursery:
-        worker = await office.run(nursery)
+        worker = await setup.run(nursery)
         await trio.sleep(0.5)
         await worker.stop()
-    assert [row.event_id for row in office.outcomes] == ["evt_quick"]
-    assert trio.current_time() - office.begun_s < 3
-    assert set(office.due_at) == {"evt_slow"}
+    assert [row.event_id for row in setup.outcomes] == ["evt_quick"]
+    assert trio.current_time() - setup.started_s < 3
+    assert set(setup.due_at) == {"evt_slow"}

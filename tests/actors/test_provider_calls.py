@@ -16,13 +16,13 @@ from holdfast.providers.media.health import ProviderHealth
 
 
 class Tasks:
-    """What the tasks are told."""
+    """Records the messages to tasks."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
 
     def ref(self, key: str) -> RecordedRef:
-        return RecordedRef(lambda message: self.told.append((key, message)))
+        return RecordedRef(lambda message: self.received.append((key, message)))
 
 
 class Good:
@@ -39,20 +39,20 @@ class Good:
 
 
 class Stuck(Good):
-    """Answers nothing."""
+    """Never responds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.calls = 0
 
     async def submit(self, job: Job) -> Accepted:
-        self.asked += 1
+        self.calls += 1
         await trio.sleep_forever()
         raise AssertionError(job)
 
 
-class Odd(Good):
-    """Breaks."""
+class Broken(Good):
+    """Raises."""
 
     async def submit(self, job: Job) -> Accepted:
         raise ZeroDivisionError(job)
@@ -62,22 +62,22 @@ async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> No
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"stuck": stuck}
     submits: set[tuple[str, int]] = set()
-    post = WorkerRef("desk")
-    desk = ProviderCaller(post, providers=providers, tasks=tasks, submits=submits)
+    ref = WorkerRef("provider-calls")
+    caller = ProviderCaller(ref, providers=providers, tasks=tasks, submits=submits)
     with trio.fail_after(600):
         async with trio.open_nursery() as nursery:
-            await nursery.start(lambda task_status: desk.run(task_status=task_status))
+            await nursery.start(lambda task_status: caller.run(task_status=task_status))
             for _ in range(5):
                 for number in range(CALLS_MAX + 1):
-                    post.tell(submit("stuck", f"task_s{number}"))
+                    ref.tell(submit("stuck", f"task_s{number}"))
                 await trio.sleep(1)
             assert len(submits) == CALLS_MAX + 1
-            assert stuck.asked == CALLS_MAX
-            # No call came free for the last one: it has surely not been sent, and its task is told so.
+            assert stuck.calls == CALLS_MAX
+            # The last one got no call: it was certainly not sent, and its task is informed.
             await trio.sleep(TURN_S)
-            [(request_id, heard)] = tasks.told
-            assert (request_id, heard.attempt) == (f"task_s{CALLS_MAX}", 1)
-            assert isinstance(heard.submission, NotSent)
+            [(request_id, message)] = tasks.received
+            assert (request_id, message.attempt) == (f"task_s{CALLS_MAX}", 1)
+            assert isinstance(message.submission, NotSent)
             assert len(submits) == CALLS_MAX
             nursery.cancel_scope.cancel()
     assert submits == set()
@@ -89,20 +89,23 @@ def submit(provider: str, request_id: str) -> Submit:
 
 async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
-    providers: Any = {"good": Good(), "stuck": stuck, "odd": Odd()}
-    post = WorkerRef("desk")
-    desk = ProviderCaller(post, providers=providers, tasks=tasks)
+    providers: Any = {"good": Good(), "stuck": stuck, "broken": Broken()}
+    ref = WorkerRef("provider-calls")
+    caller = ProviderCaller(ref, providers=providers, tasks=tasks)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            await nursery.start(lambda task_status: desk.run(task_status=task_status))
+            await nursery.start(lambda task_status: caller.run(task_status=task_status))
             for number in range(3 * CALLS_MAX):
-                post.tell(submit("stuck", f"task_s{number}"))
-            post.tell(submit("odd", "task_o"))
-            post.tell(submit("good", "task_1"))
-            post.tell(Poll("good", "task_1", 1, "job"))
-            post.tell(CancelJob("nobody", "task_1", 1, "job"))
+                ref.tell(submit("stuck", f"task_s{number}"))
+            ref.tell(submit("broken", "task_o"))
+            ref.tell(submit("good", "task_1"))
+            ref.tell(Poll("good", "task_1", 1, "job"))
+            ref.tell(CancelJob("unknown", "task_1", 1, "job"))
             await trio.sleep(1)
-            told = [("task_1", RecordSubmission(1, Accepted("task_1", "queued"))), ("task_1", RecordPoll(1, None))]
-            assert sorted(tasks.told, key=str) == sorted(told, key=str)
-            assert stuck.asked == CALLS_MAX
+            received = [
+                ("task_1", RecordSubmission(1, Accepted("task_1", "queued"))),
+                ("task_1", RecordPoll(1, None)),
+            ]
+            assert sorted(tasks.received, key=str) == sorted(received, key=str)
+            assert stuck.calls == CALLS_MAX
             nursery.cancel_scope.cancel()

@@ -88,7 +88,7 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         other = {**wanted, "input": {"prompt": "another"}, "quote_id": promised["quote_id"]}
         assert code_of(await ada.call("POST", "/v2/task/create", other)) == "quote_mismatch"
 
-        await reload(service, catalog, dearer.replace("per_image", "per_wish"), reported="catalog fault")
+        await reload(service, catalog, dearer.replace("per_image", "per_thing"), reported="catalog fault")
         assert ok(await ada.call("POST", "/v2/quote", wanted))["estimate"]["credits"] == "3.00"
 
         for request_id, price in (

@@ -1,1 +1,1 @@
-"""Workers: permanent actors that do what has to be done outside a turn, and bring the news back."""
+"""Workers: supervised actors and loops that do the work outside actor turns."""
