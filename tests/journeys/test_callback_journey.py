@@ -14,7 +14,7 @@ from .service_process import Customer, Service, Totals, code_of, ok, until
 
 
 async def running_task(customer: Customer) -> str:
-    """A task that its provider has taken."""
+    """Create a task and wait until its provider has accepted it."""
     request_id: str = ok(await customer.create(MODEL))["request_id"]
 
     async def taken() -> bool:
@@ -26,7 +26,7 @@ async def running_task(customer: Customer) -> str:
 
 
 def unaffected(task: dict[str, Any]) -> dict[str, Any]:
-    """What a callback could change."""
+    """Return everything that a callback could change."""
     return {name: task[name] for name in ("status", "updated_at", "provider_progress", "output", "usage")}
 
 

@@ -18,7 +18,7 @@ PAIRS_AT_ONCE = 20
 
 
 async def make_running(customer: Customer, count: int) -> list[str]:
-    """Tasks that their provider has taken."""
+    """Create tasks and wait until their provider has accepted them."""
     made: list[str] = []
 
     async def create() -> None:
@@ -38,7 +38,7 @@ async def make_running(customer: Customer, count: int) -> list[str]:
 
 
 async def statement(customer: Customer) -> list[dict[str, Any]]:
-    """Every operation of the account."""
+    """Return every operation of the account."""
     found: list[dict[str, Any]] = []
     query = "?limit=100"
     while query:

@@ -16,7 +16,7 @@ ORDERS = "/v2/control/payments/cardprovider"
 
 
 async def card_provider(service: Service, method: str, path: str, **said: object) -> Any:
-    """Use a control of the service's own stand-in for a card provider."""
+    """Call a control endpoint of the service's card emulator."""
     port = (service.data_dir / "card.port").read_text().strip()
     async with loopback_client() as http:
         answer = await http.request(method, f"http://127.0.0.1:{port}/control/{path}", json=said)

@@ -33,7 +33,7 @@ input_schema = {{ type = "object" }}
 
 
 async def taken(customer: Customer, request_id: str) -> None:
-    """Wait until a task's provider has it."""
+    """Wait until a task's provider has accepted it."""
 
     async def submitted() -> bool:
         task = await customer.task(request_id)
@@ -43,7 +43,7 @@ async def taken(customer: Customer, request_id: str) -> None:
 
 
 async def cost(customer: Customer, request_id: str) -> str:
-    """What a task cost, once it has succeeded."""
+    """Return the cost of a succeeded task."""
 
     async def succeeded() -> bool:
         return bool((await customer.task(request_id))["status"] == "succeeded")

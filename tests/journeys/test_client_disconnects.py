@@ -20,7 +20,7 @@ BODY = json.dumps({"model": MODEL, "input": {"prompt": "a lighthouse"}}).encode(
 
 
 def head(customer: Customer, key: str, length: int = len(BODY)) -> bytes:
-    """The head of a request to create a task."""
+    """Return the head of a request to create a task."""
     return (
         f"POST /v2/task/create HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {customer.key}\r\n"
         f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
@@ -28,13 +28,13 @@ def head(customer: Customer, key: str, length: int = len(BODY)) -> bytes:
 
 
 def reset(line: socket.socket) -> None:
-    """Hang up with a reset instead of a goodbye."""
+    """Close the connection with a reset."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     line.close()
 
 
 def half_close(line: socket.socket) -> None:
-    """Say that nothing more will come, listen a while, then go."""
+    """Half-close the connection, read for a while, then close it."""
     line.shutdown(socket.SHUT_WR)
     line.settimeout(2)
     try:
@@ -74,7 +74,7 @@ async def test_a_disconnect_leaves_a_whole_operation_or_none(
 
 
 async def repeat(customer: Customer, key: str) -> httpx2.Response:
-    """The same call again under its key, once what may be under way has come to its end."""
+    """Repeat a request under its key, once an earlier attempt can no longer be running."""
 
     async def answered() -> httpx2.Response | None:
         headers = {"Content-Type": "application/json"}
@@ -86,7 +86,7 @@ async def repeat(customer: Customer, key: str) -> httpx2.Response:
 
 
 async def consistent(customer: Customer) -> None:
-    """As many holds as tasks, whatever has been done so far."""
+    """Check that there are as many holds as tasks."""
 
     async def check_consistency() -> bool:
         before = await customer.totals()

@@ -52,7 +52,7 @@ async def test_repeated_kills_lose_and_duplicate_nothing(
 
 
 async def until_cut(deliver: Callable[[Customer, list[str]], Awaitable[None]], *given: Any) -> None:
-    """Go on until the connection breaks."""
+    """Send callbacks until the connection breaks."""
     with suppress(httpx2.TransportError):
         await deliver(*given)
 

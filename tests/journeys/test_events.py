@@ -22,7 +22,7 @@ RESULT = {"task.succeeded", "task.assets_ready"}
 
 @pytest.fixture(scope="module")
 def ears() -> Iterator[Receiver]:
-    """The customers' server."""
+    """Run the customers' webhook receiver."""
     with receiver() as found:
         yield found
 
@@ -50,7 +50,7 @@ async def secret_of(customer: Customer) -> dict[str, Any]:
 
 
 async def events(customer: Customer, request_id: str) -> dict[str, dict[str, Any]]:
-    """The task's events by their kind; there is never more than one of a kind."""
+    """Return the task's events by kind; there is at most one of a kind."""
     found = ok(await customer.call("GET", f"/v2/task/{request_id}/events"))["data"]
     by_kind = {event["type"]: event for event in found}
     assert len(by_kind) == len(found)
@@ -58,7 +58,7 @@ async def events(customer: Customer, request_id: str) -> dict[str, dict[str, Any
 
 
 async def settled(customer: Customer, request_id: str, kind: str, status: str) -> dict[str, Any]:
-    """An event of the task, once its delivery stands so."""
+    """Wait until an event's delivery has this status, and return the event."""
 
     async def stands() -> dict[str, Any] | None:
         event = (await events(customer, request_id)).get(kind)
@@ -204,7 +204,7 @@ async def test_the_old_secret_still_verifies_after_rotation(
 async def twins(
     new_service: NewService, shared_url: str, provider: QuietProvider, tmp_path: Path
 ) -> tuple[Service, Service]:
-    """Two services on one database."""
+    """Run two services on one database."""
     settings = {"CATALOG": str(provider.write_catalog(tmp_path)), "WEBHOOK_TIMEOUT_S": "2"}
     services = [new_service(DATABASE_URL=shared_url, **settings) for _ in range(2)]
     async with trio.open_nursery() as nursery:

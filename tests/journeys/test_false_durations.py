@@ -23,7 +23,7 @@ TIME_SCALE = b"\x2a\xd7\xb1\x83" + (1_000_000).to_bytes(3, "big")
 async def costs(
     run: TaskRun, content: bytes, content_type: str, cost: str, *, message_part: str | None = None, **claims: object
 ) -> None:
-    """The task with this one output costs so much, for as many units; ``told`` is in its progress."""
+    """Check the cost and units of a task with this output; ``message_part`` is in its progress."""
     await run.create(TIMED)
     await run.start_processing()
     usage = claims.pop("usage", None)
@@ -36,12 +36,12 @@ async def costs(
 
 
 async def a_sound_from_a_pipe(run: TaskRun) -> None:
-    """A sound of one second that was written to a pipe costs one second."""
+    """A sound of one second without a length in its header costs one second."""
     await costs(run, wave(1.0, told_bytes=UNKNOWN, riff_bytes=UNKNOWN), "audio/wav", "0.10")
 
 
 async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
-    """Two seconds whose header says sixty."""
+    """Two seconds with a header of sixty."""
     clip = made("webm libvpx", 2.0)
     message_part = clip.index(b"\x44\x89\x88") + 3
     longer = clip[:message_part] + struct.pack(">d", 60_000.0) + clip[message_part + 8 :]
@@ -49,7 +49,7 @@ async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
 
 
 async def a_clip_in_a_time_scale_of_its_own(run: TaskRun) -> None:
-    """Fifty pictures thirty milliseconds' ticks apart; the last one is shown as long as the header says of each."""
+    """Fifty frames; the last one lasts as long as the header's frame duration."""
     clip = made("webm libvpx", 2.0)
     assert TIME_SCALE in clip
     slow = clip.replace(TIME_SCALE, TIME_SCALE[:4].replace(b"\x83", b"\x84") + (30_000_000).to_bytes(4, "big"))
@@ -58,7 +58,7 @@ async def a_clip_in_a_time_scale_of_its_own(run: TaskRun) -> None:
 
 
 async def a_movie_that_tells_a_longer_time(run: TaskRun) -> None:
-    """Two seconds whose movie and track headers say days."""
+    """Two seconds with movie and track headers of days."""
     clip = made("mp4 mpeg4", 2.0)
     for name in (b"mvhd", b"mdhd"):
         at = clip.index(name) + 20
@@ -67,19 +67,19 @@ async def a_movie_that_tells_a_longer_time(run: TaskRun) -> None:
 
 
 async def a_report_beyond_reason(run: TaskRun) -> None:
-    """Three seconds and a report of a trillion: three are charged, and the difference is reported."""
+    """Three seconds, a trillion reported: three are charged, and the difference is reported."""
     usage = {"units": 10**18, "unit": "second"}
     await costs(run, wave(3.0), "audio/wav", "0.30", usage=usage, message_part="3 (second) measured")
 
 
 async def a_report_of_nothing(run: TaskRun) -> None:
-    """Thirty seconds and a report of none: thirty are charged."""
+    """Thirty seconds, none reported: thirty are charged."""
     usage = {"units": 0, "unit": "second"}
     await costs(run, wave(30.0), "audio/wav", "3.00", usage=usage, message_part="reported 0 (second)")
 
 
 async def a_report_of_less(run: TaskRun) -> None:
-    """Thirty seconds and a report of twelve: the smaller is charged."""
+    """Thirty seconds, twelve reported: the smaller is charged."""
     usage = {"units": 12, "unit": "second"}
     await costs(
         run, wave(30.0), "audio/wav", "1.20", usage=usage, message_part="reported 12 (second); 30 (second) measured"
@@ -97,7 +97,7 @@ async def a_sound_without_sound(run: TaskRun) -> None:
 
 
 async def a_difference_that_a_person_decides(run: TaskRun) -> None:
-    """Where the catalog wants it, the task waits in review; approved, it costs the smaller."""
+    """With on_mismatch = review the task waits in review; approved, it costs the smaller."""
     await run.create(DOUBTED)
     await run.start_processing()
     url = run.file("a.bin", is_file(wave(3.0), "audio/wav"))
@@ -110,7 +110,7 @@ async def a_difference_that_a_person_decides(run: TaskRun) -> None:
 
 
 def _grown(clip: bytes) -> bytes:
-    """The clip with a length of one more for the element that describes it; the segment around it has no end."""
+    """Return the clip with one more byte in its description element, in a segment of unknown length."""
     info = clip.index(b"\x15\x49\xa9\x66") + 4
     width = 9 - clip[info].bit_length()
     length = int.from_bytes(clip[info : info + width], "big") + 1

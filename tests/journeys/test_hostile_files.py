@@ -40,7 +40,7 @@ FLOOD_BYTES = 300 * 1024 * 1024
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A small file that says it is a huge picture."""
+    """Return a small file with the header of a huge picture."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -80,7 +80,7 @@ async def in_vain(run: TaskRun, spoiled: dict[str, tuple[Answer | str, dict[str,
 
 
 async def files_that_are_not_pictures(run: TaskRun) -> None:
-    """What is no picture, or not the one that was declared, is not kept."""
+    """A file that is not a picture, or not the declared one, is not stored."""
     page = b"<!DOCTYPE html><script>alert(1)</script>"
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
     jpeg = io.BytesIO()
@@ -180,7 +180,7 @@ async def redirected_at_home(run: TaskRun) -> None:
 
 
 async def dripping(run: TaskRun) -> None:
-    """A file that comes byte by byte is let go in time; when the time for storing is over, it is reviewed."""
+    """A file that arrives byte by byte is dropped in time; at the hosting deadline the task goes to review."""
     await run.create(STORING)
     await run.wait_submitted()
     await run.report_success(run.file("slow.png", drips(0.05)))
@@ -190,7 +190,7 @@ async def dripping(run: TaskRun) -> None:
 
 
 async def shaky(run: TaskRun) -> None:
-    """A file that fails and then comes is stored; what was stored meanwhile is not fetched again."""
+    """A file that fails and then arrives is stored; stored ones are not downloaded again."""
     await run.create(n=2)
     await run.wait_submitted()
     await run.report_success(run.file("b.png"), run.file("a.png", in_turn(says(500, {}), is_file(PICTURE))))
@@ -200,7 +200,7 @@ async def shaky(run: TaskRun) -> None:
 
 
 async def inline_and_too_large(run: TaskRun) -> None:
-    """A result inside the answer is held to the same limits: too large, not base64, or text that names a file."""
+    """An inline result has the same limits: too large, not base64, or text that names a file."""
     big, text = noise(1100), "file:///etc/passwd"
     assert len(big) > FILE_BYTES_MAX
 

@@ -40,7 +40,7 @@ from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_
 
 
 async def goes_well_after_all(run: TaskRun) -> None:
-    """The task was not moved by what came before: a true success is stored and charged."""
+    """Check that the task is unchanged: a valid success is stored and charged."""
     await run.report_success(run.file())
     await run.wait_for("succeeded")
     await run.check(*PAID, cost="1.00", units=1, hosting="ready")
@@ -51,13 +51,13 @@ async def goes_well_after_all(run: TaskRun) -> None:
 
 
 async def rubbish_is_no_event(run: TaskRun) -> None:
-    """Signed rubbish is answered 400 (413 where it is too long) and moves nothing."""
+    """A signed invalid body gets 400 (413 if too long) and changes nothing."""
     await run.create()
     await run.wait_submitted()
     before = await run.task()
 
     def odd(**fields: object) -> bytes:
-        """A success with these fields; bytes stand as they are."""
+        """Render a success with these fields; bytes are inserted unchanged."""
         body = run.update_body("succeeded", outputs=[{"url": run.file()}])
         for name, value in fields.items():
             written = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -130,7 +130,7 @@ async def other_attempts_are_stale(run: TaskRun) -> None:
 
 
 async def another_provider_has_no_say(run: TaskRun) -> None:
-    """A right signature of another provider opens nothing, by whatever name."""
+    """A valid signature of another provider is refused, under any name."""
     await run.create()
     await run.wait_submitted()
     before = await run.task()
@@ -163,7 +163,7 @@ async def secrets_are_rolled(run: TaskRun) -> None:
 
 
 async def said_a_hundred_times_at_once(run: TaskRun) -> None:
-    """A hundred copies of one event at once: one row of it, one capture."""
+    """A hundred copies of one event at once: one row, one capture."""
     await run.create(n=2)
     await run.wait_submitted()
     body = run.update_body("succeeded", outputs=[{"url": run.file("a.png")}, {"url": run.file("b.png")}])
@@ -217,7 +217,7 @@ async def more_than_was_quoted(run: TaskRun) -> None:
 
 
 async def nothing_was_used(run: TaskRun) -> None:
-    """A success that counts no units is still a result: what was ordered is charged."""
+    """A success without units: the ordered units are charged."""
     await run.create(CLIP, seconds=3)
     await run.start_processing()
     await run.report_success(run.file(), usage={"units": 0, "unit": "second"})
@@ -226,7 +226,7 @@ async def nothing_was_used(run: TaskRun) -> None:
 
 
 async def fewer_than_were_ordered(run: TaskRun) -> None:
-    """Three pictures of four: three are charged, the fourth goes back."""
+    """Three pictures of four: three are charged, the rest of the hold is released."""
     await run.create(n=4)
     await run.start_processing()
     await run.report_success(*(run.file(f"{name}.png") for name in "abc"), usage={"units": 4, "unit": "image"})
@@ -246,7 +246,7 @@ async def more_than_were_ordered(run: TaskRun) -> None:
 
 
 async def done_without_anything(run: TaskRun) -> None:
-    """A success without outputs is asked about; where asking brings none either it is a failure."""
+    """A success without outputs is polled; without outputs there either, the task fails."""
     await run.create(script=Script(get=finished()))
     await run.wait_submitted()
     await run.report_success()
@@ -256,7 +256,7 @@ async def done_without_anything(run: TaskRun) -> None:
 
 
 async def done_and_asked_for_the_outputs(run: TaskRun) -> None:
-    """A success without outputs is asked about, and brings them."""
+    """A success without outputs is polled, which returns them."""
     await run.create(script=Script(get=finished(data_url(PICTURE))))
     await run.wait_submitted()
     await run.report_success()
@@ -269,7 +269,7 @@ async def done_and_asked_for_the_outputs(run: TaskRun) -> None:
 
 
 async def nonsense_at_the_door(run: TaskRun) -> None:
-    """A submission answered by nonsense is in doubt, so it is handed in again under the same name."""
+    """An invalid response to a submission leaves it in doubt: it is submitted again under the same id."""
     put = in_turn(says(200, b"<html>", "text/html"), says(202, b"[" * 10_000), TAKEN)
     await run.create(script=Script(put=put))
     await run.wait_submitted()
@@ -291,7 +291,7 @@ async def finds_out_in_the_end(run: TaskRun, *nonsense: Answer) -> None:
 
 
 async def nonsense_when_asked(run: TaskRun) -> None:
-    """A page and broken text are no answers."""
+    """An HTML page and broken text are ignored."""
     broken = b'{"status": "succeeded", "output": ["\xff"]}'
     await finds_out_in_the_end(run, says(200, b"<html>", "text/html"), says(200, broken))
 
@@ -303,7 +303,7 @@ async def out_of_bounds_when_asked(run: TaskRun) -> None:
 
 
 async def nonsense_to_the_end(run: TaskRun) -> None:
-    """Polls that bring nothing but nonsense: the deadline ends the task."""
+    """Only invalid poll responses: the deadline ends the task."""
     get = in_turn(says(200, b"[" * 10_000), says(200, b'{"status": "succeeded", "output": [NaN]}'))
     await run.create(HASTY, Script(get=get))
     await run.wait_for("failed")

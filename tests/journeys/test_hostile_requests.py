@@ -35,17 +35,17 @@ SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
+    """Return an HTTP/2 frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header of HTTP/2, written out."""
+    """Return an HTTP/2 header without compression."""
     return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
 def h2(*headers: tuple[bytes, bytes]) -> bytes:
-    """A connection of HTTP/2 with one request."""
+    """Return an HTTP/2 connection with one request."""
     block = b"".join(literal(name, value) for name, value in headers)
     return PREFACE + SETTINGS + frame(1, 5, 1, block)
 
@@ -168,7 +168,7 @@ class HostileClient:
         return socket.create_connection((str(parts.hostname), parts.port), timeout=10)
 
     def open(self, parts: tuple[bytes, ...], *, leave: str) -> bytes:
-        """Send the parts a moment apart, read what comes, and leave."""
+        """Send the parts with pauses, read the response, and disconnect."""
         received = b""
         line = self.connect()
         try:
@@ -191,7 +191,7 @@ class HostileClient:
 
 
 def healthy(client: httpx2.Client) -> None:
-    """A customer on a connection of their own sees no error."""
+    """Check that a customer on another connection gets no error."""
     assert client.get("/healthz").status_code == 200
 
 

@@ -17,14 +17,14 @@ from .service_process import Customer, Service, Totals, new_folder, ok, running_
 
 @pytest.fixture(scope="module")
 def slow_provider() -> Iterator[QuietProvider]:
-    """A provider with one place, whose answers the tests hold back."""
+    """Run a provider with one slot, whose responses the tests hold back."""
     with quiet_provider() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def mortal(slow_provider: QuietProvider) -> Iterator[Service]:
-    """A running service that these tests kill and start again."""
+    """A running service that these tests kill and restart."""
     folder = new_folder()
     catalog = slow_provider.write_catalog(folder, concurrency=1)
     # A delivery that was cut off is repeated when its time is over.
@@ -43,18 +43,18 @@ async def ada(mortal: Service, new_customer: NewCustomer) -> Customer:
 
 
 async def restart(service: Service) -> None:
-    """Cut the power, and switch it on again."""
+    """Kill the service and start it again."""
     await trio.to_thread.run_sync(service.kill)
     await trio.to_thread.run_sync(service.start)
 
 
 async def create(customer: Customer) -> str:
-    """Ask for a picture; the task's id."""
+    """Create a task for a picture; returns its id."""
     return str(ok(await customer.create(MODEL))["request_id"])
 
 
 async def taken(customer: Customer, request_id: str) -> None:
-    """Wait until the provider's answer to the job stands."""
+    """Wait until the provider's response to the job is stored."""
 
     async def stands() -> bool:
         progress = (await customer.task(request_id))["provider_progress"]
@@ -64,7 +64,7 @@ async def taken(customer: Customer, request_id: str) -> None:
 
 
 async def reaches(provider: QuietProvider, gate: str, count: int) -> None:
-    """Wait until so many requests have come to a gate."""
+    """Wait until so many requests have reached a gate."""
 
     async def came() -> bool:
         return int(getattr(provider, gate).reached) >= count
@@ -81,7 +81,7 @@ async def deliver(customer: Customer, provider: QuietProvider, request_id: str) 
 async def ends_whole(
     service: Service, customer: Customer, provider: QuietProvider, made: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """All succeed; each was one job at the provider and is one charge, and the books are in order."""
+    """Check that all succeed with one job and one charge each, and that the audit passes."""
     tasks = await customer.all_ended()
     assert {request_id: task["status"] for request_id, task in tasks.items()} == dict.fromkeys(made, "succeeded")
     for request_id in made:

@@ -46,7 +46,7 @@ from .service_process import (
 )
 
 EXAMPLES = 12
-"""Calls of each operation with data that fits, and as many with data that does not."""
+"""Calls of each operation with valid data, and as many with invalid data."""
 
 CHECKS = [
     not_a_server_error,
@@ -64,7 +64,7 @@ NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_
 
 @dataclass
 class Good:
-    """What to send along so that an operation succeeds."""
+    """A valid request to an operation."""
 
     body: dict[str, Any] | None = None
     query: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Good:
 
 @dataclass
 class Visitor:
-    """Everybody's credentials, and the ids of things that are there, by the name a path gives them."""
+    """Credentials of each kind, and ids of existing objects, by their name in paths."""
 
     service: Service
     session: str
@@ -98,7 +98,7 @@ class Visitor:
 
 
 async def arrive(service: Service, card_provider: CardProviderProcess) -> Visitor:
-    """Sign in, and have one of everything."""
+    """Sign in and create one object of each kind."""
     async with loopback_client(base_url=service.url, timeout=30) as http:
         ada, leaving = Customer(http), Customer(http)
         await ada.sign_in()
@@ -164,7 +164,7 @@ def visitor(card_provider: CardProviderProcess) -> Iterator[Visitor]:
 
 @pytest.fixture(scope="module")
 def document(visitor: Visitor) -> Any:
-    """The document as it is served."""
+    """Return the document as served."""
     served = httpx2.get(f"{visitor.service.url}/openapi.json", verify=False).json()
     schema = schemathesis.openapi.from_dict(served)
     # Credentials are ours to send; a call without them is tried once for each operation.

@@ -40,7 +40,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 
 async def under_load(service: Service, customer: Customer, trouble: Callable[[], Awaitable[None]]) -> None:
-    """Make trouble while clients work, and hold the service to all it answered before, during and after."""
+    """Inject a fault under load, and compare the service with all responses before, during and after."""
     witness = Witness(customer, seed=2)
 
     async def went_on(least: int) -> None:

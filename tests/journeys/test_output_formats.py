@@ -67,19 +67,19 @@ class Made:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its URL."""
         return str(self.described["url"])
 
 
 def picture(image: Image.Image | None = None) -> str:
-    """A picture to change, in base64."""
+    """Return a picture to edit, in base64."""
     stream = io.BytesIO()
     (image or Image.linear_gradient("L").convert("RGB")).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()
 
 
 async def make_all(shared_service: Service) -> dict[str, Made]:
-    """Have each model make something, and fetch it."""
+    """Create and download a result of each model."""
     change = {"image": picture(), "operation": "resize", "width": 96, "height": 64}
     # As large as the model's schema says it may be, and no more compressible.
     pixels = random.Random(1).randbytes(548 * 548 * 3)
@@ -115,13 +115,13 @@ async def make_all(shared_service: Service) -> dict[str, Made]:
 
 @pytest.fixture(scope="module")
 def made(shared_service: Service) -> dict[str, Made]:
-    """A result of each kind."""
+    """Results of each kind."""
     return trio.run(make_all, shared_service)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser without a window."""
+    """Run a headless browser."""
     assert CHROMIUM is not None, "these tests need a browser; on Debian and Ubuntu: apt install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS)

@@ -36,7 +36,7 @@ from .service_process import Service, ok, until
 
 
 def kept_events(service: Service) -> set[str]:
-    """The ids of all events that the service has written down."""
+    """Return the ids of all events stored by the service."""
     with psycopg.connect(service.database_url) as connection:
         return {row[0] for row in connection.execute("select event_id from payment_events")}
 

@@ -33,7 +33,7 @@ async def call_back(http: httpx2.AsyncClient, created: dict[str, Any], **changed
 
 
 async def begin_post(service: Service, header: bytes) -> int:
-    """Begin to send a large body to the webhook; the status that is answered before its end."""
+    """Start sending a large body to the webhook; returns the status sent before its end."""
     host, port = service.url.removeprefix("http://").split(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         head = b"POST " + WEBHOOK.encode() + b" HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n"

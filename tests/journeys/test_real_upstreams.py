@@ -82,7 +82,7 @@ deadlines = {{ silence_s = 1 }}
 
 
 def picture(side: int) -> bytes:
-    """A picture that packing makes no smaller, so that its size is known: three bytes a point."""
+    """Return a picture that does not compress: three bytes per pixel."""
     noise = random.Random(side).randbytes(side * side * 3)
     file = io.BytesIO()
     Image.frombytes("RGB", (side, side), noise).save(file, "PNG")
@@ -94,21 +94,21 @@ SMALL = picture(8)
 
 @pytest.fixture(scope="module")
 def hosted() -> Iterator[Hosted]:
-    """The hosted service."""
+    """Run the hosted service."""
     with hosted_service({"/delivery/out.png": ("image/png", SMALL)}) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Container]:
-    """A plain container."""
+    """Run a plain container."""
     with plain_container() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def upstream_service(hosted: Hosted, box: Container) -> Iterator[Service]:
-    """A running service whose catalog names both."""
+    """A running service with both in its catalog."""
     folder: Path = new_folder()
     (folder / "catalog.toml").write_text(
         CATALOG.format(
@@ -138,7 +138,7 @@ def upstream_service(hosted: Hosted, box: Container) -> Iterator[Service]:
 
 @pytest.fixture
 async def ada(upstream_service: Service, hosted: Hosted, new_customer: NewCustomer) -> AsyncIterator[Customer]:
-    """A customer with credit for two; the hosted service in good order."""
+    """A customer with credit for two tasks; the hosted service without faults."""
     hosted.sends_webhooks, hosted.repeats_webhook = True, False
     hosted.accidents.clear()
     yield await new_customer(upstream_service, credit="2.00")
@@ -146,13 +146,13 @@ async def ada(upstream_service: Service, hosted: Hosted, new_customer: NewCustom
 
 
 async def create(ada: Customer, model: str, prompt: str) -> str:
-    """A task's id."""
+    """Create a task and return its id."""
     body = {"model": model, "input": {"prompt": prompt}}
     return str(ok(await ada.call("POST", "/v2/task/create", body))["request_id"])
 
 
 async def taken(hosted: Hosted, prompt: str) -> str:
-    """The one prediction with this prompt, as soon as there is one."""
+    """Wait for the prediction with this prompt."""
 
     async def found() -> str | None:
         made = hosted.with_prompt(prompt)
@@ -163,7 +163,7 @@ async def taken(hosted: Hosted, prompt: str) -> str:
 
 
 async def becomes(ada: Customer, request_id: str, status: str) -> dict[str, Any]:
-    """The task, once it stands so."""
+    """Wait until the task has this status, and return it."""
 
     async def stands() -> dict[str, Any] | None:
         task = await ada.task(request_id)
@@ -173,7 +173,7 @@ async def becomes(ada: Customer, request_id: str, status: str) -> dict[str, Any]
 
 
 async def is_submitted(ada: Customer, request_id: str) -> None:
-    """Wait until the task knows that its provider has it."""
+    """Wait until the task is known to be accepted by its provider."""
 
     async def submitted() -> bool:
         return any(line["status"] == "submitted" for line in (await ada.task(request_id))["provider_progress"])
@@ -182,7 +182,7 @@ async def is_submitted(ada: Customer, request_id: str) -> None:
 
 
 async def post(ada: Customer, address: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
-    """Post to an address as the provider was given it."""
+    """Send a webhook to the address given to the provider."""
     parts = urlsplit(address)
     return await ada.http.post(f"{parts.path}?{parts.query}", content=body, headers=headers)
 
@@ -331,7 +331,7 @@ async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted
 
 
 async def boxed(ada: Customer, box: Container, prompt: str) -> str:
-    """A task that the container has; its id."""
+    """Create a task, wait until the container has accepted it, and return its id."""
     request_id = await create(ada, BOXED, prompt)
     await is_submitted(ada, request_id)
     assert f"{request_id}.1" in box.running

@@ -21,13 +21,13 @@ INPUT = {"prompt": "the last light of the year", "width": 256, "height": 256, "n
 
 
 class Keep(Protocol):
-    """Whether content is stored, asked past the service."""
+    """Whether content is stored, checked in the store itself."""
 
     def __call__(self, sha256: str) -> bool: ...
 
 
 def bring_forward(service: Service, request_id: str) -> None:
-    """Move the end of a task's results, and the claims on them, to now."""
+    """Let a task's results and their claims expire now."""
     with psycopg.connect(service.database_url) as rows:
         rows.execute("update assets set expires_at = now() where request_id = %s", (request_id,))
         rows.execute(
@@ -38,7 +38,7 @@ def bring_forward(service: Service, request_id: str) -> None:
 
 
 async def expired(ada: Customer, request_id: str) -> dict[str, Any]:
-    """The task, as soon as its hosting has expired."""
+    """Wait until the task's hosting has expired, and return the task."""
 
     async def look() -> dict[str, Any] | None:
         task = await ada.task(request_id)
@@ -74,7 +74,7 @@ async def test_results_in_a_bucket_are_served_until_they_expire(
 
 
 async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -> None:
-    """Two tasks make the same picture; the time of one ends, then that of the other."""
+    """Two tasks store the same picture; one expires, then the other."""
     with trio.fail_after(90):
         body = {"model": "studio/image-1", "input": INPUT}
         first, second = [ok(await ada.call("POST", "/v2/task/create", body))["request_id"] for _ in range(2)]

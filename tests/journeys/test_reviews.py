@@ -30,7 +30,7 @@ class Operator:
         self.http = loopback_client(base_url=service.url, timeout=30, headers=headers)
 
     async def case_of(self, customer: Customer) -> dict[str, Any]:
-        """The one open review of a customer's task, as soon as there is one."""
+        """Wait for the open review of a customer's task."""
 
         async def opened() -> dict[str, Any] | None:
             query, mine = "?limit=100", []
@@ -43,7 +43,7 @@ class Operator:
         return await until(opened)
 
     async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx2.Response:
-        """Approve or reject."""
+        """Approve or reject a review."""
         path = f"/ops/reviews/{case['review_case_id']}/{word}"
         return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
 
@@ -197,7 +197,7 @@ async def test_operators_resolve_held_payments(payer: Payer, card_service: Servi
 
 
 async def resolve_three(payer: Payer, operator: Operator) -> None:
-    """One paid short, one in another currency, one not to be credited."""
+    """Three held payments: an underpayment, another currency, one to be rejected."""
     short, foreign, canceled = [await payer.order() for _ in range(3)]
     for order, how in (
         (short, {"amount_received": 900}),
@@ -270,6 +270,6 @@ async def test_usage_totals_equal_the_captured_credit(
 
 
 async def ended(customer: Customer, request_ids: list[str]) -> bool:
-    """Whether these tasks of theirs have succeeded."""
+    """Whether these tasks have succeeded."""
     tasks = await customer.tasks()
     return all(tasks[request_id]["status"] == "succeeded" for request_id in request_ids)

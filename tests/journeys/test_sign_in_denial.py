@@ -16,7 +16,7 @@ EMAIL = "ada@example.com"
 
 @contextmanager
 def caller(url: str, address: str) -> Iterator[httpx2.Client]:
-    """A client whose connections come from an address."""
+    """Return a client that connects from an address."""
     transport = httpx2.HTTPTransport(local_address=address)
     with httpx2.Client(base_url=url, transport=transport, timeout=30, trust_env=False) as http:
         yield http

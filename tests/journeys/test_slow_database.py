@@ -33,20 +33,20 @@ FROZEN_S = float(os.environ.get("FROZEN_S", "7"))
 ACCOUNTS = 6
 ASK_DEADLINE_S = 10.0
 ANSWER_MAX_S = ASK_DEADLINE_S + 5.0
-"""The ask deadline, and some time for a busy machine to write the answer."""
+"""The ask deadline, and time for a busy machine to respond."""
 PAUSE_S = 0.25
 
 
 @dataclass
 class Caller:
-    """Creates tasks under keys of its own and reads them, and notes every answer."""
+    """Creates tasks under unique keys, reads them, and records every response."""
 
     customer: Customer
     numbers: Any = field(default_factory=itertools.count)
     keys: list[str] = field(default_factory=list)
     created: dict[str, str] = field(default_factory=dict)
     answers: list[tuple[float, float, int]] = field(default_factory=list)
-    """When each was asked, how long it took, and its status."""
+    """Start, duration and status of each request."""
     is_stopping: bool = False
 
     async def work(self) -> None:
@@ -62,7 +62,7 @@ class Caller:
             await trio.sleep(PAUSE_S)
 
     async def settle(self) -> None:
-        """Repeat what was not answered; then every key has one task, and the list has no other."""
+        """Repeat unanswered requests; then check that every key has one task and the list no other."""
         for key in self.keys:
             if key in self.created:
                 continue
@@ -91,14 +91,14 @@ class Caller:
 
 @dataclass
 class Trouble:
-    """What was seen of one disturbance: when it began and ended, and when ``/readyz`` changed."""
+    """The times of one disturbance: its start and end, and the changes of ``/readyz``."""
 
     began_at: float = 0.0
     ended_at: float = 0.0
     readiness: list[tuple[float, int]] = field(default_factory=list)
 
     def changed_to(self, status: int, after: float) -> float:
-        """How long after a moment readiness first said this."""
+        """Return how long after a moment readiness first had this value."""
         return next(at for at, found in self.readiness if at >= after and found == status) - after
 
 
@@ -118,7 +118,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @asynccontextmanager
 async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) -> AsyncIterator[list[Caller]]:
-    """Callers at work around the body, each with credit; at the end all is held to what was answered."""
+    """Run callers during the body, each with credit; at the end compare everything with their responses."""
     callers = [Caller(await new_customer(service, credit="1000.00")) for _ in range(ACCOUNTS)]
 
     async def watch() -> None:
@@ -153,7 +153,7 @@ async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) ->
 
 
 async def goes_on(callers: list[Caller]) -> None:
-    """Return once each caller has had an answer of success to both kinds of call."""
+    """Wait until each caller had a success of both kinds of request."""
     marks = [len(caller.answers) for caller in callers]
 
     async def all_served() -> bool:
@@ -166,7 +166,7 @@ async def goes_on(callers: list[Caller]) -> None:
 
 
 def describe(callers: list[Caller], trouble: Trouble, service: Service) -> None:
-    """Print the figures, for whoever runs the long form."""
+    """Print the figures of a long run."""
     answers = [answer for caller in callers for answer in caller.answers]
     during = [a for a in answers if a[0] >= trouble.began_at and a[0] < trouble.ended_at]
     after = [at for at, _, status in answers if at >= trouble.ended_at and status == 200]
@@ -217,7 +217,7 @@ async def test_a_frozen_database_gets_503_and_is_used_again_later(
 
 
 def processes_of(postgres: EmbeddedPostgres) -> list[int]:
-    """The server's processes as they are now; those of connections made later are never begun."""
+    """Return the server's current processes; new ones are not forked while it is stopped."""
     assert postgres.pid is not None
     children = Path(f"/proc/{postgres.pid}/task/{postgres.pid}/children").read_text().split()
     return [postgres.pid, *map(int, children)]

@@ -23,7 +23,7 @@ BODY_BYTES = 31 * 1024 * 1024
 
 
 def connect(service: Service, *, receive_bytes: int | None = None) -> socket.socket:
-    """A connection, with a small receive buffer if asked for."""
+    """Open a connection, optionally with a small receive buffer."""
     parts = urlsplit(service.url)
     line = socket.socket()
     if receive_bytes is not None:
@@ -34,7 +34,7 @@ def connect(service: Service, *, receive_bytes: int | None = None) -> socket.soc
 
 
 def stall(service: Service) -> socket.socket:
-    """A client that asks for much and reads none of it."""
+    """A client that requests much and reads nothing."""
     line = connect(service, receive_bytes=4096)
     line.settimeout(0.5)
     with suppress(OSError):
@@ -44,7 +44,7 @@ def stall(service: Service) -> socket.socket:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process that is in use."""
+    """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 

@@ -44,7 +44,7 @@ async def finished_unheard(run: TaskRun) -> None:
 
 
 async def callback_lost(run: TaskRun) -> None:
-    """queued → silence → polls find the work and then its end → succeeded."""
+    """queued → silence → polls find the job running, then ended → succeeded."""
     script = Script(get=in_turn(prediction("processing", progress={"percent": 50}), finished(run.file())))
     await run.create(POLLED, script)
     await run.wait_for("succeeded")
@@ -55,14 +55,14 @@ async def callback_lost(run: TaskRun) -> None:
 
 
 async def unreachable(run: TaskRun) -> None:
-    """queued → surely never sent, tries used up → failed provider_unavailable: released."""
+    """queued → certainly never sent, attempts exhausted → failed provider_unavailable: released."""
     await run.create(GONE)
     await run.wait_for("failed")
     await run.check("queued", "failed", error="provider_unavailable", hosting="skipped")
 
 
 async def too_busy(run: TaskRun) -> None:
-    """queued → the provider has no place for it until the deadline → failed provider_unavailable: released."""
+    """queued → the provider has no slot until the deadline → failed provider_unavailable: released."""
     await run.create(DOUBTFUL, Script(put=says(429, {}, Retry_After=1)))
     await run.wait_for("failed")
     await run.check("queued", "failed", error="provider_unavailable", hosting="skipped")
@@ -86,7 +86,7 @@ async def unresolved(run: TaskRun) -> None:
 
 
 async def cut_off_at_first(run: TaskRun) -> None:
-    """queued → the answer is cut off → submitted again under the same name → succeeded, by one job."""
+    """queued → the response is cut off → submitted again under the same id → succeeded, by one job."""
     await run.create(script=Script(put=in_turn(cuts, says(500, {}), TAKEN)))
     await run.wait_submitted()
     assert run.calls == ["PUT", "PUT", "PUT"]

@@ -16,7 +16,7 @@ REVIEWED = ("queued", "processing", "review")
 
 
 async def approved_and_stored_at_last(run: TaskRun) -> None:
-    """review (nothing could be stored) → approved → fetched once more → succeeded: captured."""
+    """review (nothing could be stored) → approved → downloaded again → succeeded: captured."""
     gate = threading.Event()
     run.gates.append(gate)
     await run.create(n=2)
@@ -46,7 +46,7 @@ async def approved_in_part(run: TaskRun) -> None:
 
 
 async def approved_and_handed_on(run: TaskRun) -> None:
-    """review (flagged) where URLs are handed on → approved → succeeded with the same answer: captured."""
+    """review (flagged) with passthrough URLs → approved → succeeded in the same response: captured."""
     await run.create(LINK)
     await run.wait_submitted()
     await run.report_success("https://results.example/a.png", moderation=FLAG)
@@ -85,7 +85,7 @@ async def approved_in_vain(run: TaskRun) -> None:
 
 
 async def rejected(run: TaskRun) -> None:
-    """review (flagged) → rejected → failed: released with the same answer."""
+    """review (flagged) → rejected → failed: released in the same response."""
     await run.create()
     await run.start_processing()
     await run.report_success(run.file(), moderation=FLAG)

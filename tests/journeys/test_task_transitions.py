@@ -37,7 +37,7 @@ ELSEWHERE = "https://results.example/picture.png"
 
 
 async def created(run: TaskRun) -> None:
-    """Nothing → create → queued: the hold is open, the usage log has a line at cost 0."""
+    """none → create → queued: the hold is open, the usage log has an entry at cost 0."""
     gate = threading.Event()
     run.gates.append(gate)
     await run.create(script=Script(put=waits(gate, TAKEN)), n=2)
@@ -50,7 +50,7 @@ async def created(run: TaskRun) -> None:
 
 
 async def retried(run: TaskRun) -> None:
-    """An ended task → retry → a new one, queued, with a hold of its own; the first is left alone."""
+    """An ended task → retry → a new one, queued, with its own hold; the first is unchanged."""
     await run.create(n=2)
     await run.wait_submitted()
     await run.send_update("failed", error={"message": "no"})
@@ -65,7 +65,7 @@ async def retried(run: TaskRun) -> None:
 
 
 async def retried_and_canceled_before_its_turn(run: TaskRun) -> None:
-    """A retry that waits for a place → the customer cancels → canceled: the provider is never called for it."""
+    """A retry waiting for a slot → the customer cancels → canceled: the provider is never called."""
     await run.create(NARROW)
     await run.wait_submitted()
     no = run.update_body("failed", error={"message": "no"})
@@ -85,7 +85,7 @@ async def retried_and_canceled_before_its_turn(run: TaskRun) -> None:
 
 
 async def taken(run: TaskRun) -> None:
-    """queued → the provider took it, has it in its own queue → queued: a line of progress each, nothing else."""
+    """queued → the provider accepted it into its own queue → queued: one progress entry each, nothing else."""
     await run.create()
     await run.wait_submitted()
     task = await run.send_update("queued", stage="queue", message="third in line")
@@ -96,7 +96,7 @@ async def taken(run: TaskRun) -> None:
 
 
 async def spoken_of_before_the_answer(run: TaskRun) -> None:
-    """queued → a callback overtakes the answer to the submission → processing; that answer, a no, is late."""
+    """queued → a callback before the response to the submission → processing; that response, a refusal, is late."""
     gate = threading.Event()
     run.gates.append(gate)
     await run.create(script=Script(put=waits(gate, says(422, {}))))
@@ -110,7 +110,7 @@ async def spoken_of_before_the_answer(run: TaskRun) -> None:
 
 
 async def running(run: TaskRun) -> None:
-    """queued → the provider is at work → processing: the usage log gets a line of history."""
+    """queued → the provider started → processing: the usage log gets a history entry."""
     await run.create()
     await run.wait_submitted()
     task = await run.send_update("processing", percent=40, stage="render", message="frame 19/48", raw_status="busy")
@@ -145,7 +145,7 @@ async def stored_from_queued(run: TaskRun) -> None:
 
 
 async def stored_from_processing(run: TaskRun) -> None:
-    """processing → success → processing, with no further line of history → succeeded."""
+    """processing → success → processing, without a further history entry → succeeded."""
     await run.create()
     await run.start_processing()
     await run.report_success(run.file())
@@ -155,7 +155,7 @@ async def stored_from_processing(run: TaskRun) -> None:
 
 
 async def less_than_held(run: TaskRun) -> None:
-    """processing → all stored → succeeded: what was done is captured, the rest of the hold goes back."""
+    """processing → all stored → succeeded: the result is captured, the rest of the hold is released."""
     await run.create(CLIP, seconds=10)
     assert str(run.hold) == "1.00"
     await run.start_processing()
@@ -165,7 +165,7 @@ async def less_than_held(run: TaskRun) -> None:
 
 
 async def handed_on_from_queued(run: TaskRun) -> None:
-    """queued → success where URLs are handed on → succeeded at once, and captured."""
+    """queued → success with passthrough URLs → succeeded at once, and captured."""
     await run.create(LINK)
     await run.wait_submitted()
     task = await run.report_success(ELSEWHERE)
@@ -174,7 +174,7 @@ async def handed_on_from_queued(run: TaskRun) -> None:
 
 
 async def handed_on_from_processing(run: TaskRun) -> None:
-    """processing → success where URLs are handed on → succeeded at once, and captured."""
+    """processing → success with passthrough URLs → succeeded at once, and captured."""
     await run.create(LINK)
     await run.start_processing()
     await run.report_success(ELSEWHERE)
@@ -182,7 +182,7 @@ async def handed_on_from_processing(run: TaskRun) -> None:
 
 
 async def partly_stored(run: TaskRun) -> None:
-    """processing → some stored, the rest lost for good → succeeded in part: the units that there are."""
+    """processing → some stored, the rest lost → succeeded in part: only stored units are charged."""
     await run.create(n=4)
     await run.start_processing()
     urls = [run.file(f"{name}.png") for name in "abc"]
@@ -224,7 +224,7 @@ async def flagged_from_queued(run: TaskRun) -> None:
 
 
 async def flagged_from_processing(run: TaskRun) -> None:
-    """processing → flagged while at work, then success → review (content_flagged)."""
+    """processing → flagged while processing, then success → review (content_flagged)."""
     await run.create()
     await run.wait_submitted()
     await run.send_update("processing", moderation={"flagged": True})
@@ -276,7 +276,7 @@ async def canceled_while_queued(run: TaskRun) -> None:
 
 
 async def canceled_while_processing(run: TaskRun) -> None:
-    """processing → the customer cancels → canceled: released, whatever the provider has done by then."""
+    """processing → the customer cancels → canceled: released, whatever the provider has done so far."""
     await run.create(script=Script(cancel=says(404, {})))
     await run.start_processing()
     ok(await run.cancel())
@@ -288,7 +288,7 @@ async def canceled_while_processing(run: TaskRun) -> None:
 
 
 async def canceled_while_storing(run: TaskRun) -> None:
-    """processing, being stored → the customer cancels → canceled: what was stored already is not delivered."""
+    """processing, being stored → the customer cancels → canceled: stored outputs are not delivered."""
     gate = threading.Event()
     run.gates.append(gate)
     await run.create(n=2)
@@ -334,7 +334,7 @@ async def forbidden_at_the_door(run: TaskRun) -> None:
 
 
 async def canceled_over_there(run: TaskRun) -> None:
-    """processing → the provider says it was canceled, not by us → failed canceled_by_provider: released."""
+    """processing → the provider reports a cancel that was not ours → failed canceled_by_provider: released."""
     await run.create()
     await run.start_processing()
     await run.send_update("canceled")
@@ -345,7 +345,7 @@ async def canceled_over_there(run: TaskRun) -> None:
 
 
 async def after_the_end(run: TaskRun) -> None:
-    """Any end → anything → unchanged: kept as late, the customer's cancel is a conflict."""
+    """Any end → any update → unchanged: recorded as late, the customer's cancel is a conflict."""
     await run.create()
     await run.start_processing()
     await run.report_success(run.file())

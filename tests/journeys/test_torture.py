@@ -13,7 +13,7 @@ PAIRS = [(fault.name, kind) for fault in FAULTS.values() for kind in fault.kinds
 
 
 async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
-    """One round of each fault; nothing may differ."""
+    """Run one round of each fault; no difference is allowed."""
     lines: list[str] = []
     options = Options(seed=8, faults=faults, kinds=(kind,), rounds=len(faults), mixed=False)
     summary = await Campaign(options, lines.append).run()

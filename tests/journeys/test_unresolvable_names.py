@@ -34,14 +34,14 @@ socket.getaddrinfo = getaddrinfo
 
 @pytest.fixture
 def ears() -> Iterator[Receiver]:
-    """The customer's server."""
+    """Run the customers' webhook receiver."""
     with receiver() as found:
         yield found
 
 
 @pytest.fixture
 def looked_up(tmp_path: Path) -> Path:
-    """Where the resolver notes the dead names it was asked for."""
+    """The file in which the resolver records unresolvable names."""
     path = tmp_path / "looked_up"
     path.touch()
     return path
@@ -49,7 +49,7 @@ def looked_up(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(new_service: NewService, tmp_path: Path, looked_up: Path) -> Service:
-    """A service whose system resolver hangs at dead names, for as long as the test lasts."""
+    """A service whose system resolver hangs for unresolvable names during the test."""
     folder = tmp_path / "resolver"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HANGING_RESOLVER)
@@ -67,7 +67,7 @@ async def create(customer: Customer, url: str) -> str:
 
 
 def names_in(looked_up: Path) -> list[str]:
-    """The dead names that the system's resolver was asked for."""
+    """Return the unresolvable names that were looked up."""
     return looked_up.read_text().split()
 
 
