@@ -107,7 +107,7 @@ class ProviderRegistry:
         until = now + timedelta(seconds=self._settings.quote_ttl_s)
         past = {**self._past, self.catalog.version: (until, self.catalog)}
         past.pop(catalog.version, None)
-        live = [(version, kept) for version, kept in past.items() if now < kept[0]]
+        live = [(version, entry) for version, entry in past.items() if now < entry[0]]
         self._past = dict(live[-PAST_CATALOGS_MAX:])
 
     def _checked(self, catalog: Catalog) -> Catalog:
@@ -141,18 +141,20 @@ class ProviderRegistry:
                 log.info("provider is in the catalog again", provider=name)
         configs = self._configs.values()
         origins = {_origin(url) for config in configs if (url := self._url_of(config)) is not None}
-        kept = {name: gone.provider for name, gone in self._removed.items() if gone.provider is not None}
+        in_grace = {name: gone.provider for name, gone in self._removed.items() if gone.provider is not None}
         # Without a checkpoint in between: no task sees an empty registry.
         self.providers.clear()
-        self.providers.update(kept | dict(providers))
+        self.providers.update(in_grace | dict(providers))
         self.origins.clear()
         self.origins.update(origins)
 
     @property
     def _configs(self) -> Mapping[str, ProviderConfig]:
         """The providers of the catalog, and removed ones within their grace period."""
-        kept = {name: gone.config for name, gone in self._removed.items() if gone.config and not self.removed(name)}
-        return kept | dict(self.catalog.providers)
+        in_grace = {
+            name: gone.config for name, gone in self._removed.items() if gone.config and not self.removed(name)
+        }
+        return in_grace | dict(self.catalog.providers)
 
     def config_of(self, provider: str) -> ProviderConfig | None:
         """Return a provider's configuration, also within its grace period after removal."""
@@ -186,7 +188,7 @@ class ProviderRegistry:
         if url is None:
             return None
         if config.kind == "replicate":
-            # Faults of the catalog have said so where there is no token.
+            # The catalog is refused where a token is missing.
             assert config.token is not None
             return ReplicateProvider(
                 config.name,
