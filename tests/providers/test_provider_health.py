@@ -133,10 +133,10 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
         raise httpx2.ConnectError("refused", request=request)
 
     provider._line._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    watch = ProviderWatch(WorkerRef("provider-watch"), providers={"box": provider})
+    watch = ProviderWatch(providers={"box": provider})
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
         await trio.sleep(FAILURES_MAX * (PROBE_S + 2))
-        await watch.stop()
+        nursery.cancel_scope.cancel()
     assert len(asked_at) == FAILURES_MAX + 1
     assert provider.health.state == "down"
