@@ -74,21 +74,21 @@ async def stream(data: bytes) -> AsyncIterator[bytes]:
 class MessageRecorder:
     """Records the messages to all actors."""
 
-    heard: list[tuple[str, Any]] = field(default_factory=list)
+    received: list[tuple[str, Any]] = field(default_factory=list)
     update: trio.Event = field(default_factory=trio.Event)
 
     def ref(self, key: str) -> RecordedRef:
         return RecordedRef(lambda message: self._tell(key, message))
 
     def _tell(self, key: str, message: object) -> None:
-        self.heard.append((key, message))
+        self.received.append((key, message))
         self.update.set()
         self.update = trio.Event()
 
     async def next(self) -> tuple[str, Any]:
-        while not self.heard:
+        while not self.received:
             await self.update.wait()
-        return self.heard.pop(0)
+        return self.received.pop(0)
 
 
 class SlowStore(LocalStore):
@@ -117,11 +117,11 @@ class SlowStore(LocalStore):
 def update(
     request_id: str, event_id: str, status: Literal["succeeded", "failed"], *, outputs: int = 0
 ) -> ReceiveProviderUpdate:
-    told = ProviderUpdate(
+    update = ProviderUpdate(
         source="callback", provider="studio", event_id=event_id, request_id=request_id, attempt=1, status=status,
         provider_ref="job_1", outputs=tuple(Output(index=n, url=f"https://s.test/{n}") for n in range(outputs)),
     )  # fmt: skip
-    return ReceiveProviderUpdate(told, b"{}")
+    return ReceiveProviderUpdate(update, b"{}")
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Setup:
     nursery: trio.Nursery
     folder: Path
     at: datetime = field(default_factory=utc_now)
-    order_checks: MessageRecorder = field(default_factory=MessageRecorder)
+    messages: MessageRecorder = field(default_factory=MessageRecorder)
     tasks: KeyedDirectory = field(init=False)
     rival: KeyedDirectory = field(init=False)
 
@@ -252,7 +252,7 @@ async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
     """A running setup with one account."""
     account_id, _ = await world.open_account()
     setup = Setup(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    unused = setup.order_checks.ref("")
+    unused = setup.messages.ref("")
     about = TaskDependencies(
         accounts=world.accounts,
         dispatcher=unused,
@@ -438,11 +438,11 @@ async def test_an_end_based_on_a_void_step_is_void(setup: Setup, monkeypatch: py
 async def test_an_idle_wake_checks_for_changes_by_other_processes(setup: Setup) -> None:
     request_id = await setup.conflict(picture(1))
     await setup.rival.ref(request_id).ask(DecideReview(approve=True))
-    setup.order_checks.heard.clear()
-    # The process that approved is gone, and with it the word to store the rest.
+    setup.messages.received.clear()
+    # The process that approved is gone, and its message to store the rest is lost.
     setup.passes(61)
     await setup.tasks.ref(request_id).ask(Wake())
-    assert [type(command) for _, command in setup.order_checks.heard] == [Host]
+    assert [type(command) for _, command in setup.messages.received] == [Host]
 
 
 async def test_an_outdated_actor_reloads_before_it_replies(setup: Setup) -> None:
@@ -493,14 +493,14 @@ async def test_storing_content_waits_for_its_removal(setup: Setup) -> None:
             nursery.start_soon(setup.sweeper().sweep)
             await setup.store.begun.wait()
             hosting.tell(host(shared))
-            _, heard = await messages.next()
-            (refused,) = heard.results
+            _, received = await messages.next()
+            (refused,) = received.results
             assert isinstance(refused, HostingFailure)
             assert not refused.final
             setup.store.go_on.set()
         hosting.tell(host(shared))
-        _, heard = await messages.next()
-    (stored,) = heard.results
+        _, received = await messages.next()
+    (stored,) = received.results
     assert isinstance(stored, HostedOutput)
     assert stored.expires_at == setup.at + timedelta(seconds=RETENTION_S)
     assert await setup.has(shared)
@@ -525,8 +525,8 @@ async def test_storage_faults_are_reported_without_details(setup: Setup) -> None
     (setup.folder / "data").write_text("in the way")
     with trio.fail_after(10):
         hosting.tell(host(picture(1)))
-        _, heard = await messages.next()
-    (failure,) = heard.results
+        _, received = await messages.next()
+    (failure,) = received.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
 
 

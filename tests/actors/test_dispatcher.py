@@ -304,7 +304,7 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
 async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup) -> None:
     before = this_process()
     if before.machine is None:
-        pytest.skip("this system does not tell which processes run")
+        pytest.skip("this system does not list running processes")
     gone = replace(before, process_id="proc_gone", started="0")
     now = utc_now()
     await setup.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))

@@ -243,11 +243,11 @@ async def test_a_webhook_after_a_reconcile_moves_no_money(setup: Setup) -> None:
         await setup.pay(order)
         await setup.run(Reconciler)
         looked = await setup.read(order)
-        told = msgspec.structs.replace(setup.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, told, b"{}"))
+        event = msgspec.structs.replace(setup.payments.paid(order.order_id), facts=_paid_facts(looked))
+        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         after = await setup.read(order)
     assert after.state.moves == looked.state.moves
-    assert after.state.real_event_id == told.event_id
+    assert after.state.real_event_id == event.event_id
     assert await setup.balance() == 10 * CREDIT
     setup.assert_audit_clean()
 
@@ -332,12 +332,14 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
         for order, late_s in zip(orders, (1, -10), strict=True):
             at = int(order.request.expires_at.timestamp()) + late_s
             fact = Attempt(status="canceled", at=at, reason="abandoned")
-            told = ReceivePaymentEvent(order.order_id, setup.payments.event("payment_intent.canceled", fact), b"{}")
-            canceled.append(await setup.world.accounts.ref(setup.account_id).ask(told))
+            event = ReceivePaymentEvent(
+                order.order_id, setup.payments.event("payment_intent.canceled", fact), b"{}"
+            )
+            canceled.append(await setup.world.accounts.ref(setup.account_id).ask(event))
             after.append(await setup.world.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))
-    assert [heard.order.status for heard in canceled] == ["canceled", "canceled"]
+    assert [reply.order.status for reply in canceled] == ["canceled", "canceled"]
     # The second one was cancelled while it could still be paid: so it was cancelled on purpose, not by expiry.
-    assert [(heard.verdict, heard.order.status) for heard in after] == [
+    assert [(reply.verdict, reply.order.status) for reply in after] == [
         ("applied", "expired"),
         ("ignored", "canceled"),
     ]
@@ -472,10 +474,10 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(setup: Setup) -> 
         event = setup.payments.paid(order.order_id)
         inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
         await inbox.keep(event.event_id, event.type, "unmatched", b"early")
-        heard = await setup.world.accounts.ref(setup.account_id).ask(
+        reply = await setup.world.accounts.ref(setup.account_id).ask(
             ReceivePaymentEvent(order.order_id, event, b"late")
         )
-    assert heard.verdict == "applied"
+    assert reply.verdict == "applied"
     assert await setup.balance() == 10 * CREDIT
     setup.assert_audit_clean()
 

@@ -123,11 +123,11 @@ class Outbox(TrioActorRef):
 
     def __init__(self) -> None:
         super().__init__("urn:test:outbox")
-        self.heard = 0
+        self.received = 0
 
     def tell(self, message: object) -> None:
         assert isinstance(message, EventsDue)
-        self.heard += 1
+        self.received += 1
 
 
 async def test_a_claim_takes_the_oldest_and_counts_as_a_failed_attempt(
@@ -194,9 +194,10 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     [second] = await box.claim(now=late)
     await box.write(box.end(first, "given_up"))
     assert (await box.row(row.event_id)).status == "pending"
-    desk, outbox = EventCommands(box.world.journal, told := Outbox(), utc_now), told
-    await desk.send_again("acct_1", row.event_id)
-    assert outbox.heard == 1
+    outbox = Outbox()
+    commands = EventCommands(box.world.journal, outbox, utc_now)
+    await commands.send_again("acct_1", row.event_id)
+    assert outbox.received == 1
     await box.write(box.end(second, "given_up"))
     again = await box.row(row.event_id)
     assert (again.status, again.tries, again.attempts) == ("pending", 0, 2)
@@ -207,13 +208,13 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
 
 
 async def test_a_claim_returns_the_newest_secret_generations(box: Box) -> None:
-    desk = EventCommands(box.world.journal, Outbox(), utc_now)
+    commands = EventCommands(box.world.journal, Outbox(), utc_now)
     await box.plant(1)
-    first = await desk.rotate_secret("acct_1", 1)
-    await desk.rotate_secret("acct_1", 1)
+    first = await commands.rotate_secret("acct_1", 1)
+    await commands.rotate_secret("acct_1", 1)
     for generation in range(2, 9):
-        await desk.rotate_secret("acct_1", generation)
-    await desk.rotate_secret("acct_other", 1)
+        await commands.rotate_secret("acct_1", generation)
+    await commands.rotate_secret("acct_other", 1)
     [event] = await box.claim()
     assert [rotation.generation for rotation in event.rotations] == [8, 7, 6, 5]
     at = sqlalchemy.select(tables.webhook_secrets.c.rotated_at).where(
@@ -228,11 +229,11 @@ async def test_an_event_command_that_was_not_written_fails(verdict: UnitResult, 
         async def write(self, _: Unit) -> UnitResult:
             return verdict
 
-    told = Outbox()
-    desk = EventCommands(Journal(), told, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
+    outbox = Outbox()
+    commands = EventCommands(Journal(), outbox, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
     with pytest.raises(fault):
-        await desk.send_again("acct_1", "evt_1")
-    assert told.heard == 0
+        await commands.send_again("acct_1", "evt_1")
+    assert outbox.received == 0
 
 
 async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:

@@ -226,9 +226,9 @@ async def test_the_outcome_of_assets_ready_is_written_by_the_task(
         await setup.run(nursery)
         await trio.sleep(2 * TICK_S)
         nursery.cancel_scope.cancel()
-    [(request_id, heard)] = setup.reported
-    assert (request_id, heard.delivered) == ("task_1", True)
-    assert [type(row) for row in heard.rows] == [OutboxAttemptRow, OutboxOutcomeRow]
+    [(request_id, message)] = setup.reported
+    assert (request_id, message.delivered) == ("task_1", True)
+    assert [type(row) for row in message.rows] == [OutboxAttemptRow, OutboxOutcomeRow]
     assert [row.status for row in setup.outcomes] == ["pending"]
     assert setup.attempts[0].error == "unreachable"
 

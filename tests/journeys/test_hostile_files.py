@@ -116,7 +116,7 @@ async def files_that_do_not_end(run: TaskRun) -> None:
     await in_vain(
         run,
         {
-            "told": (pours(FLOOD_BYTES, poured, declared=True), {}, "too_large"),
+            "declared": (pours(FLOOD_BYTES, poured, declared=True), {}, "too_large"),
             "untold": (pours(FLOOD_BYTES, poured, declared=False), {}, "too_large"),
             "told_in_the_news": (is_file(PICTURE), {"bytes": FLOOD_BYTES}, "mismatch"),
         },

@@ -139,7 +139,7 @@ async def another_provider_has_no_say(run: TaskRun) -> None:
         (signed(body, name=OTHER_NAME, secret=OTHER_SECRET), "task_not_found"),
         (signed(body, name=None, secret=OTHER_SECRET), "invalid_signature"),
         (signed(body, secret=OTHER_SECRET), "invalid_signature"),
-        (signed(body, name="nobody"), "invalid_signature"),
+        (signed(body, name="unknown"), "invalid_signature"),
     ):
         assert code_of(await run.post(body, headers)) == code
     assert await run.task() == before

@@ -305,7 +305,7 @@ async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted
             (address, body, plain, 401, "missing_signature"),
             (unsealed, body, headers, 404, "task_not_found"),
             (address.replace(first, second), body, headers, 404, "task_not_found"),
-            (address.replace("/cloud", "/nobody"), body, headers, 401, "invalid_signature"),
+            (address.replace("/cloud", "/unknown"), body, headers, 401, "invalid_signature"),
             (address, b"[]", plain | hosted.signature(b"[]", "msg_x"), 400, "invalid_event"),
         ):
             answer = await post(ada, sent_to, content, shown)

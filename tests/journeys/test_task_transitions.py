@@ -1,6 +1,6 @@
 """Every row of the table of task transitions, over real HTTP; hold and usage are checked at each step.
 
-Each scenario is one row, or one way into it. All are told side by side at one service.
+Each scenario is one row, or one way into it. All run concurrently at one service.
 """
 
 from __future__ import annotations
