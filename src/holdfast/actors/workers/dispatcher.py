@@ -15,12 +15,11 @@ starting tasks does not delay requests. Its slots stay reserved: slow jobs still
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import structlog
 import trio
@@ -110,7 +109,7 @@ class Dispatcher(Worker):
         self._started_at: datetime = now()
         self._has_found_held = False
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second, and measure the event loop's load."""
         return (self._tick_loop, self._load_loop)
 
@@ -130,7 +129,7 @@ class Dispatcher(Worker):
                 self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
             await trio.sleep(TICK_S)
 
-    async def on_receive(self, message: Any) -> None:
+    async def on_receive(self, message: object) -> None:
         """Dispatch a new task, reassign a freed slot, or check for due tasks."""
         try:
             if isinstance(message, TaskQueued):
@@ -206,7 +205,7 @@ class Dispatcher(Worker):
                 claim = partial(claim_of_silent, provider=provider, silence=silence, most=FOLLOW_UPS_MAX, now=now)
                 await self._wake(claim, silence)
 
-    async def _wake(self, claim: Callable[[Any], list[str]], silence: Silence | None = None) -> None:
+    async def _wake(self, claim: Callable[..., list[str]], silence: Silence | None = None) -> None:
         """Wake all tasks that a claim finds, a bounded number at a time."""
         while True:
             claimed = await self._database.work(claim)

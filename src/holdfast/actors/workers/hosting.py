@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import structlog
 import trio
@@ -82,7 +81,7 @@ class HostingWorker(Worker):
         except OSError as fault:
             log.warning("partial downloads not deleted", reason=fault.strerror)
 
-    async def on_receive(self, message: Any) -> None:
+    async def on_receive(self, message: object) -> None:
         """Start a hosting round unless it is already running; cancel an earlier round of the same task."""
         assert isinstance(message, Host)
         requested = message.attempt, message.round_number

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 import trio
@@ -116,7 +116,7 @@ class OutboxWorker(Worker):
         self._busy: Counter[str] = Counter()
         self._wake = trio.Event()
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Deliver due events, and count the pending ones."""
         return (self._poll_loop, self._count_loop)
 
@@ -125,7 +125,7 @@ class OutboxWorker(Worker):
         await super().stop()
         self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
-    async def on_receive(self, message: Any) -> None:
+    async def on_receive(self, message: object) -> None:
         """Deliver at once: events have become due."""
         assert isinstance(message, EventsDue)
         self._wake.set()

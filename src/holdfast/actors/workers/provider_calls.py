@@ -7,7 +7,7 @@ task again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 import trio
@@ -17,7 +17,7 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
-from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault
+from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +26,7 @@ CALLS_MAX = 32
 TURN_S = 10.0
 """How long a submission waits to be sent; after that it certainly was not. Shorter than its lease."""
 
+ProviderCall: TypeAlias = Submit | Poll | CancelJob
 SubmitKey: TypeAlias = tuple[str, int]
 """The task and the attempt that a submission is for."""
 
@@ -51,7 +52,7 @@ class ProviderCaller(Worker):
         self._calls: dict[str, trio.CapacityLimiter] = {}
         self._waiting = 0
 
-    async def on_receive(self, message: Any) -> None:
+    async def on_receive(self, message: object) -> None:
         """Start a call, or drop it if too many wait: the task's row makes it due again."""
         if self._waiting >= WORKER_MAILBOX_MAX:
             metrics.DEAD_LETTERS.labels("full").inc()
@@ -63,10 +64,11 @@ class ProviderCaller(Worker):
                 # Requested again before the first call was answered: one call is enough.
                 return
             self._submits.add(key)
+        assert isinstance(message, ProviderCall)
         self._waiting += 1
         self.nursery.start_soon(self._run, message)
 
-    async def _run(self, message: Any) -> None:
+    async def _run(self, message: ProviderCall) -> None:
         try:
             calls = self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX))
             if await self._acquire(calls):
@@ -91,19 +93,20 @@ class ProviderCaller(Worker):
             return True
         return False
 
-    async def _call(self, message: Any) -> None:
-        if isinstance(message, Submit):
-            await self._submit(message)
-        elif isinstance(message, Poll):
-            await self._poll(message)
-        elif isinstance(message, CancelJob):
-            await self._cancel(message)
+    async def _call(self, message: ProviderCall) -> None:
+        match message:
+            case Submit():
+                await self._submit(message)
+            case Poll():
+                await self._poll(message)
+            case CancelJob():
+                await self._cancel(message)
 
     async def _submit(self, submit: Submit) -> None:
         provider = self._providers.get(submit.provider)
         job = submit.job
         if provider is None:
-            submission: Any = NotSent(f"no provider {submit.provider!r} is configured")
+            submission: Submission = NotSent(f"no provider {submit.provider!r} is configured")
         else:
             submission = await provider.submit(job)
             match submission:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
@@ -65,6 +64,6 @@ class Worker(TrioActor):
         """Stop once the mailbox is empty."""
         self.actor_inbox.put_system(SystemMessage.STOP)
 
-    def background_loops(self) -> tuple[Callable[[], Any], ...]:
+    def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the loops that run beside the handler."""
         return ()
