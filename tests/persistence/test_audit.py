@@ -33,8 +33,8 @@ from holdfast.persistence.server.connections import connected
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
-class Books:
-    """Writes one account's history as the service would leave it."""
+class AccountHistory:
+    """Writes one account's history as the service would."""
 
     def __init__(self, connection: Connection, account_id: str) -> None:
         self.connection = connection
@@ -205,7 +205,7 @@ class Books:
         )
 
     def store(self, name: str) -> None:
-        """A task's result, and the content behind it."""
+        """Write an asset of a task, and its content."""
         content = {"sha256": "0" * 64, "content_type": "image/png"}
         self.connection.execute(
             insert(tables.assets).values(
@@ -222,7 +222,7 @@ class Books:
         self.connection.execute(insert(tables.contents).values(claimed_at=START, **content))
 
     def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
-        """Let the owner of a task listen to these kinds, and write their events."""
+        """Subscribe a task's webhook to these kinds, and write their events."""
         request_id = f"task_{name}"
         request = {"hold_id": f"hold_{name}", "webhook_url": "https://example.com", "webhook_events": [*kinds]}
         state = {
@@ -254,7 +254,7 @@ class Books:
             )
 
     def order(self, name: str, *events: PaymentEvent) -> None:
-        """A card order of ten credits that has taken these events in."""
+        """Write a card order of ten credits to which these events were applied."""
         order_id = f"ord_{name}"
         request = OrderRequest(
             order_id=order_id,
@@ -334,7 +334,7 @@ def refund(name: str) -> PaymentEvent:
 
 def write_books(connection: Connection) -> None:
     """Two accounts with every kind of operation and every kind of task."""
-    ada = Books(connection, "acct_ada")
+    ada = AccountHistory(connection, "acct_ada")
     ada.credit(10_000_000)
     ada.task("done", 3_000_000)
     ada.task("open", 1_000_000)
@@ -348,12 +348,12 @@ def write_books(connection: Connection) -> None:
     ada.end("free", "succeeded", 0)
     ada.reverse(9_000_000)
     ada.credit(100_000)
-    bob = Books(connection, "acct_bob")
+    bob = AccountHistory(connection, "acct_bob")
     bob.credit(5_000_000)
     bob.task("failed", 5_000_000)
     bob.end("failed", "failed", None)
-    Books(connection, "acct_new")
-    cho = Books(connection, "acct_cho")
+    AccountHistory(connection, "acct_new")
+    cho = AccountHistory(connection, "acct_cho")
     cho.order("paid", payment("paid"))
     cho.order("back", payment("back"), refund("back"))
     cho.order("new")
@@ -362,7 +362,7 @@ def write_books(connection: Connection) -> None:
 
 @pytest.fixture
 def books_url(database_url: str) -> str:
-    """A database with an honest history."""
+    """A database with a valid history."""
     with connected(database_url) as connection:
         write_books(connection)
     return database_url
@@ -378,7 +378,7 @@ def broken(url: str) -> dict[str, str]:
 
 
 def tamper(url: str, *statements: str) -> None:
-    """Change rows as nobody may: past the tables' triggers."""
+    """Change rows without the tables' triggers."""
     with psycopg.connect(url) as connection:
         for table in ("operations", "postings", "payment_events"):
             connection.execute(f"alter table {table} disable trigger all")
@@ -431,13 +431,13 @@ ORPHANS = "every row belongs to a row that exists"
 
 
 def in_state(order_id: str, path: str, value: object) -> str:
-    """Change one thing inside an order's state."""
-    told = msgspec.json.encode(value).decode()
-    return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{told}') where order_id = '{order_id}'"
+    """Return SQL that changes one value in an order's state."""
+    encoded = msgspec.json.encode(value).decode()
+    return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{encoded}') where order_id = '{order_id}'"
 
 
-ANNOUNCED, HEARD = (rule.name for rule in EVENT_RULES)
-LISTED, RESERVED, CASH, KEPT = (rule.name for rule in ORDER_RULES)
+ANNOUNCED, RECORDED = (rule.name for rule in EVENT_RULES)
+LISTED, RESERVED, CASH, STORED = (rule.name for rule in ORDER_RULES)
 
 ADA = "account_id = 'acct_ada'"
 
@@ -450,7 +450,7 @@ ADA = "account_id = 'acct_ada'"
             {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES},
         ),
         (
-            # Both sides together: the sums still agree, the chain and the totals do not.
+            # Both postings: the sums still agree, the chain and the totals do not.
             [
                 f"update postings set amount_micro = amount_micro + 5 where {ADA} and number = 1 and line = 1",
                 f"update postings set amount_micro = amount_micro - 5 where {ADA} and number = 1 and line = 0",
@@ -467,7 +467,7 @@ ADA = "account_id = 'acct_ada'"
         (["update accounts set chain_head = sha256('') where id = 'acct_new'"], {NEWEST}),
         (["update accounts set operation_count = 11 where id = 'acct_ada'"], {NEWEST, COUNTS}),
         (
-            # The history's tail cut off, totals put back to match: the head gives it away.
+            # The last operations deleted and the totals reset to match: the chain head differs.
             [
                 f"delete from postings where {ADA} and number = 10",
                 f"delete from operations where {ADA} and number = 10",
@@ -531,8 +531,8 @@ ADA = "account_id = 'acct_ada'"
         ([in_state("ord_back", "{moves,1,amount_micro}", 3_000_000)], {NET, LISTED}),
         ([in_state("ord_back", "{facts,refunds,re_back,amount_micro}", 1)], {NET}),
         ([in_state("ord_back", "{moves,1,operation_id}", "op_x")], {LISTED, HISTORY}),
-        ([in_state("ord_paid", "{event_ids}", [])], {KEPT}),
-        ([in_state("ord_new", "{event_ids}", ["evt_unheard"])], {KEPT}),
+        ([in_state("ord_paid", "{event_ids}", [])], {STORED}),
+        ([in_state("ord_new", "{event_ids}", ["evt_unknown"])], {STORED}),
         (
             [
                 "update orders set request = jsonb_set(request::jsonb, '{operation_id}', '\"op_y\"')"
@@ -540,11 +540,11 @@ ADA = "account_id = 'acct_ada'"
             ],
             {RESERVED},
         ),
-        (["delete from payment_events where event_id = 'evt_back_2'"], {KEPT}),
-        (["update payment_events set verdict = 'refused' where event_id = 'evt_paid_1'"], {KEPT}),
-        (["update payment_events set order_id = 'ord_new' where event_id = 'evt_paid_1'"], {KEPT}),
-        (["update payment_events set order_id = 'ord_x' where event_id = 'evt_paid_1'"], {KEPT, ORPHANS}),
-        (["delete from orders where order_id = 'ord_paid'"], {LISTED, KEPT, ORPHANS}),
+        (["delete from payment_events where event_id = 'evt_back_2'"], {STORED}),
+        (["update payment_events set verdict = 'refused' where event_id = 'evt_paid_1'"], {STORED}),
+        (["update payment_events set order_id = 'ord_new' where event_id = 'evt_paid_1'"], {STORED}),
+        (["update payment_events set order_id = 'ord_x' where event_id = 'evt_paid_1'"], {STORED, ORPHANS}),
+        (["delete from orders where order_id = 'ord_paid'"], {LISTED, STORED, ORPHANS}),
         (
             ["update operations set amount_micro = 1 where operation_id = 'op_reserved_paid'"],
             {LISTED, SHAPES, CHAINS},
@@ -566,7 +566,7 @@ ADA = "account_id = 'acct_ada'"
         (["update outbox set kind = 'task.succeeded' where kind = 'task.assets_ready'"], {ANNOUNCED}),
         (["update tasks set request = '{\"hold_id\": \"hold_gone\"}' where request_id = 'task_gone'"], {ANNOUNCED}),
         (["update outbox set request_id = 'task_x' where kind = 'task.succeeded'"], {ANNOUNCED, ORPHANS}),
-        (["update tasks set state = '{}' where request_id = 'task_done'"], {HEARD}),
+        (["update tasks set state = '{}' where request_id = 'task_done'"], {RECORDED}),
         (["update outbox set status = 'given_up', request_id = 'task_gone'"], {ANNOUNCED}),
     ],
 )
@@ -598,9 +598,9 @@ def test_a_fault_of_the_history_names_its_operation(books_url: str) -> None:
 
 def test_overspending_is_found_even_when_all_sums_agree(database_url: str) -> None:
     with connected(database_url) as connection:
-        books = Books(connection, "acct_eve")
-        books.credit(1_000_000)
-        overdrawn = AccountState("acct_eve", number=1, balance_micro=9_000_000, chain_head=books.state.chain_head)
+        history = AccountHistory(connection, "acct_eve")
+        history.credit(1_000_000)
+        overdrawn = AccountState("acct_eve", number=1, balance_micro=9_000_000, chain_head=history.state.chain_head)
         decided = decide_hold(
             overdrawn,
             operation_id="op_eve",
@@ -611,8 +611,8 @@ def test_overspending_is_found_even_when_all_sums_agree(database_url: str) -> No
         )
         assert isinstance(decided, Operation)
         forged = replace(decided, balance_after_micro=1_000_000)
-        forged = replace(forged, chain_hash=forged.hash_after(books.state.chain_head))
-        books.write(forged)
+        forged = replace(forged, chain_hash=forged.hash_after(history.state.chain_head))
+        history.write(forged)
         connection.commit()
     found = broken(database_url)
     assert FLOORS in found

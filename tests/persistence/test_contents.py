@@ -1,4 +1,4 @@
-"""Who may store a content and who may remove it: claims, dooms, and what they make of each other."""
+"""Contents of the asset store: claims, marks for deletion, and how they exclude each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(database_url: str) -> Iterator[Connection]:
 
 
 def refer(rows: Connection, to: Content, request_id: str = "task_1", **columns: Any) -> None:
-    """An asset that refers to a content."""
+    """Write an asset that refers to a content."""
     values = {
         "account_id": "acct_1", "request_id": request_id, "position": 0, "asset_id": f"asset_{request_id}",
         "sha256": to.sha256, "bytes": 1, "content_type": to.content_type, "created_at": LONG_AGO,
@@ -48,44 +48,44 @@ def refer(rows: Connection, to: Content, request_id: str = "task_1", **columns: 
     rows.execute(tables.assets.insert().values(**(values | columns)))
 
 
-def doomed(rows: Connection, at: datetime = NOW) -> list[Content]:
+def marked(rows: Connection, at: datetime = NOW) -> list[Content]:
     return mark_contents(rows, at, after=START, page_max=100).contents
 
 
-def test_what_nothing_refers_to_is_doomed_once_its_claim_is_over(rows: Connection) -> None:
+def test_an_unreferenced_content_is_marked_once_its_claim_has_expired(rows: Connection) -> None:
     assert claim_content(rows, content("a"), CLAIM_OVER)
     assert claim_content(rows, content("b"), NOW - timedelta(seconds=CLAIM_S - 1))
-    assert doomed(rows) == [content("a")]
-    assert doomed(rows) == []
+    assert marked(rows) == [content("a")]
+    assert marked(rows) == []
 
 
-def test_what_an_asset_refers_to_stays_until_the_last_one_goes(rows: Connection) -> None:
+def test_a_content_is_retained_while_any_asset_refers_to_it(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
     refer(rows, content("a"), "task_1")
     refer(rows, content("a"), "task_2")
-    assert doomed(rows) == []
+    assert marked(rows) == []
     rows.execute(text("delete from assets where request_id = 'task_1'"))
-    assert doomed(rows) == []
+    assert marked(rows) == []
     rows.execute(text("delete from assets"))
-    assert doomed(rows) == [content("a")]
+    assert marked(rows) == [content("a")]
 
 
-def test_an_asset_of_another_type_keeps_only_its_own_file(rows: Connection) -> None:
+def test_an_asset_protects_only_the_content_of_its_own_type(rows: Connection) -> None:
     other = content("a")._replace(content_type="image/gif")
     claim_content(rows, content("a"), LONG_AGO)
     claim_content(rows, other, LONG_AGO)
     refer(rows, other)
-    assert doomed(rows) == [content("a")]
+    assert marked(rows) == [content("a")]
 
 
-def test_a_new_claim_saves_an_old_content_and_an_old_one_takes_nothing_back(rows: Connection) -> None:
+def test_a_new_claim_protects_and_an_older_one_shortens_nothing(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
     assert claim_content(rows, content("a"), NOW)
     assert claim_content(rows, content("a"), LONG_AGO)
-    assert doomed(rows) == []
+    assert marked(rows) == []
 
 
-def test_what_is_being_removed_cannot_be_claimed_until_it_is_forgotten(rows: Connection) -> None:
+def test_a_marked_content_cannot_be_claimed_until_its_row_is_deleted(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
     found = mark_contents(rows, NOW, after=START, page_max=100)
     assert not claim_content(rows, content("a"), NOW)
@@ -93,19 +93,19 @@ def test_what_is_being_removed_cannot_be_claimed_until_it_is_forgotten(rows: Con
     assert claim_content(rows, content("a"), NOW)
 
 
-def test_a_removal_never_finished_is_taken_up_and_the_late_one_forgets_nothing(rows: Connection) -> None:
+def test_an_unfinished_delete_is_repeated_and_a_late_one_deletes_no_row(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
-    assert doomed(rows, NOW) == [content("a")]
-    assert doomed(rows, NOW + timedelta(seconds=LEASE_S)) == []
+    assert marked(rows, NOW) == [content("a")]
+    assert marked(rows, NOW + timedelta(seconds=LEASE_S)) == []
     later = NOW + timedelta(seconds=LEASE_S + 1)
-    assert doomed(rows, later) == [content("a")]
+    assert marked(rows, later) == [content("a")]
     delete_marked(rows, {content("a"): NOW})
     assert not claim_content(rows, content("a"), later)
     delete_marked(rows, {content("a"): later})
     assert claim_content(rows, content("a"), later)
 
 
-def test_pages_pass_everything_and_begin_again(rows: Connection) -> None:
+def test_pages_cover_all_contents_and_start_again(rows: Connection) -> None:
     for letter in "0a9f":
         claim_content(rows, content(letter), LONG_AGO)
     claim_content(rows, content("a")._replace(content_type="video/mp4"), LONG_AGO)
@@ -118,43 +118,45 @@ def test_pages_pass_everything_and_begin_again(rows: Connection) -> None:
     assert after == START
 
 
-def test_a_claim_and_a_doom_at_the_same_moment_never_both_stand(database_url: str) -> None:
+def test_of_a_concurrent_claim_and_mark_only_one_succeeds(database_url: str) -> None:
     for number in range(20):
         one = Content(f"{number:064x}", "image/png")
         with connected(database_url) as rows:
             claim_content(rows, one, LONG_AGO)
             rows.commit()
         start = threading.Barrier(2)
-        said: dict[str, bool] = {}
+        outcome: dict[str, bool] = {}
 
-        def storing(one: Content = one, start: threading.Barrier = start, said: dict[str, bool] = said) -> None:
+        def storing(
+            one: Content = one, start: threading.Barrier = start, outcome: dict[str, bool] = outcome
+        ) -> None:
             with connected(database_url) as rows:
                 start.wait()
-                said["claimed"] = claim_content(rows, one, NOW)
+                outcome["claimed"] = claim_content(rows, one, NOW)
                 rows.commit()
 
         thread = threading.Thread(target=storing)
         thread.start()
         with connected(database_url) as rows:
             start.wait()
-            said["doomed"] = one in doomed(rows)
+            outcome["marked"] = one in marked(rows)
             rows.commit()
         thread.join()
-        assert said["claimed"] != said["doomed"]
+        assert outcome["claimed"] != outcome["marked"]
 
 
-def test_an_uncommitted_claim_is_not_overtaken(database_url: str) -> None:
+def test_an_uncommitted_claim_prevents_marking(database_url: str) -> None:
     with connected(database_url) as storing, connected(database_url) as sweeping:
         claim_content(storing, content("a"), LONG_AGO)
         storing.commit()
         claim_content(storing, content("a"), NOW)
-        assert doomed(sweeping) == []
+        assert marked(sweeping) == []
         sweeping.commit()
         storing.commit()
-        assert doomed(sweeping) == []
+        assert marked(sweeping) == []
 
 
-def test_tasks_are_due_when_they_have_ended_and_all_their_assets_are_past_their_time(rows: Connection) -> None:
+def test_ended_tasks_are_found_once_all_their_assets_have_expired(rows: Connection) -> None:
     times = {"task_whole": (-5, -1), "task_part": (-5, 1), "task_review": (-5, -5), "task_first": (-9, -9)}
     for name, ends in times.items():
         status = "review" if name == "task_review" else "succeeded"

@@ -1,4 +1,4 @@
-"""Several COPYs in one request: all of them inside one transaction, or none."""
+"""Several COPYs in one request: all of them in one transaction, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def counted(database_url: str) -> tuple[int, int]:
-    """What another connection sees of the two tables."""
+    """Return how many rows of the two tables another connection finds."""
     with psycopg.connect(database_url) as other:
         row = other.execute("select (select count(*) from one), (select count(*) from two)").fetchone()
     assert row is not None
@@ -65,7 +65,7 @@ def test_copies_belong_to_the_open_transaction(connection: psycopg.Connection[An
     ],
     ids=["first refused", "second refused", "NUL", "wrong type", "no such table", "no SQL"],
 )
-def test_the_first_error_is_raised_and_nothing_stays(
+def test_the_first_error_is_raised_and_nothing_is_stored(
     connection: psycopg.Connection[Any],
     database_url: str,
     copies: list[tuple[str, str]],
@@ -90,13 +90,13 @@ def test_an_error_in_the_middle_of_a_long_text_is_raised(
     assert counted(database_url) == (0, 0)
 
 
-def test_a_text_of_many_chunks_arrives_whole(connection: psycopg.Connection[Any]) -> None:
+def test_a_text_of_many_chunks_is_copied_completely(connection: psycopg.Connection[Any]) -> None:
     body = "é" * CHUNK_BYTES + "end"
     copy_all(connection, [(ONE, f"1\t{body}\n2\tshort\n"), (TWO, "1\n")])
     assert connection.execute("select body from one order by id").fetchall() == [(body,), ("short",)]
 
 
-def test_a_text_without_a_utf8_form_is_refused_before_anything_is_sent(
+def test_text_without_a_utf8_form_is_refused_before_anything_is_sent(
     connection: psycopg.Connection[Any], database_url: str
 ) -> None:
     with pytest.raises(UnicodeEncodeError):
@@ -110,9 +110,7 @@ def test_nothing_to_copy_sends_nothing(connection: psycopg.Connection[Any]) -> N
     assert connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
-def test_a_connection_that_is_cut_off_is_a_broken_one(
-    connection: psycopg.Connection[Any], database_url: str
-) -> None:
+def test_a_connection_that_is_cut_counts_as_broken(connection: psycopg.Connection[Any], database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("select pg_terminate_backend(%s)", (connection.info.backend_pid,))
     long = "".join(f"{number}\t{'z' * 1000}\n" for number in range(20 * CHUNK_BYTES // 1000))

@@ -79,16 +79,14 @@ async def test_times_are_read_in_utc(database: Database) -> None:
     assert zone == "UTC"
 
 
-async def test_a_lost_connection_is_retried_once_unseen(database: Database, database_url: str) -> None:
+async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, database_url: str) -> None:
     await database.read(one)
     assert await trio.to_thread.run_sync(backends_ended, database_url) == 1
     assert await database.read(one) == 1
     assert database.gate.is_open
 
 
-async def test_a_read_whose_connection_is_lost_twice_is_away_and_closes_the_gate(
-    database: Database, database_url: str
-) -> None:
+async def test_a_read_that_loses_two_connections_closes_the_gate(database: Database, database_url: str) -> None:
     attempts = 0
 
     def cut(connection: Connection) -> None:
@@ -127,9 +125,9 @@ async def test_a_slow_read_times_out_and_leaves_the_gate_open(database_url: str)
     database.close()
 
 
-async def test_a_closed_gate_turns_reads_away_with_its_reason(database: Database) -> None:
-    database.gate.close("gone fishing")
-    with pytest.raises(DatabaseAway, match="gone fishing") as caught:
+async def test_a_closed_gate_refuses_reads_with_its_reason(database: Database) -> None:
+    database.gate.close("under maintenance")
+    with pytest.raises(DatabaseAway, match="under maintenance") as caught:
         await database.read(one)
     assert caught.value.retry_after_s == 1.0
 
@@ -169,7 +167,7 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
     database.close()
 
 
-async def test_the_writers_connection_has_bounded_waits_and_no_autocommit(database: Database) -> None:
+async def test_the_writers_connection_has_timeouts_and_no_autocommit(database: Database) -> None:
     def look() -> tuple[bool, list[str]]:
         with database.connect_writer() as connection:
             names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "timezone")
@@ -179,7 +177,7 @@ async def test_the_writers_connection_has_bounded_waits_and_no_autocommit(databa
     assert await trio.to_thread.run_sync(look) == (False, ["15s", "5s", "15s", "UTC"])
 
 
-async def test_only_a_database_that_was_there_is_counted_as_gone() -> None:
+async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
     gate = DatabaseGate()
 
     def gone_count() -> float:
@@ -215,7 +213,7 @@ async def test_waiters_pass_when_the_gate_opens(autojump_clock: trio.testing.Moc
     assert sorted(passed) == [0, 1, 2]
 
 
-async def test_the_watcher_opens_the_gate_and_opens_it_again_after_a_reported_loss(database_url: str) -> None:
+async def test_the_watcher_opens_the_gate_and_reopens_it_after_a_loss(database_url: str) -> None:
     database = Database(database_url)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -272,7 +270,9 @@ async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_what_a_fault_says_about_the_database(exc: Exception, reading: str | None, writing: str | None) -> None:
+def test_faults_are_classified_as_away_slow_or_neither(
+    exc: Exception, reading: str | None, writing: str | None
+) -> None:
     assert trouble_of(exc) == reading
     assert trouble_of(exc, writing=True) == writing
     assert is_away(exc) is (reading == "away")
@@ -286,7 +286,7 @@ def test_what_a_fault_says_about_the_database(exc: Exception, reading: str | Non
 
 
 class Frozen:
-    """A server that takes connections and statements and answers nothing: its processes are stopped."""
+    """A server that accepts connections and statements and sends nothing: its processes are stopped."""
 
     def __init__(self, url: str) -> None:
         with psycopg.connect(url) as connection:
@@ -306,7 +306,7 @@ class Frozen:
 
 @pytest.fixture
 def frozen(postgres_url: str) -> Iterator[Callable[[], Frozen]]:
-    """Freezes the session's server; thawed at the latest when the test ends."""
+    """Freezes the session's server; it is resumed at the latest when the test ends."""
     server = Frozen(postgres_url)
 
     def freeze() -> Frozen:
@@ -317,7 +317,7 @@ def frozen(postgres_url: str) -> Iterator[Callable[[], Frozen]]:
     server.signal(signal.SIGCONT)
 
 
-async def test_a_frozen_server_holds_no_caller_and_gives_the_threads_back(
+async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
     database_url: str, frozen: Callable[[], Frozen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PROBE_S", 1)
@@ -348,7 +348,7 @@ async def test_a_frozen_server_holds_no_caller_and_gives_the_threads_back(
             nursery.cancel_scope.cancel()
 
 
-async def test_a_held_table_makes_the_database_slow_until_it_is_free(
+async def test_a_locked_table_makes_the_database_slow_until_released(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PROBE_S", 1)
@@ -368,7 +368,7 @@ async def test_a_held_table_makes_the_database_slow_until_it_is_free(
                 await database.gate.wait_closed()
                 assert database.gate.state == "slow"
                 assert "lock" in database.gate.reason or "timeout" in database.gate.reason
-                # No caller waits for it again.
+                # No later caller waits for it.
                 with pytest.raises(DatabaseAway, match="timeout"), trio.fail_after(0.5):
                     await database.read(look)
             await database.gate.wait_open()
@@ -384,7 +384,7 @@ async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None
         connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
     with pytest.raises(DatabaseAway, match="read-only"):
         await database.open()
-    # Units of work meet it on connections of their own.
+    # :meth:`Database.work` has connections of its own.
     database.close()
     database.gate.open()
     with pytest.raises(DatabaseAway):
@@ -393,7 +393,7 @@ async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None
     database.close()
 
 
-async def test_many_time_outs_without_a_success_close_the_gate_and_a_success_forgives_them(
+async def test_many_timeouts_close_the_gate_unless_a_read_succeeds(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     gate = DatabaseGate()
@@ -412,7 +412,7 @@ async def test_many_time_outs_without_a_success_close_the_gate_and_a_success_for
     assert (gate.is_open, gate.state, gate.reason) == (False, "slow", "slow")
 
 
-async def test_a_stalled_journal_keeps_the_gate_closed_whatever_probes_say() -> None:
+async def test_a_stalled_journal_keeps_the_gate_closed_despite_probes() -> None:
     gate = DatabaseGate()
     gate.open()
     with gate.stalled("a commit was not answered"):
@@ -421,7 +421,7 @@ async def test_a_stalled_journal_keeps_the_gate_closed_whatever_probes_say() -> 
     assert (gate.is_open, gate.state) == (True, "available")
 
 
-async def test_a_moment_away_costs_no_waiting_read_its_answer(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_short_outage_fails_no_read_under_way(autojump_clock: trio.testing.MockClock) -> None:
     gate = DatabaseGate()
     gate.open()
     with trio.move_on_after(60) as short, gate.cutting_short(short):

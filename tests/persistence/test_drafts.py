@@ -1,4 +1,4 @@
-"""A batch made ready as if all of it fitted: of a unit that falls nothing is written, and nothing else is lost."""
+"""Batches prepared as if every unit passed: a void unit writes nothing, and no other unit is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
 
 @pytest.fixture
 def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to look at the rows with."""
+    """A connection to read the rows with."""
     with closing(psycopg.connect(database_url, autocommit=True)) as connection:
         yield connection
 
@@ -64,13 +64,13 @@ def writer(database_url: str) -> Iterator[BatchWriter]:
 
 @pytest.fixture(params=[1, 10_000], ids=["copied", "not copied"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New rows go in by COPY, or by statements."""
+    """New rows are written by COPY, or by statements."""
     monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", request.param)
 
 
 @dataclass
-class Books:
-    """Decides one account's units on a memory of its own. Each brings a key that tells it from all others."""
+class AccountUnits:
+    """Decides one account's units on a state of its own. Each unit writes an API key that identifies it."""
 
     account_id: str = field(default_factory=lambda: new_id("acct"))
     marks: list[str] = field(default_factory=list)
@@ -112,8 +112,8 @@ class Books:
         )
         return self._unit(operation)
 
-    def asks(self) -> Unit:
-        """A refusal's question: it moves nothing."""
+    def check(self) -> Unit:
+        """Return the unit of a refusal: it only checks its fence."""
         return Unit(fences=(Fence("account", self.account_id, self.state.version),), moves=False)
 
     def _unit(
@@ -139,14 +139,14 @@ class Books:
         return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
 
 
-def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
-    books = [Books() for _ in range(how_many)]
-    assert set(written(writer, [book.opening() for book in books])) == {Committed()}
-    return books
+def opened(writer: BatchWriter, how_many: int = 1) -> list[AccountUnits]:
+    accounts = [AccountUnits() for _ in range(how_many)]
+    assert set(written(writer, [account.opening() for account in accounts])) == {Committed()}
+    return accounts
 
 
 def written(writer: BatchWriter, units: Sequence[Unit]) -> list[UnitResult]:
-    """What becomes of a batch that is handed over as the journal does."""
+    """Write a batch as the journal does."""
     ready = prepare(units)
     assert ready is not None
     return writer.write(units, ready)
@@ -169,21 +169,21 @@ def committed(units: Sequence[Unit], verdicts: Sequence[UnitResult]) -> list[Uni
 
 
 def found(rows: psycopg.Connection[Any], query: str) -> list[Any]:
-    """The first column."""
+    """Return the first column."""
     return [row[0] for row in rows.execute(query).fetchall()]
 
 
-def assert_exactly_these_stand(rows: psycopg.Connection[Any], standing: Sequence[Unit]) -> None:
-    """Every row of ``standing`` is there, no row of any other unit is, and the heads are their last ones."""
-    assert set(found(rows, "select key_id from api_keys")) == marks_of(standing)
-    operations = rows_of(standing, Operation)
+def assert_only_these_rows(rows: psycopg.Connection[Any], expected: Sequence[Unit]) -> None:
+    """Check that the rows are those of ``expected``, and the heads their last ones."""
+    assert set(found(rows, "select key_id from api_keys")) == marks_of(expected)
+    operations = rows_of(expected, Operation)
     ids = {operation.operation_id for operation in operations}
     assert set(found(rows, "select operation_id from operations")) == ids
     postings = sum(len(operation.postings) for operation in operations)
     assert found(rows, "select count(*) from postings") == [postings]
-    keys = {row.probe.key for row in rows_of(standing, IdempotencyRow)}
+    keys = {row.probe.key for row in rows_of(expected, IdempotencyRow)}
     assert set(found(rows, "select key from idempotency_records")) == keys
-    heads = {head.id: head for head in rows_of(standing, AccountHead)}
+    heads = {head.id: head for head in rows_of(expected, AccountHead)}
     query = "select id, version, operation_count, balance_micro, held_micro, chain_head from accounts"
     for row in rows.execute(query).fetchall():
         if row[1] > 0:
@@ -194,29 +194,29 @@ def assert_exactly_these_stand(rows: psycopg.Connection[Any], standing: Sequence
 def assert_sound(url: str) -> None:
     with connected(url) as connection:
         checks = run_audit(connection)
-    # No task goes with these holds, and no usage with what ends them.
-    strangers = ("task", "usage")
-    assert [check for check in checks if not check.ok and not any(word in check.name for word in strangers)] == []
+    # These holds have no tasks, and their captures no usage.
+    unrelated = ("task", "usage")
+    assert [check for check in checks if not check.ok and not any(word in check.name for word in unrelated)] == []
 
 
-# ------------------------------------------------------------------------------------------------- units that fall
+# --------------------------------------------------------------------------------------------------- void units
 
 
 @pytest.mark.parametrize("how_many", [3, BULK_ROWS + 3], ids=["few", "copied"])
-@pytest.mark.parametrize("falls", ["first", "last"])
-def test_a_void_unit_writes_nothing_and_the_head_is_the_last_committed_one(
-    writer: BatchWriter, rows: psycopg.Connection[Any], how_many: int, falls: str
+@pytest.mark.parametrize("void", ["first", "last"])
+def test_a_void_unit_writes_nothing_and_leaves_the_committed_head(
+    writer: BatchWriter, rows: psycopg.Connection[Any], how_many: int, void: str
 ) -> None:
     ours, neighbour = opened(writer, 2)
     gone = (Fence("task", "task_gone", 7),)
     last = how_many - 1
-    bad = 0 if falls == "first" else last
+    bad = 0 if void == "first" else last
     units = [ours.credit(fences=gone if place == bad else ()) for place in range(how_many)]
     units += [neighbour.credit()]
     verdicts = written(writer, units)
-    standing = [] if falls == "first" else units[:last]
-    assert committed(units, verdicts) == [*standing, units[-1]]
-    assert_exactly_these_stand(rows, [*standing, units[-1]])
+    expected = [] if void == "first" else units[:last]
+    assert committed(units, verdicts) == [*expected, units[-1]]
+    assert_only_these_rows(rows, [*expected, units[-1]])
 
 
 @pytest.mark.usefixtures("either_way")
@@ -228,81 +228,83 @@ def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    books = opened(writer, 4)
-    standing: list[Unit] = []
-    happened: Counter[str] = Counter()
+    accounts = opened(writer, 4)
+    expected: list[Unit] = []
+    counts: Counter[str] = Counter()
     for _ in range(6):
-        batch = [_some_unit(rng, rng.choice(books)) for _ in range(rng.randrange(1, 14))]
+        batch = [_some_unit(rng, rng.choice(accounts)) for _ in range(rng.randrange(1, 14))]
         verdicts = written(writer, batch)
-        happened.update(kinds(verdicts))
-        standing += committed(batch, verdicts)
-        for place, book in enumerate(books):
-            books[place] = _reloaded(rows, book)
-    assert_exactly_these_stand(rows, [unit for unit in standing if unit.moves])
-    assert happened["Committed"]
-    assert happened["Stale"]
+        counts.update(kinds(verdicts))
+        expected += committed(batch, verdicts)
+        for place, account in enumerate(accounts):
+            accounts[place] = _reloaded(rows, account)
+    assert_only_these_rows(rows, [unit for unit in expected if unit.moves])
+    assert counts["Committed"]
+    assert counts["Stale"]
     assert_sound(database_url)
 
 
-def _some_unit(rng: random.Random, book: Books) -> Unit:
+def _some_unit(rng: random.Random, account: AccountUnits) -> Unit:
     luck = rng.random()
     if luck < 0.12:
-        return book.asks()
+        return account.check()
     if luck < 0.24:
-        return book.credit(fences=(Fence("task", "task_gone", 7),))
+        return account.credit(fences=(Fence("task", "task_gone", 7),))
     if luck < 0.5:
-        return book.credit(key=f"k{rng.randrange(4)}")
-    if luck < 0.6 and book.state.balance_micro - book.state.held_micro >= 30:
-        return book.hold(new_id("hold"))
-    if luck < 0.75 and book.state.holds:
-        return book.release(next(iter(book.state.holds)))
-    return book.credit()
+        return account.credit(key=f"k{rng.randrange(4)}")
+    if luck < 0.6 and account.state.balance_micro - account.state.held_micro >= 30:
+        return account.hold(new_id("hold"))
+    if luck < 0.75 and account.state.holds:
+        return account.release(next(iter(account.state.holds)))
+    return account.credit()
 
 
-def _reloaded(rows: psycopg.Connection[Any], book: Books) -> Books:
-    """What an actor does whose units fell: think anew from the rows."""
-    fresh = Books(book.account_id, book.marks)
+def _reloaded(rows: psycopg.Connection[Any], account: AccountUnits) -> AccountUnits:
+    """Load the state from the rows, as an actor does whose units are void."""
+    fresh = AccountUnits(account.account_id, account.marks)
     head = rows.execute(
         "select version, operation_count, balance_micro, held_micro, chain_head from accounts where id = %s",
-        (book.account_id,),
+        (account.account_id,),
     ).fetchone()
     assert head is not None
     version, number, balance_micro, held_micro, chain_head = head
     query = "select hold_id, amount_micro from holds where account_id = %s and settled_number is null"
     fresh.state = AccountState(
-        book.account_id,
+        account.account_id,
         version=version,
         number=number,
         balance_micro=balance_micro,
         held_micro=held_micro,
-        holds=dict(rows.execute(query, (book.account_id,)).fetchall()),
+        holds=dict(rows.execute(query, (account.account_id,)).fetchall()),
         chain_head=bytes(chain_head),
     )
     return fresh
 
 
-def test_a_batch_of_which_nothing_stands_leaves_no_mark(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
-    [book] = opened(writer)
+def test_a_batch_without_committed_units_leaves_no_marker(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [account] = opened(writer)
     batches = found(rows, "select count(*) from journal_batches")
-    unit = book.credit(fences=(Fence("task", "task_gone", 7),), more=(SignInRow("email:a", 1, AT, {}),))
+    unit = account.credit(fences=(Fence("task", "task_gone", 7),), more=(SignInRow("email:a", 1, AT, {}),))
     first_sign_in = Unit(fences=(Fence("sign_in", "email:a", 0), Fence("task", "task_gone", 7)))
     assert kinds(written(writer, [unit, first_sign_in])) == ["Stale", "Stale"]
     assert found(rows, "select count(*) from journal_batches") == batches
     assert found(rows, "select key from sign_ins") == []
-    assert_exactly_these_stand(rows, [])
+    assert_only_these_rows(rows, [])
 
 
-def test_rows_that_need_no_fence_stand_beside_units_that_fall(
+def test_rows_without_a_fence_are_written_beside_void_units(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
-    free = Unit(rows=(book.mark(),))
-    batch = [book.credit(fences=(Fence("task", "task_gone", 7),)), free, book.asks()]
+    [account] = opened(writer)
+    free = Unit(rows=(account.mark(),))
+    batch = [account.credit(fences=(Fence("task", "task_gone", 7),)), free, account.check()]
     assert kinds(written(writer, batch)) == ["Stale", "Committed", "Stale"]
-    assert_exactly_these_stand(rows, [free])
+    assert_only_these_rows(rows, [free])
 
 
-def test_an_empty_batch_asks_and_writes_nothing(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
     ready = prepare([])
     assert ready is not None
     assert ready.preconditions.is_empty
@@ -311,21 +313,23 @@ def test_an_empty_batch_asks_and_writes_nothing(writer: BatchWriter, rows: psyco
     assert found(rows, "select count(*) from journal_batches") == [0]
 
 
-# ---------------------------------------------------------------------------------------------- units that are sick
+# ------------------------------------------------------------------------------------------------- broken units
 
 
 WRONG: Any = 5
 NEVER_READY = {"a time that is none", "a row that nothing writes"}
-SICK: dict[str, Callable[[Books], Unit]] = {
-    "a time that is none": lambda book: book.credit(more=(ApiKeyRevokedRow("a", "k", WRONG),)),
-    "a row that nothing writes": lambda book: book.credit(more=(WRONG,)),
-    "NUL in a row": lambda book: book.credit(more=(ApiKeyRevokedRow("a", "a\x00b", AT),)),
-    "NUL in a fence": lambda book: book.credit(fences=(Fence("task", "a\x00b", 1),)),
-    "no UTF-8 in a fence": lambda book: book.credit(fences=(Fence("task", "\ud800", 1),)),
-    "no UTF-8 in a key": lambda book: book.credit(key="\ud800"),
-    "no UTF-8 in a new row": lambda book: book.credit(more=(SignInRow("\ud800", 1, AT, {}), _api_key("\ud800"))),
-    "NUL in a new row": lambda book: book.credit(more=(_api_key("\x00"),)),
-    "a key twice": lambda book: book.credit(more=(_api_key("same"), _api_key("same"))),
+BROKEN: dict[str, Callable[[AccountUnits], Unit]] = {
+    "a time that is none": lambda account: account.credit(more=(ApiKeyRevokedRow("a", "k", WRONG),)),
+    "a row that nothing writes": lambda account: account.credit(more=(WRONG,)),
+    "NUL in a row": lambda account: account.credit(more=(ApiKeyRevokedRow("a", "a\x00b", AT),)),
+    "NUL in a fence": lambda account: account.credit(fences=(Fence("task", "a\x00b", 1),)),
+    "no UTF-8 in a fence": lambda account: account.credit(fences=(Fence("task", "\ud800", 1),)),
+    "no UTF-8 in a key": lambda account: account.credit(key="\ud800"),
+    "no UTF-8 in a new row": lambda account: account.credit(
+        more=(SignInRow("\ud800", 1, AT, {}), _api_key("\ud800"))
+    ),
+    "NUL in a new row": lambda account: account.credit(more=(_api_key("\x00"),)),
+    "a key twice": lambda account: account.credit(more=(_api_key("same"), _api_key("same"))),
 }
 
 
@@ -334,18 +338,18 @@ def _api_key(key_id: str) -> ApiKeyRow:
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("name", SICK)
+@pytest.mark.parametrize("name", BROKEN)
 def test_a_failing_unit_is_voided_with_those_decided_on_it(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     name: str,
 ) -> None:
-    neighbour, sick = opened(writer, 2)
-    batch = [neighbour.credit(), SICK[name](sick), sick.credit(), neighbour.credit(key="k")]
+    neighbour, broken = opened(writer, 2)
+    batch = [neighbour.credit(), BROKEN[name](broken), broken.credit(), neighbour.credit(key="k")]
     ready = prepare(batch)
     assert (ready is None) == (name in NEVER_READY)
     assert kinds(writer.write(batch, ready)) == ["Committed", "Broken", "Stale", "Committed"]
-    assert_exactly_these_stand(rows, [batch[0], batch[3]])
+    assert_only_these_rows(rows, [batch[0], batch[3]])
     after = neighbour.credit()
     assert written(writer, [after]) == [Committed()]
 
@@ -353,8 +357,8 @@ def test_a_failing_unit_is_voided_with_those_decided_on_it(
 # ------------------------------------------------------------------------------------------- connections that break
 
 
-class Doomed(psycopg.Connection[Any]):
-    """A connection whose session the operator ends before its n-th request of a kind."""
+class BreakingConnection(psycopg.Connection[Any]):
+    """A connection whose session is terminated before its n-th request of a kind."""
 
     ends_before: tuple[str, int] = ("", 0)
     seen: Counter[str]
@@ -380,48 +384,48 @@ class Doomed(psycopg.Connection[Any]):
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", ["statement", "wait", "commit"])
-def test_wherever_the_connection_breaks_a_batch_is_whole_or_not_there(
+def test_a_batch_is_atomic_wherever_the_connection_breaks(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
     database_url: str,
     kind: str,
 ) -> None:
-    """Broken ever later, until it breaks no more. A batch that is not there can be written as it is."""
+    """The connection breaks one request later each time. A batch that was not written can be written again."""
     ours, other = opened(writer, 2)
-    standing: list[Unit] = []
-    fate: Counter[str] = Counter()
+    expected: list[Unit] = []
+    outcomes: Counter[str] = Counter()
     for n in range(1, 60):
-        made: list[Doomed] = []
+        connections: list[BreakingConnection] = []
 
-        def connect(n: int = n, made: list[Doomed] = made) -> psycopg.Connection[Any]:
-            connection = Doomed.connect(database_url)
+        def connect(n: int = n, connections: list[BreakingConnection] = connections) -> psycopg.Connection[Any]:
+            connection = BreakingConnection.connect(database_url)
             connection.seen = Counter()
-            connection.ends_before = (kind, n) if not made else ("", 0)
-            made.append(connection)
+            connection.ends_before = (kind, n) if not connections else ("", 0)
+            connections.append(connection)
             return connection
 
-        fallen = Unit(fences=(Fence("account", ours.account_id, -5),), rows=(_api_key("fallen"),))
-        batch = [fallen, other.credit(key=f"k{n}"), other.credit()]
-        with closing(BatchWriter(connect, now=utc_now)) as unlucky:
+        stale = Unit(fences=(Fence("account", ours.account_id, -5),), rows=(_api_key("stale"),))
+        batch = [stale, other.credit(key=f"k{n}"), other.credit()]
+        with closing(BatchWriter(connect, now=utc_now)) as breaking:
             try:
-                verdicts = written(unlucky, batch)
+                verdicts = written(breaking, batch)
             except CommitUnanswered as lost:
-                durable = unlucky.look_up(lost.batch_id)
+                durable = breaking.look_up(lost.batch_id)
                 verdicts = lost.if_durable if durable else lost.if_void
-                fate["durable" if durable else "void"] += 1
+                outcomes["durable" if durable else "void"] += 1
             except ConnectionLost:
                 verdicts = [Stale(())] * 3
-                fate["lost"] += 1
+                outcomes["lost"] += 1
             assert kinds(verdicts)[0] == "Stale"
             if kinds(verdicts)[1:] != ["Committed"] * 2:
-                assert_exactly_these_stand(rows, standing)
-                assert kinds(written(unlucky, batch)) == ["Stale", "Committed", "Committed"]
-            standing += batch[1:]
-            assert_exactly_these_stand(rows, standing)
-        if len(made) == 1:
+                assert_only_these_rows(rows, expected)
+                assert kinds(written(breaking, batch)) == ["Stale", "Committed", "Committed"]
+            expected += batch[1:]
+            assert_only_these_rows(rows, expected)
+        if len(connections) == 1:
             break
-    assert len(made) == 1
-    assert fate["lost"] or fate["void"]
+    assert len(connections) == 1
+    assert outcomes["lost"] or outcomes["void"]
 
 
 # ------------------------------------------------------------------------------------------------- rows found again
@@ -469,7 +473,7 @@ def test_a_session_with_another_encoding_writes_the_same_text(
 
 
 def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: psycopg.Connection[Any]) -> None:
-    """Statistics of a day on which every account had one task must make no plan that reads all of an account's."""
+    """Statistics with one task for each account must not lead to a plan that reads all of an account's tasks."""
     rows.execute(
         "insert into tasks select 'acct_' || i, 'task_' || i, 1, 'queued', 'm', 'p', now(), now(), now(), false, "
         "'{}', '{}' from generate_series(1, 5000) i"
@@ -480,7 +484,7 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     )
     rows.execute("insert into holds select account_id, request_id, 1, request_id, 1, null from tasks")
     rows.execute("analyze tasks, usage_entries, holds")
-    asked = {
+    statements = {
         **{f"lock {kind}": sql for kind, sql in _LOCK.items()},
         "probe": _PROBE,
         **{
@@ -490,15 +494,15 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     }
     plans = {}
     with closing(Database(database_url).connect_writer()) as connection:
-        for name, sql in asked.items():
+        for name, sql in statements.items():
             wanted = sql.count("%s")
             for n in range(1, wanted + 1):
                 sql = sql.replace("%s", f"${n}", 1)  # noqa: PLW2901 - one by one
-            connection.execute(f"prepare asked as {sql}".encode())
+            connection.execute(f"prepare statements as {sql}".encode())
             nulls = ", ".join(["null"] * wanted)
-            lines = connection.execute(f"explain (costs off) execute asked({nulls})".encode()).fetchall()
+            lines = connection.execute(f"explain (costs off) execute statements({nulls})".encode()).fetchall()
             plans[name] = "\n".join(line for (line,) in lines)
-            connection.execute("deallocate asked")
+            connection.execute("deallocate statements")
     assert [name for name, plan in plans.items() if "Seq Scan" in plan or "Join Filter" in plan] == []
     assert "uq_tasks_request_id" in plans["lock task"]
     assert "uq_tasks_request_id" in plans["update tasks TaskChangedRow"]
@@ -511,11 +515,11 @@ def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     rows.execute("alter table accounts set (autovacuum_enabled = off)")
-    [book] = opened(writer)
+    [account] = opened(writer)
     rows.execute("analyze accounts")
     for _ in range(8):
-        assert written(writer, [book.credit()]) == [Committed()]
-    assert "Join Filter" in "".join(_plans(writer)), "a plan that reads all accounts: nothing is at stake here"
+        assert written(writer, [account.credit()]) == [Committed()]
+    assert "Join Filter" in "".join(_plans(writer)), "no plan reads all accounts, so this test shows nothing"
     many = opened(writer, 400)
     for start in range(0, 400, 50):
         assert set(written(writer, [one.credit() for one in many[start : start + 50]])) == {Committed()}
@@ -525,7 +529,7 @@ def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
 
 
 def _plans(writer: BatchWriter) -> list[str]:
-    """How the writer's own session goes about locking and changing accounts."""
+    """Return the plans by which the writer's session locks and changes accounts."""
     connection = writer._connection
     assert connection is not None
     known = connection.execute("select name, statement from pg_prepared_statements").fetchall()
@@ -539,10 +543,10 @@ def _plans(writer: BatchWriter) -> list[str]:
     return plans
 
 
-# ----------------------------------------------------------------------------------------------------- the question
+# ---------------------------------------------------------------------------------------------------- preconditions
 
 
-def test_a_question_names_each_row_once_and_new_sign_ins_first() -> None:
+def test_preconditions_list_each_row_once_and_new_sign_ins() -> None:
     probe = IdempotencyProbe("a", "POST /x", "k")
     seen, new = Fence("sign_in", "email:seen", 3), Fence("sign_in", "email:new", 0)
     units = [

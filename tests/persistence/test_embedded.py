@@ -64,7 +64,7 @@ def remembered(url: str) -> list[int]:
 
 
 def killed_service(data_dir: Path, kind: str) -> int:
-    """Run a service with a server of its own, commit through it, kill the service; the server's pid."""
+    """Run a service with its own server, commit through it and kill the service; return the server's pid."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVICE, str(data_dir), kind], stdout=subprocess.PIPE, text=True
     ) as service:
@@ -77,7 +77,7 @@ def killed_service(data_dir: Path, kind: str) -> int:
     return pid
 
 
-def test_what_was_committed_is_there_after_a_stop_and_a_start(data_dir: Path) -> None:
+def test_committed_rows_survive_a_stop_and_a_start(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     url = server.start()
     assert server.start() == url
@@ -115,7 +115,7 @@ def test_the_server_is_durable_private_and_unprivileged(server: EmbeddedPostgres
     assert pgdata.stat().st_uid != 0
 
 
-def test_one_owner_at_a_time_has_the_data_folder(server: EmbeddedPostgres) -> None:
+def test_one_process_at_a_time_owns_the_data_folder(server: EmbeddedPostgres) -> None:
     other = EmbeddedPostgres(server.data_dir)
     with pytest.raises(DataFolderInUse) as caught:
         other.start()
@@ -158,7 +158,7 @@ def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["follows", "orphan"])
-def test_a_killed_service_leaves_its_folder_to_the_next_one(data_dir: Path, kind: str) -> None:
+def test_the_folder_of_a_killed_service_can_be_used_again(data_dir: Path, kind: str) -> None:
     pid = killed_service(data_dir, kind)
     server = EmbeddedPostgres(data_dir)
     url = server.start()
@@ -179,18 +179,18 @@ def test_a_server_that_crashed_recovers_at_the_next_start(server: EmbeddedPostgr
     assert server.pid not in (None, pid)
 
 
-def test_a_pid_file_that_names_a_foreign_process_is_cleared(data_dir: Path) -> None:
+def test_a_pid_file_of_another_process_is_deleted(data_dir: Path) -> None:
     with temporary_embedded(data_dir):
         pass
-    with subprocess.Popen(["sleep", "600"]) as stranger:
-        (data_dir / "postgres" / "postmaster.pid").write_text(f"{stranger.pid}\n{data_dir / 'postgres'}\n")
+    with subprocess.Popen(["sleep", "600"]) as other:
+        (data_dir / "postgres" / "postmaster.pid").write_text(f"{other.pid}\n{data_dir / 'postgres'}\n")
         assert database_url_of(data_dir) is None
         with temporary_embedded(data_dir):
-            assert stranger.poll() is None
-        stranger.kill()
+            assert other.poll() is None
+        other.kill()
 
 
-def test_a_cluster_half_made_is_made_anew(data_dir: Path) -> None:
+def test_an_incomplete_cluster_is_created_again(data_dir: Path) -> None:
     making = data_dir / "postgres.making"
     making.mkdir(parents=True)
     (making / "PG_VERSION").write_text("18\n")
@@ -216,7 +216,7 @@ def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -
     shutil.rmtree(folder)
 
 
-def test_a_socket_folder_laid_out_by_somebody_else_is_refused(data_dir: Path) -> None:
+def test_a_socket_folder_of_another_user_is_refused(data_dir: Path) -> None:
     deep = data_dir / ("d" * 60) / ("e" * 60)
     planted = socket_folder(deep / "postgres")
     planted.symlink_to(tempfile.gettempdir())
@@ -229,7 +229,7 @@ def test_a_socket_folder_laid_out_by_somebody_else_is_refused(data_dir: Path) ->
         server.release()
 
 
-def test_a_server_that_cannot_start_says_where_its_log_is(data_dir: Path) -> None:
+def test_a_server_that_cannot_start_names_its_log(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir, settings={"max_connections": "nonsense"})
     with pytest.raises(EmbeddedFault, match=r"postgres\.log"):
         server.start()
@@ -246,7 +246,7 @@ def test_a_cluster_of_an_unknown_version_is_refused(data_dir: Path) -> None:
     server.release()
 
 
-async def test_the_watcher_starts_a_died_server_again(server: EmbeddedPostgres) -> None:
+async def test_the_watcher_restarts_a_server_that_died(server: EmbeddedPostgres) -> None:
     database = Database(server.url, embedded=server)
     await trio.to_thread.run_sync(remember, server.url, 1)
     with trio.fail_after(60):

@@ -1,4 +1,4 @@
-"""The journal's own conduct, with a writer that does what the test says when the test says it."""
+"""The journal, with a writer that the test controls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Outcome = Exception | list[UnitResult] | bool | None
 
 
 class ScriptedWriter:
-    """Begins a batch at once and ends it when told how: an exception, verdicts, or None for all committed."""
+    """Starts a batch at once; the test ends it: with an exception, with results, or with None for all committed."""
 
     def __init__(self) -> None:
         self.batches: list[list[Unit]] = []
@@ -62,34 +62,34 @@ class ScriptedWriter:
         return outcome
 
     async def has_begun(self) -> None:
-        """Return once the writer is at work on its next call."""
+        """Return once the writer has started its next call."""
         await trio.to_thread.run_sync(self._begun.acquire, abandon_on_cancel=True)
 
     def finish(self, outcome: Outcome = None) -> None:
-        """Let the call under way (or the next one) end so."""
+        """End the call under way (or the next one) with this outcome."""
         self._script.put(outcome)
 
 
 class Author:
-    """Notes what it hears; ``also`` runs at each verdict."""
+    """Records its results; ``also`` runs at each one."""
 
-    def __init__(self, heard: list[tuple[Unit, UnitResult]] | None = None) -> None:
+    def __init__(self, settled_units: list[tuple[Unit, UnitResult]] | None = None) -> None:
         self.is_void = False
-        self.heard: list[tuple[Unit, UnitResult]] = [] if heard is None else heard
+        self.settled_units: list[tuple[Unit, UnitResult]] = [] if settled_units is None else settled_units
         self.also: Callable[[UnitResult], None] = lambda _: None
 
-    def settle(self, unit: Unit, verdict: UnitResult) -> None:
-        self.heard.append((unit, verdict))
-        self.also(verdict)
+    def settle(self, unit: Unit, result: UnitResult) -> None:
+        self.settled_units.append((unit, result))
+        self.also(result)
 
     async def has_heard(self, how_many: int) -> None:
-        """Return once so many verdicts have come; the end of a writer's thread is no task's to wait for."""
-        while len(self.heard) < how_many:  # noqa: ASYNC110 - see above
+        """Return once there are so many results; no trio task can wait for the writer's thread."""
+        while len(self.settled_units) < how_many:  # noqa: ASYNC110 - see above
             await trio.sleep(0.001)
 
     @property
-    def verdicts(self) -> list[UnitResult]:
-        return [verdict for _, verdict in self.heard]
+    def results(self) -> list[UnitResult]:
+        return [result for _, result in self.settled_units]
 
 
 class RenderContext:
@@ -113,11 +113,11 @@ class RenderContext:
 
 @dataclass(frozen=True)
 class Sign(Command[str]):
-    """Becomes a unit of work."""
+    """A message that becomes a unit of work."""
 
 
 class Clerk(JournaledActor):
-    """Signs what it is sent."""
+    """An actor that writes a unit for each message."""
 
     own_fence = "account"
 
@@ -146,10 +146,10 @@ async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: RenderCo
     assert bench.writer.batches == [first, later]
     bench.writer.finish()
     await author.has_heard(1 + BATCH_UNITS_SHARED)
-    assert author.heard == [(unit, Committed()) for unit in first + later]
+    assert author.settled_units == [(unit, Committed()) for unit in first + later]
 
 
-async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: RenderContext) -> None:
+async def test_a_batch_takes_half_of_many_units(bench: RenderContext) -> None:
     author = Author()
     first = bench.submit(author)
     await bench.writer.has_begun()
@@ -157,21 +157,21 @@ async def test_of_many_units_a_batch_leaves_half_to_the_next(bench: RenderContex
     bench.writer.finish()
     await bench.writer.has_begun()
     assert bench.writer.batches == [first, later[:150]]
-    # Those who are answered ask again: still 300 are about.
+    # Callers with replies send again: there are still 300 units.
     again = bench.submit(author)
     bench.writer.finish()
     await bench.writer.has_begun()
     bench.writer.finish()
     await author.has_heard(301)
     assert bench.writer.batches == [first, later[:150], later[150:] + again]
-    assert author.heard == [(unit, Committed()) for unit in first + later + again]
+    assert author.settled_units == [(unit, Committed()) for unit in first + later + again]
 
 
-async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_its_place(
+async def test_units_left_to_the_next_batch_go_at_once_and_in_order(
     bench: RenderContext,
 ) -> None:
-    heard: list[tuple[Unit, UnitResult]] = []
-    authors = [Author(heard) for _ in range(5)]
+    settled_units: list[tuple[Unit, UnitResult]] = []
+    authors = [Author(settled_units) for _ in range(5)]
     first = bench.submit(authors[0])
     await bench.writer.has_begun()
     units = first + [bench.submit(authors[n % 5])[0] for n in range(1, 401)]
@@ -179,11 +179,11 @@ async def test_what_is_left_to_the_next_batch_waits_for_no_other_unit_and_keeps_
         bench.writer.finish()
     await authors[0].has_heard(401)
     assert [len(batch) for batch in bench.writer.batches] == [1, 200, 200]
-    assert heard == [(unit, Committed()) for unit in units]
+    assert settled_units == [(unit, Committed()) for unit in units]
 
 
-async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(bench: RenderContext) -> None:
-    """Who comes later only makes the next batch larger."""
+async def test_a_unit_waits_only_for_units_submitted_before_it(bench: RenderContext) -> None:
+    """Units that come later only make the next batch larger."""
     author = Author()
     lasts = [bench.submit(author, 100)[-1]]
     for _ in range(12):
@@ -196,50 +196,50 @@ async def test_however_many_keep_coming_a_unit_waits_for_those_before_it_alone(b
     assert all(batch_of[last] <= number + 1 for number, last in enumerate(lasts[:12]))
 
 
-async def test_the_waiting_half_of_an_author_made_void_is_never_written(bench: RenderContext) -> None:
+async def test_the_other_half_of_a_void_authors_units_is_not_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
-    def fall(verdict: UnitResult) -> None:
-        void.is_void = void.is_void or not isinstance(verdict, Committed)
+    def make_void(result: UnitResult) -> None:
+        void.is_void = void.is_void or not isinstance(result, Committed)
 
-    void.also = fall
+    void.also = make_void
     first = bench.submit(sound)
     await bench.writer.has_begun()
-    fallen = bench.submit(void, 150)
-    kept = bench.submit(sound, 50)
+    voided = bench.submit(void, 150)
+    remaining = bench.submit(sound, 50)
     bench.writer.finish()
     await bench.writer.has_begun()
-    assert bench.writer.batches == [first, fallen[:100]]
+    assert bench.writer.batches == [first, voided[:100]]
     bench.writer.finish([*[Committed()] * 99, Stale(())])
     await bench.writer.has_begun()
     bench.writer.finish()
     await sound.has_heard(51)
-    assert bench.writer.batches[2:] == [kept]
-    assert [unit for unit, _ in void.heard] == fallen
-    assert [type(verdict) for verdict in void.verdicts] == [Committed] * 99 + [Stale] + [NotWritten] * 50
+    assert bench.writer.batches[2:] == [remaining]
+    assert [unit for unit, _ in void.settled_units] == voided
+    assert [type(result) for result in void.results] == [Committed] * 99 + [Stale] + [NotWritten] * 50
 
 
-async def test_a_batch_is_handed_over_ready_and_one_that_cannot_be_made_so_goes_as_it_is(
+async def test_a_batch_is_prepared_unless_a_unit_cannot_be_encoded(
     bench: RenderContext,
 ) -> None:
     class Unready:
-        """A row that nothing can be made of."""
+        """A row that cannot be encoded."""
 
     author = Author()
     [sound] = bench.submit(author)
     await bench.writer.has_begun()
     row: Any = Unready()
-    sick = Unit(rows=(row,))
-    bench.journal.submit(sick, author)
+    broken = Unit(rows=(row,))
+    bench.journal.submit(broken, author)
     neighbour = bench.submit(author)
     bench.writer.finish()
     await bench.writer.has_begun()
-    assert bench.writer.batches == [[sound], [sick, *neighbour]]
+    assert bench.writer.batches == [[sound], [broken, *neighbour]]
     assert bench.writer.prepared == [prepare([sound]), None]
-    cause = TypeError("a row that nothing can be made of")
+    cause = TypeError("a row that cannot be encoded")
     bench.writer.finish([Broken(cause), Committed()])
     await author.has_heard(3)
-    assert author.verdicts == [Committed(), Broken(cause), Committed()]
+    assert author.results == [Committed(), Broken(cause), Committed()]
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
@@ -270,36 +270,36 @@ async def test_one_commit_is_under_way_at_a_time(bench: RenderContext) -> None:
     assert [len(batch) for batch in bench.writer.batches] == [1, 2]
 
 
-async def test_verdicts_come_in_the_order_of_submission_whoever_submitted(bench: RenderContext) -> None:
-    heard: list[tuple[Unit, UnitResult]] = []
-    authors = [Author(heard), Author(heard), Author(heard)]
+async def test_results_come_in_the_order_of_submission(bench: RenderContext) -> None:
+    settled_units: list[tuple[Unit, UnitResult]] = []
+    authors = [Author(settled_units), Author(settled_units), Author(settled_units)]
     units = [bench.submit(authors[i % 3])[0] for i in range(9)]
     await bench.writer.has_begun()
-    verdicts: list[UnitResult] = [Committed() if i % 2 else Stale(()) for i in range(9)]
-    bench.writer.finish(verdicts)
+    results: list[UnitResult] = [Committed() if i % 2 else Stale(()) for i in range(9)]
+    bench.writer.finish(results)
     await authors[0].has_heard(9)
-    assert heard == list(zip(units, verdicts, strict=True))
+    assert settled_units == list(zip(units, results, strict=True))
 
 
-async def test_the_waiting_units_of_an_author_made_void_are_never_written(bench: RenderContext) -> None:
+async def test_queued_units_of_a_void_author_are_not_written(bench: RenderContext) -> None:
     void, sound = Author(), Author()
 
-    def fall(verdict: UnitResult) -> None:
-        void.is_void = void.is_void or not isinstance(verdict, Committed)
+    def make_void(result: UnitResult) -> None:
+        void.is_void = void.is_void or not isinstance(result, Committed)
 
-    void.also = fall
+    void.also = make_void
     bench.submit(void)
     await bench.writer.has_begun()
     bench.submit(void, 3)
-    kept = bench.submit(sound, 2)
+    remaining = bench.submit(sound, 2)
     bench.writer.finish([Stale(())])
     await bench.writer.has_begun()
-    assert bench.writer.batches[1] == kept
-    assert [type(verdict) for verdict in void.verdicts] == [Stale, NotWritten, NotWritten, NotWritten]
+    assert bench.writer.batches[1] == remaining
+    assert [type(result) for result in void.results] == [Stale, NotWritten, NotWritten, NotWritten]
     bench.writer.finish()
 
 
-async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nursery) -> None:
+async def test_stop_writes_what_is_queued_and_returns(nursery: trio.Nursery) -> None:
     bench = RenderContext()
     ended = trio.Event()
 
@@ -318,11 +318,11 @@ async def test_stop_writes_what_is_queued_and_takes_no_longer(nursery: trio.Nurs
         bench.writer.finish()
         bench.writer.finish()
         await ended.wait()
-    assert author.verdicts == [Committed()] * 4
+    assert author.results == [Committed()] * 4
     assert bench.writer.closed == 1
 
 
-async def test_stop_writes_the_half_that_was_left_too() -> None:
+async def test_stop_writes_the_other_half_too() -> None:
     bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
@@ -334,11 +334,11 @@ async def test_stop_writes_the_half_that_was_left_too() -> None:
             await bench.journal.stop()
             for _ in range(12):
                 bench.writer.finish()
-    assert author.heard == [(unit, Committed()) for unit in units]
+    assert author.settled_units == [(unit, Committed()) for unit in units]
     assert bench.writer.closed == 1
 
 
-async def test_a_kill_answers_the_half_that_was_left() -> None:
+async def test_a_cancelled_journal_settles_the_other_half() -> None:
     bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
@@ -351,7 +351,7 @@ async def test_a_kill_answers_the_half_that_was_left() -> None:
             await bench.writer.has_begun()
             inner.cancel_scope.cancel()
             bench.writer.finish()
-    assert author.verdicts == [Committed()] * 101 + [NotWritten("the journal stopped")] * 100
+    assert author.results == [Committed()] * 101 + [NotWritten("the journal stopped")] * 100
     assert [len(batch) for batch in bench.writer.batches] == [1, 100]
 
 
@@ -367,7 +367,7 @@ async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
         assert await bench.journal.write(Unit()) == Committed()
 
 
-async def test_a_kill_lets_the_batch_at_the_database_end_and_writes_nothing_more() -> None:
+async def test_a_cancelled_journal_finishes_its_commit_and_no_more() -> None:
     bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
@@ -378,12 +378,12 @@ async def test_a_kill_lets_the_batch_at_the_database_end_and_writes_nothing_more
             bench.submit(author, 3)
             nursery.cancel_scope.cancel()
             bench.writer.finish()
-    assert author.verdicts == [Committed()] + [NotWritten("the journal stopped")] * 3
+    assert author.results == [Committed()] + [NotWritten("the journal stopped")] * 3
     assert len(bench.writer.batches) == 1
     assert bench.writer.closed == 1
 
 
-async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() -> None:
+async def test_a_cancelled_look_up_leaves_only_its_batch_unknown() -> None:
     bench = RenderContext()
     author = Author()
     with trio.fail_after(20):
@@ -399,9 +399,9 @@ async def test_a_kill_during_a_look_up_answers_unknown_for_that_batch_alone() ->
             bench.writer.finish(ConnectionLost(OSError("still away")))
             await bench.gate.wait_closed()
             await wait_all_tasks_blocked()
-            assert author.heard == []
+            assert author.settled_units == []
             nursery.cancel_scope.cancel()
-    assert [type(verdict) for verdict in author.verdicts] == [Unknown] * 2 + [NotWritten] * 3
+    assert [type(result) for result in author.results] == [Unknown] * 2 + [NotWritten] * 3
 
 
 async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: RenderContext) -> None:
@@ -411,12 +411,12 @@ async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Render
     bench.writer.finish(ConnectionLost(OSError("gone")))
     await bench.gate.wait_closed()
     await author.has_heard(2)
-    assert [type(verdict) for verdict in author.verdicts] == [NotWritten] * 2
+    assert [type(result) for result in author.results] == [NotWritten] * 2
     assert "gone" in bench.gate.reason
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: RenderContext, durable: bool) -> None:
+async def test_a_lost_commit_is_looked_up_until_the_database_answers(bench: RenderContext, durable: bool) -> None:
     author = Author()
     bench.submit(author, 2)
     await bench.writer.has_begun()
@@ -427,12 +427,12 @@ async def test_a_lost_commit_is_looked_up_until_the_database_tells(bench: Render
         await bench.writer.has_begun()
         bench.writer.finish(ConnectionLost(OSError("still away")))
         await bench.gate.wait_closed()
-        assert author.heard == []
+        assert author.settled_units == []
         bench.gate.open()
     await bench.writer.has_begun()
     bench.writer.finish(durable)
     await author.has_heard(2)
-    assert author.verdicts == (if_durable if durable else if_void)
+    assert author.results == (if_durable if durable else if_void)
     assert bench.writer.looked_up == ["batch_1"] * 4
 
 
@@ -450,7 +450,7 @@ async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nurse
         await bench.writer.has_begun()
 
 
-async def test_one_authors_bug_keeps_no_verdict_from_its_neighbours(bench: RenderContext) -> None:
+async def test_one_authors_bug_keeps_no_result_from_others(bench: RenderContext) -> None:
     def fall_over(_: UnitResult) -> None:
         raise AssertionError("a bug")
 
@@ -476,20 +476,20 @@ async def test_a_cancelled_wait_leaves_its_unit_to_be_written(bench: RenderConte
     bench.writer.finish()
 
 
-async def test_while_the_database_is_away_units_are_answered_at_once(bench: RenderContext) -> None:
+async def test_units_are_refused_at_once_while_the_database_is_away(bench: RenderContext) -> None:
     author = Author()
     bench.gate.close("the server is gone")
     units = bench.submit(author, 3)
     await author.has_heard(3)
-    assert [unit for unit, _ in author.heard] == units
-    assert all(isinstance(verdict, NotWritten) and "gone" in verdict.reason for verdict in author.verdicts)
+    assert [unit for unit, _ in author.settled_units] == units
+    assert all(isinstance(result, NotWritten) and "gone" in result.reason for result in author.results)
     assert bench.writer.batches == []
     bench.gate.open()
     bench.writer.finish()
     assert await bench.journal.write(Unit()) == Committed()
 
 
-async def test_a_batch_that_timed_out_has_the_database_probed(bench: RenderContext) -> None:
+async def test_a_batch_that_timed_out_starts_a_probe(bench: RenderContext) -> None:
     author = Author()
     bench.submit(author)
     bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
@@ -510,10 +510,10 @@ async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
                 bench.submit(author, 2)
                 bench.writer.finish(MemoryError("a fault of the journal itself"))
         assert caught.group_contains(MemoryError)
-        assert [type(verdict) for verdict in author.verdicts] == [Unknown, NotWritten, NotWritten]
+        assert [type(result) for result in author.results] == [Unknown, NotWritten, NotWritten]
         accepting = [bench.journal.is_accepting]
         bench.submit(author)
-        assert [type(verdict) for verdict in author.verdicts][3:] == [NotWritten]
+        assert [type(result) for result in author.results][3:] == [NotWritten]
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
             accepting.append(bench.journal.is_accepting)
@@ -523,7 +523,7 @@ async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
     assert accepting == [False, True]
 
 
-async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> None:
+async def test_the_write_path_is_closed_until_the_journal_runs() -> None:
     bench = RenderContext()
     path = WritePath(bench.gate, bench.journal)
     seen = [(path.is_open, path.reason)]
@@ -541,8 +541,8 @@ async def test_decisions_wait_for_the_journal_as_they_do_for_the_database() -> N
     assert seen == [not_running, (False, "away"), (True, ""), not_running]
 
 
-async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_for_the_next_run() -> None:
-    """The tree's own order: the journal is gone, then those who stand on it are drained and started again."""
+async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
+    """In the supervisor's order: the journal ends, then the actors that depend on it are drained and started."""
     bench = RenderContext()
     accounts = KeyedDirectory(
         "accounts",
@@ -572,7 +572,7 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
                     await wait_all_tasks_blocked()
                     inner.cancel_scope.cancel()
                     bench.writer.finish([NotWritten("rolled back")])
-                # Both were handed back, and whoever decides them again would only fill a queue that nobody reads.
+                # Both were returned; deciding them again would only fill a queue that is not read.
                 await wait_all_tasks_blocked()
                 with pytest.raises(Unavailable):
                     await accounts.ref("b").ask(Sign())
@@ -590,10 +590,10 @@ async def test_living_actors_end_when_the_journal_is_gone_and_their_mail_waits_f
     assert answered == ["signed", "signed"]
 
 
-async def test_a_look_up_that_comes_too_late_calls_nothing_void(
+async def test_a_look_up_after_the_retention_is_unknown(
     bench: RenderContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark it does not find may have been removed. One that it finds still says that the batch is durable."""
+    """A marker that is missing may have been deleted. One that is found still proves that the batch is durable."""
     monkeypatch.setattr(journal_module, "LOOK_UP_MAX_S", -1.0)
     author = Author()
     for durable in (False, True):
@@ -604,4 +604,4 @@ async def test_a_look_up_that_comes_too_late_calls_nothing_void(
         await bench.writer.has_begun()
         bench.writer.finish(durable)
     await author.has_heard(2)
-    assert [type(verdict) for verdict in author.verdicts] == [Unknown, Committed]
+    assert [type(result) for result in author.results] == [Unknown, Committed]

@@ -1,4 +1,4 @@
-"""The writer on a real server: what a batch writes, what it refuses, and what becomes of a lost COMMIT."""
+"""The batch writer on a real server: what it writes, what it rejects, and how it looks up a lost COMMIT."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ HOSTILE = (
 
 @pytest.fixture
 def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to look at the rows with."""
+    """A connection to read the rows with."""
     with closing(psycopg.connect(database_url, autocommit=True)) as connection:
         yield connection
 
 
 class PreparingWriter(BatchWriter):
-    """Is given its batches as the journal gives them: made ready before the database is asked."""
+    """Prepares its batches first, as the journal does."""
 
     def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         assert prepared is None
@@ -116,8 +116,8 @@ def writer(database_url: str, request: pytest.FixtureRequest) -> Iterator[BatchW
 
 
 @dataclass
-class Books:
-    """Decides units for one account as its actor would, on a memory of its own."""
+class AccountUnits:
+    """Decides units for one account as its actor would, on a state of its own."""
 
     account_id: str = field(default_factory=lambda: new_id("acct"))
 
@@ -185,18 +185,18 @@ class Books:
         return Unit(fences=(fence,), rows=(head, *operations, *extra), probe=probe)
 
 
-def opened(writer: BatchWriter, how_many: int = 1) -> list[Books]:
-    books = [Books() for _ in range(how_many)]
-    assert all_committed(writer.write([book.opening() for book in books]))
-    return books
+def opened(writer: BatchWriter, how_many: int = 1) -> list[AccountUnits]:
+    accounts = [AccountUnits() for _ in range(how_many)]
+    assert all_committed(writer.write([account.opening() for account in accounts]))
+    return accounts
 
 
-def all_committed(verdicts: Sequence[UnitResult]) -> bool:
-    return all(isinstance(verdict, Committed) for verdict in verdicts)
+def all_committed(results: Sequence[UnitResult]) -> bool:
+    return all(isinstance(verdict, Committed) for verdict in results)
 
 
-def kinds(verdicts: Sequence[UnitResult]) -> list[str]:
-    return [type(verdict).__name__ for verdict in verdicts]
+def kinds(results: Sequence[UnitResult]) -> list[str]:
+    return [type(verdict).__name__ for verdict in results]
 
 
 def head(rows: psycopg.Connection[Any], account_id: str) -> tuple[int, int, int]:
@@ -237,7 +237,7 @@ def key_of(table: Table, cells: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -> dict[str, Any]:
-    """The same columns of a row as the server has them, JSON and bytes as they went in."""
+    """Return the same columns of a row as the server has them."""
     key = key_of(table, cells)
     query = sql.SQL("select {} from {} where {}").format(
         sql.SQL(", ").join(map(sql.Identifier, cells)),
@@ -250,13 +250,13 @@ def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -
 
 
 def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow) -> bool:
-    """Whether nothing of what was to be removed is left."""
+    """Whether the assets are deleted."""
     query = "select 1 from assets where account_id = %s and request_id = %s"
     return rows.execute(query, removed).fetchone() is None
 
 
 def given(table: Table, name: str, value: Any) -> Any:
-    """A cell as :func:`stored` should return it."""
+    """Return a cell as :func:`stored` should return it."""
     if isinstance(table.c[name].type, JSON):
         return msgspec.json.decode(msgspec.json.encode(value))
     return list(value) if isinstance(value, tuple) else value
@@ -266,7 +266,7 @@ def given(table: Table, name: str, value: Any) -> Any:
 
 
 def hostile_values(t: Any, i: int) -> list[Any]:
-    """A value of every kind with ``t`` wherever text may stand."""
+    """Return a value of every kind, with ``t`` in every text."""
     a, r, n = f"acct{i}{t}", f"task{i}{t}", i + 1
     later = AT + timedelta(milliseconds=1)
     task = make_task(a, r, AT, t)
@@ -325,11 +325,11 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
         Unit(fences=(Fence("sign_in", f"email:{i}{text}", 0),), rows=tuple(everything[i]))
         for i, text in enumerate(HOSTILE)
     ]
-    going = [
-        AssetRow(f"acct{i}{text}", f"gone{i}{text}", 0, f"going{i}{text}", text, 1, text, AT, AT)
+    deleted_assets = [
+        AssetRow(f"acct{i}{text}", f"gone{i}{text}", 0, f"deleted_assets{i}{text}", text, 1, text, AT, AT)
         for i, text in enumerate(HOSTILE)
     ]
-    assert all_committed(writer.write([Unit(rows=tuple(going))]))
+    assert all_committed(writer.write([Unit(rows=tuple(deleted_assets))]))
     assert all_committed(writer.write(units))
     for values in everything:
         found = [each for value in values if type(value) is not AssetsDeletedRow for each in written(value)]
@@ -348,35 +348,35 @@ def _place(table: Table, cells: dict[str, Any]) -> list[Any]:
     return list(key_of(table, cells).values())
 
 
-def test_an_event_taken_in_replaces_one_kept_and_is_never_replaced(
+def test_an_applied_event_replaces_a_stored_one_and_is_final(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    def kept(body: bytes) -> Unit:
+    def unapplied(body: bytes) -> Unit:
         return Unit(rows=(UnappliedPaymentEventRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
 
-    def taken(body: bytes) -> Unit:
+    def applied(body: bytes) -> Unit:
         return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", "ord", "t", AT, "applied", body),))
 
     def now() -> Any:
         return rows.execute("select order_id, verdict, body from payment_events").fetchall()
 
-    assert all_committed(writer.write([kept(b"first"), kept(b"again")]))
-    assert all_committed(writer.write([kept(b"third")]))
+    assert all_committed(writer.write([unapplied(b"first"), unapplied(b"again")]))
+    assert all_committed(writer.write([unapplied(b"third")]))
     assert now() == [(None, "unmatched", b"first")]
-    assert all_committed(writer.write([kept(b"fourth"), taken(b"fifth"), kept(b"sixth")]))
+    assert all_committed(writer.write([unapplied(b"fourth"), applied(b"fifth"), unapplied(b"sixth")]))
     assert now() == [("ord", "applied", b"fifth")]
-    assert all_committed(writer.write([taken(b"seventh"), kept(b"eighth")]))
+    assert all_committed(writer.write([applied(b"seventh"), unapplied(b"eighth")]))
     assert now() == [("ord", "applied", b"fifth")]
 
 
 @pytest.mark.parametrize("in_one_batch", [True, False])
-def test_an_event_taken_in_by_one_order_cannot_be_taken_in_by_another(
+def test_an_event_applied_to_one_order_cannot_be_applied_to_another(
     writer: BatchWriter, rows: psycopg.Connection[Any], in_one_batch: bool
 ) -> None:
-    def taken(order_id: str) -> Unit:
+    def applied(order_id: str) -> Unit:
         return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", order_id, "t", AT, "applied", b"{}"),))
 
-    units = [taken("ord_1"), taken("ord_2")]
+    units = [applied("ord_1"), applied("ord_2")]
     batches = [units] if in_one_batch else [[unit] for unit in units]
     first, second = [verdict for batch in batches for verdict in writer.write(batch)]
     assert isinstance(first, Committed)
@@ -385,7 +385,7 @@ def test_an_event_taken_in_by_one_order_cannot_be_taken_in_by_another(
     assert found == [("ord_1", "applied")]
 
 
-def test_of_two_changes_to_one_row_in_a_batch_the_last_stands(
+def test_the_last_of_two_changes_to_a_row_in_a_batch_is_stored(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     task = make_task("a", "task_1", AT)
@@ -399,14 +399,14 @@ def test_of_two_changes_to_one_row_in_a_batch_the_last_stands(
 
 
 def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
-    [book] = opened(writer)
+    [account] = opened(writer)
     old = IdempotencyRow(
-        IdempotencyProbe(book.account_id, "POST /x", "k"),
+        IdempotencyProbe(account.account_id, "POST /x", "k"),
         RememberedReply(b"old", b"old"),
         utc_now() - timedelta(days=2),
     )
     assert all_committed(writer.write([Unit(rows=(old,))]))
-    assert all_committed(writer.write([book.credit(key="k")]))
+    assert all_committed(writer.write([account.credit(key="k")]))
     assert rows.execute("select fingerprint, reply from idempotency_records").fetchall() == [
         (b"print", b"reply to k")
     ]
@@ -416,17 +416,23 @@ def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: ps
 
 
 def test_a_chain_of_decisions_is_written_in_one_batch(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
-    [book] = opened(writer)
-    units = [book.credit(1000), book.hold("h1", 300), book.hold("h2", 200), book.release("h1"), book.credit(5)]
+    [account] = opened(writer)
+    units = [
+        account.credit(1000),
+        account.hold("h1", 300),
+        account.hold("h2", 200),
+        account.release("h1"),
+        account.credit(5),
+    ]
     assert all_committed(writer.write(units))
-    assert head(rows, book.account_id) == (5, 1005, 5)
+    assert head(rows, account.account_id) == (5, 1005, 5)
     assert rows.execute("select hold_id, settled_number from holds order by hold_id").fetchall() == [
         ("h1", 4),
         ("h2", None),
     ]
 
 
-def test_a_stale_unit_takes_its_followers_but_not_its_neighbours(
+def test_a_stale_unit_voids_its_followers_and_no_other_account(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     ours, neighbour = opened(writer, 2)
@@ -438,13 +444,16 @@ def test_a_stale_unit_takes_its_followers_but_not_its_neighbours(
 
 
 @pytest.mark.parametrize("moved_by", [1, 2, 3])
-def test_a_follower_never_stands_on_a_rivals_version_that_happens_to_match(
+def test_a_follower_is_void_even_if_another_process_has_its_version(
     writer: BatchWriter, rows: psycopg.Connection[Any], moved_by: int
 ) -> None:
-    [book] = opened(writer)
-    rows.execute("update accounts set version = version + %s where id = %s", (moved_by, book.account_id))
-    assert kinds(writer.write([book.credit(), book.credit(), book.credit(), book.credit()])) == ["Stale"] * 4
-    assert head(rows, book.account_id) == (moved_by, 0, 0)
+    [account] = opened(writer)
+    rows.execute("update accounts set version = version + %s where id = %s", (moved_by, account.account_id))
+    assert (
+        kinds(writer.write([account.credit(), account.credit(), account.credit(), account.credit()]))
+        == ["Stale"] * 4
+    )
+    assert head(rows, account.account_id) == (moved_by, 0, 0)
     assert count(rows, "operations") == 0
 
 
@@ -452,24 +461,24 @@ def test_a_follower_never_stands_on_a_rivals_version_that_happens_to_match(
 def test_a_fence_on_a_row_that_is_not_there_is_stale(
     writer: BatchWriter, rows: psycopg.Connection[Any], kind: Any
 ) -> None:
-    fence = Fence(kind, "nobody", 0 if kind != "sign_in" else 3)
+    fence = Fence(kind, "missing", 0 if kind != "sign_in" else 3)
     assert writer.write([Unit(fences=(fence,), rows=(ApiKeyRevokedRow("a", "k", AT),))]) == [Stale((fence,))]
     assert count(rows, "journal_batches") == 0
 
 
-def test_a_unit_with_two_fences_needs_both_and_names_the_one_that_moved(
+def test_a_unit_needs_both_its_fences_and_names_the_stale_one(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
-    task = make_task(book.account_id, "task_1", AT, version=4)
+    [account] = opened(writer)
+    task = make_task(account.account_id, "task_1", AT, version=4)
     assert all_committed(writer.write([Unit(rows=(task,))]))
-    unit = book.credit()
+    unit = account.credit()
     joint = fenced_as(unit, fences=(*unit.fences, Fence("task", "task_1", 3)))
-    assert writer.write([joint, book.credit()]) == [
+    assert writer.write([joint, account.credit()]) == [
         Stale((Fence("task", "task_1", 3),)),
-        Stale((Fence("account", book.account_id, 1),)),
+        Stale((Fence("account", account.account_id, 1),)),
     ]
-    assert head(rows, book.account_id) == (0, 0, 0)
+    assert head(rows, account.account_id) == (0, 0, 0)
 
 
 def fenced_as(unit: Unit, *, fences: tuple[Fence, ...]) -> Unit:
@@ -486,44 +495,44 @@ def test_the_first_sign_in_of_a_key_needs_no_row(writer: BatchWriter, rows: psyc
     assert rows.execute("select version from sign_ins").fetchall() == [(2,)]
 
 
-def test_a_question_about_a_fence_writes_nothing_and_moves_nothing(
+def test_checking_a_fence_writes_nothing_and_moves_nothing(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
-    asked = [Unit(fences=(Fence("account", book.account_id, version),), moves=False) for version in (0, 0, 1)]
+    [account] = opened(writer)
+    asked = [Unit(fences=(Fence("account", account.account_id, version),), moves=False) for version in (0, 0, 1)]
     assert kinds(writer.write(asked)) == ["Committed", "Committed", "Stale"]
     batches = count(rows, "journal_batches")
-    first = book.credit()
-    after_it = Unit(fences=(Fence("account", book.account_id, 1),), moves=False)
-    assert all_committed(writer.write([first, after_it, book.credit()]))
-    assert head(rows, book.account_id) == (2, 200, 2)
+    first = account.credit()
+    after_it = Unit(fences=(Fence("account", account.account_id, 1),), moves=False)
+    assert all_committed(writer.write([first, after_it, account.credit()]))
+    assert head(rows, account.account_id) == (2, 200, 2)
     assert count(rows, "journal_batches") == batches + 1
 
 
 # ---------------------------------------------------------------------------------------------- idempotency probes
 
 
-def test_a_key_used_in_an_earlier_batch_brings_its_answer_and_voids_what_follows(
+def test_a_used_key_returns_its_reply_and_voids_the_followers(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
-    assert all_committed(writer.write([book.credit(key="k")]))
-    verdicts = writer.write([book.credit(key="k"), book.credit(key="other")])
-    assert verdicts[0] == AlreadyReplied(RememberedReply(b"print", b"reply to k"))
-    assert isinstance(verdicts[1], Stale)
-    assert head(rows, book.account_id) == (1, 100, 1)
+    [account] = opened(writer)
+    assert all_committed(writer.write([account.credit(key="k")]))
+    results = writer.write([account.credit(key="k"), account.credit(key="other")])
+    assert results[0] == AlreadyReplied(RememberedReply(b"print", b"reply to k"))
+    assert isinstance(results[1], Stale)
+    assert head(rows, account.account_id) == (1, 100, 1)
 
 
 def test_a_key_used_twice_within_a_batch_is_written_once(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
-    verdicts = writer.write([book.credit(key="k"), book.credit(key="k"), book.credit()])
-    assert kinds(verdicts) == ["Committed", "NotWritten", "Stale"]
-    assert head(rows, book.account_id) == (1, 100, 1)
+    [account] = opened(writer)
+    results = writer.write([account.credit(key="k"), account.credit(key="k"), account.credit()])
+    assert kinds(results) == ["Committed", "NotWritten", "Stale"]
+    assert head(rows, account.account_id) == (1, 100, 1)
 
 
-def test_the_same_key_of_another_account_is_another_key(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+def test_two_accounts_may_use_the_same_key(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
     one, two = opened(writer, 2)
     assert all_committed(writer.write([one.credit(key="k"), two.credit(key="k")]))
     assert count(rows, "idempotency_records") == 2
@@ -545,30 +554,30 @@ POISONS: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("name", POISONS)
-def test_a_unit_the_database_refuses_falls_with_its_followers_only(
+def test_a_rejected_unit_voids_only_its_followers(
     writer: BatchWriter, rows: psycopg.Connection[Any], name: str
 ) -> None:
-    neighbour, sick, other = opened(writer, 3)
-    poison = sick.unit(extra=(POISONS[name],))
-    batch = [neighbour.credit(), poison, sick.credit(), other.credit(), neighbour.credit()]
-    verdicts = writer.write(batch)
-    assert kinds(verdicts) == ["Committed", "Broken", "Stale", "Committed", "Committed"]
+    neighbour, broken, other = opened(writer, 3)
+    poison = broken.unit(extra=(POISONS[name],))
+    batch = [neighbour.credit(), poison, broken.credit(), other.credit(), neighbour.credit()]
+    results = writer.write(batch)
+    assert kinds(results) == ["Committed", "Broken", "Stale", "Committed", "Committed"]
     assert head(rows, neighbour.account_id) == (2, 200, 2)
-    assert head(rows, sick.account_id) == (0, 0, 0)
-    assert isinstance(verdicts[1], Broken)
-    # The connection is fit for the next batch.
+    assert head(rows, broken.account_id) == (0, 0, 0)
+    assert isinstance(results[1], Broken)
+    # The connection can be used for the next batch.
     assert all_committed(writer.write([other.credit()]))
 
 
-def test_a_follower_of_a_broken_unit_never_stands_on_a_rivals_version(
+def test_a_follower_is_void_when_units_are_written_one_by_one(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    sick, poisoned = opened(writer, 2)
-    first, follower = sick.credit(), sick.credit()
-    rows.execute("update accounts set version = version + 1 where id = %s", (sick.account_id,))
-    verdicts = writer.write([poisoned.unit(extra=(POISONS["NUL"],)), first, follower])
-    assert kinds(verdicts) == ["Broken", "Stale", "Stale"]
-    assert head(rows, sick.account_id) == (1, 0, 0)
+    broken, poisoned = opened(writer, 2)
+    first, follower = broken.credit(), broken.credit()
+    rows.execute("update accounts set version = version + 1 where id = %s", (broken.account_id,))
+    results = writer.write([poisoned.unit(extra=(POISONS["NUL"],)), first, follower])
+    assert kinds(results) == ["Broken", "Stale", "Stale"]
+    assert head(rows, broken.account_id) == (1, 0, 0)
 
 
 # ----------------------------------------------------------------------------------------------------- two writers
@@ -577,7 +586,7 @@ def test_a_follower_of_a_broken_unit_never_stands_on_a_rivals_version(
 def test_two_writers_over_the_same_accounts_never_deadlock(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    account_ids = [book.account_id for book in opened(writer, 12)]
+    account_ids = [account.account_id for account in opened(writer, 12)]
     outcomes: list[str] = []
 
     def work(order: int) -> None:
@@ -589,10 +598,10 @@ def test_two_writers_over_the_same_accounts_never_deadlock(
                 seen: dict[str, int] = dict(reader.execute("select id, version from accounts").fetchall())
                 units = []
                 for account_id in account_ids[::order]:
-                    book = Books(account_id)
-                    book.state.version = seen[account_id]
+                    account = AccountUnits(account_id)
+                    account.state.version = seen[account_id]
                     sign_in = SignInRow(f"email:{account_id}", 1, AT, {})
-                    units.append(book.unit())
+                    units.append(account.unit())
                     units.append(Unit(fences=(Fence("sign_in", sign_in.key, 0),), rows=(sign_in,)))
                 outcomes.extend(kinds(mine.write(units)))
 
@@ -609,7 +618,7 @@ def test_two_writers_over_the_same_accounts_never_deadlock(
     assert moved[0] + 12 == outcomes.count("Committed")
 
 
-def test_a_batch_that_waits_too_long_for_a_lock_is_not_written_and_may_be_tried_again(
+def test_a_batch_that_waits_too_long_for_a_lock_can_be_repeated(
     database_url: str, rows: psycopg.Connection[Any]
 ) -> None:
     def impatient() -> psycopg.Connection[Any]:
@@ -619,8 +628,8 @@ def test_a_batch_that_waits_too_long_for_a_lock_is_not_written_and_may_be_tried_
         return connection
 
     with closing(BatchWriter(impatient, now=utc_now)) as writer:
-        [book] = opened(writer)
-        unit = book.credit()
+        [account] = opened(writer)
+        unit = account.credit()
         with rows.transaction():
             rows.execute("select 1 from accounts for update")
             [refused] = writer.write([unit])
@@ -633,12 +642,12 @@ def test_a_batch_that_waits_too_long_for_a_lock_is_not_written_and_may_be_tried_
 # ---------------------------------------------------------------------------------------------------- lost answers
 
 
-class Doomed(psycopg.Connection[Any]):
-    """A connection that breaks at a chosen moment of its life."""
+class BreakingConnection(psycopg.Connection[Any]):
+    """A connection that breaks at a chosen step."""
 
-    before_pipeline: Callable[[Doomed, int], None] | None = None
-    after_pipeline: Callable[[Doomed, int], None] | None = None
-    before_commit: Callable[[Doomed], None] | None = None
+    before_pipeline: Callable[[BreakingConnection, int], None] | None = None
+    after_pipeline: Callable[[BreakingConnection, int], None] | None = None
+    before_commit: Callable[[BreakingConnection], None] | None = None
     pipelines = 0
 
     @contextmanager
@@ -659,23 +668,23 @@ class Doomed(psycopg.Connection[Any]):
 
 @dataclass
 class Breaker:
-    """Makes a writer whose first connection is doomed and whose later ones are sound."""
+    """Opens connections of which only the first one breaks."""
 
     url: str
     rows: psycopg.Connection[Any]
-    doomed: dict[str, Any] = field(default_factory=dict)
-    made: list[psycopg.Connection[Any]] = field(default_factory=list)
+    traps: dict[str, Any] = field(default_factory=dict)
+    connections: list[psycopg.Connection[Any]] = field(default_factory=list)
 
     def connect(self) -> psycopg.Connection[Any]:
-        connection = Doomed.connect(self.url)
-        if not self.made:
-            for name, trap in self.doomed.items():
+        connection = BreakingConnection.connect(self.url)
+        if not self.connections:
+            for name, trap in self.traps.items():
                 setattr(connection, name, trap)
-        self.made.append(connection)
+        self.connections.append(connection)
         return connection
 
     def terminate(self, connection: psycopg.Connection[Any]) -> None:
-        """What an operator, a crash or a fail-over does to a session."""
+        """Terminate a session, as an operator, a crash or a fail-over does."""
         pid = connection.info.backend_pid
         self.rows.execute("select pg_terminate_backend(%s, 5000)", (pid,))
 
@@ -689,80 +698,80 @@ def write_and_lose(writer: BatchWriter, units: Sequence[Unit]) -> CommitUnanswer
 def test_a_connection_lost_before_anything_is_sent_loses_nothing(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
+    [account] = opened(writer)
     breaker = Breaker(database_url, rows)
-    breaker.doomed["before_pipeline"] = lambda connection, _n: breaker.terminate(connection)
-    unit = book.credit()
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
+    breaker.traps["before_pipeline"] = lambda connection, _n: breaker.terminate(connection)
+    unit = account.credit()
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
         with pytest.raises(ConnectionLost):
-            unlucky.write([unit])
-        assert head(rows, book.account_id) == (0, 0, 0)
-        assert all_committed(unlucky.write([unit]))
-    assert head(rows, book.account_id) == (1, 100, 1)
+            breaking.write([unit])
+        assert head(rows, account.account_id) == (0, 0, 0)
+        assert all_committed(breaking.write([unit]))
+    assert head(rows, account.account_id) == (1, 100, 1)
 
 
 @pytest.mark.parametrize("moment", ["before the rows", "before the commit"])
 def test_a_connection_lost_before_the_commit_is_found_void(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], moment: str
 ) -> None:
-    [book] = opened(writer)
+    [account] = opened(writer)
     breaker = Breaker(database_url, rows)
     if moment == "before the rows":
-        breaker.doomed["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 2 else None
+        breaker.traps["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 2 else None
     else:
-        breaker.doomed["before_commit"] = breaker.terminate
-    unit = book.credit()
-    stale = Unit(fences=(Fence("account", book.account_id, 9),))
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
-        lost = write_and_lose(unlucky, [unit, stale])
+        breaker.traps["before_commit"] = breaker.terminate
+    unit = account.credit()
+    stale = Unit(fences=(Fence("account", account.account_id, 9),))
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+        lost = write_and_lose(breaking, [unit, stale])
         assert kinds(lost.if_durable) == ["Committed", "Stale"]
         assert kinds(lost.if_void) == ["NotWritten", "Stale"]
-        assert unlucky.look_up(lost.batch_id) is False
-        assert unlucky.look_up(lost.batch_id) is False
-        assert head(rows, book.account_id) == (0, 0, 0)
-        assert all_committed(unlucky.write([unit]))
-    assert head(rows, book.account_id) == (1, 100, 1)
+        assert breaking.look_up(lost.batch_id) is False
+        assert breaking.look_up(lost.batch_id) is False
+        assert head(rows, account.account_id) == (0, 0, 0)
+        assert all_committed(breaking.write([unit]))
+    assert head(rows, account.account_id) == (1, 100, 1)
 
 
-def test_a_commit_whose_answer_was_lost_is_found_durable(
+def test_a_commit_whose_response_was_lost_is_found_durable(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    [book] = opened(writer)
+    [account] = opened(writer)
 
-    def cut(connection: Doomed, number: int) -> None:
+    def cut(connection: BreakingConnection, number: int) -> None:
         if number == 2:
             connection.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
     breaker = Breaker(database_url, rows, {"after_pipeline": cut})
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
-        lost = write_and_lose(unlucky, [book.credit()])
-        assert unlucky.look_up(lost.batch_id) is True
-        assert unlucky.look_up(lost.batch_id) is True
-        assert all_committed(unlucky.write([book.credit()]))
-    assert head(rows, book.account_id) == (2, 200, 2)
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+        lost = write_and_lose(breaking, [account.credit()])
+        assert breaking.look_up(lost.batch_id) is True
+        assert breaking.look_up(lost.batch_id) is True
+        assert all_committed(breaking.write([account.credit()]))
+    assert head(rows, account.account_id) == (2, 200, 2)
 
 
-def test_a_lost_commit_within_the_search_for_a_poison_unit_keeps_each_ones_verdict(
+def test_a_commit_lost_among_single_units_keeps_the_other_results(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    first, sick, last = opened(writer, 3)
+    first, broken, last = opened(writer, 3)
     breaker = Breaker(database_url, rows)
     commits: list[int] = []
 
-    def second_commit(connection: Doomed) -> None:
-        # The batch with the poison does not get as far as its commit; then come the units one by one.
+    def second_commit(connection: BreakingConnection) -> None:
+        # The batch with the poison does not reach its commit; then the units are written one by one.
         commits.append(1)
         if len(commits) == 2:
             breaker.terminate(connection)
 
-    breaker.doomed["before_commit"] = second_commit
-    batch = [first.credit(), last.credit(), sick.unit(extra=(POISONS["lone surrogate"],))]
-    with closing(BatchWriter(breaker.connect, now=utc_now)) as unlucky:
-        lost = write_and_lose(unlucky, batch)
+    breaker.traps["before_commit"] = second_commit
+    batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["lone surrogate"],))]
+    with closing(BatchWriter(breaker.connect, now=utc_now)) as breaking:
+        lost = write_and_lose(breaking, batch)
         assert kinds(lost.if_durable) == ["Committed", "Committed", "NotWritten"]
         assert kinds(lost.if_void) == ["Committed", "NotWritten", "NotWritten"]
-        assert unlucky.look_up(lost.batch_id) is False
+        assert breaking.look_up(lost.batch_id) is False
     assert head(rows, first.account_id) == (1, 100, 1)
     assert head(rows, last.account_id) == (0, 0, 0)
 
@@ -774,35 +783,35 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_look_up_bars_a_batch_that_still_runs_on_the_server(
+def test_the_look_up_prevents_a_batch_that_still_runs_on_the_server(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
-    """The client is cut off while the server waits for a lock: what was called void must not commit later."""
-    [book] = opened(writer)
-    made: list[psycopg.Connection[Any]] = []
+    """The client is cut off while the server waits for a lock; a batch reported void must not commit later."""
+    [account] = opened(writer)
+    connections: list[psycopg.Connection[Any]] = []
 
     def connect() -> psycopg.Connection[Any]:
-        made.append(psycopg.connect(database_url))
-        return made[-1]
+        connections.append(psycopg.connect(database_url))
+        return connections[-1]
 
     caught: list[CommitUnanswered] = []
 
-    def write(unlucky: BatchWriter, unit: Unit) -> None:
+    def write(breaking: BatchWriter, unit: Unit) -> None:
         try:
-            unlucky.write([unit])
+            breaking.write([unit])
         except CommitUnanswered as lost:
             caught.append(lost)
 
     contested = AccountRow(AccountHead("acct_new"), "contested@example.com", "User", "b", AT)
     with (
-        closing(BatchWriter(connect, now=utc_now)) as unlucky,
+        closing(BatchWriter(connect, now=utc_now)) as breaking,
         closing(psycopg.connect(database_url)) as blocker,
     ):
         blocker.execute(
             "insert into accounts select 'acct_x', 'contested@example.com', role, brand_id, created_at, version,"
             " operation_count, balance_micro, held_micro, chain_head from accounts limit 1"
         )
-        thread = threading.Thread(target=write, args=(unlucky, book.credit(extra=(contested,))))
+        thread = threading.Thread(target=write, args=(breaking, account.credit(extra=(contested,))))
         thread.start()
 
         def of_zombie(condition: str) -> bool:
@@ -812,17 +821,17 @@ def test_the_look_up_bars_a_batch_that_still_runs_on_the_server(
             ).fetchone()
             return found is not None and found[0] == 1
 
-        until(lambda: bool(made))
-        pid = made[0].info.backend_pid
+        until(lambda: bool(connections))
+        pid = connections[0].info.backend_pid
         until(lambda: of_zombie("wait_event_type = 'Lock'"))
-        with socket.socket(fileno=socket.dup(made[0].fileno())) as wire:
+        with socket.socket(fileno=socket.dup(connections[0].fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
         thread.join(15)
         assert of_zombie("wait_event_type = 'Lock'")
-        assert unlucky.look_up(caught[0].batch_id) is False
+        assert breaking.look_up(caught[0].batch_id) is False
         blocker.rollback()
         until(lambda: not of_zombie("true"))
-    assert head(rows, book.account_id) == (0, 0, 0)
+    assert head(rows, account.account_id) == (0, 0, 0)
     assert count(rows, "operations") == 0
 
 
@@ -843,8 +852,8 @@ def test_the_look_up_waits_for_a_commit_under_way(
     assert found == [commits]
 
 
-def test_marks_are_dated_by_the_databases_clock(database_url: str, rows: psycopg.Connection[Any]) -> None:
-    """They are removed by it too; a service whose clock is a year behind must not lose its marks at once."""
+def test_markers_are_dated_by_the_databases_clock(database_url: str, rows: psycopg.Connection[Any]) -> None:
+    """They are deleted by it too: a service whose clock is years late must not lose its markers at once."""
     with closing(BatchWriter(lambda: psycopg.connect(database_url), now=lambda: AT.replace(year=2001))) as writer:
         opened(writer)
         assert writer.look_up("batch_1") is False
@@ -853,11 +862,11 @@ def test_marks_are_dated_by_the_databases_clock(database_url: str, rows: psycopg
     assert found != (0,)
 
 
-def test_a_look_up_while_the_database_is_away_says_so(database_url: str, rows: psycopg.Connection[Any]) -> None:
+def test_a_look_up_raises_while_the_database_is_away(database_url: str, rows: psycopg.Connection[Any]) -> None:
     breaker = Breaker(database_url, rows)
     with closing(BatchWriter(breaker.connect, now=utc_now)) as writer:
         assert writer.look_up("batch_1") is False
-        breaker.terminate(breaker.made[0])
+        breaker.terminate(breaker.connections[0])
         with pytest.raises(ConnectionLost):
             writer.look_up("batch_2")
         assert writer.look_up("batch_2") is False
@@ -868,11 +877,11 @@ def test_a_look_up_while_the_database_is_away_says_so(database_url: str, rows: p
 
 @pytest.mark.parametrize("table", ["operations", "postings"])
 @pytest.mark.parametrize("statement", ["update {} set amount_micro = 1", "delete from {}", "truncate {}"])
-def test_the_past_cannot_be_rewritten(
+def test_operations_and_postings_cannot_be_changed(
     writer: BatchWriter, rows: psycopg.Connection[Any], table: str, statement: str
 ) -> None:
-    [book] = opened(writer)
-    assert all_committed(writer.write([book.credit()]))
+    [account] = opened(writer)
+    assert all_committed(writer.write([account.credit()]))
     before = count(rows, table)
     with pytest.raises(psycopg.errors.Error, match=table):
         rows.execute(sql.SQL(statement).format(sql.Identifier(table)))

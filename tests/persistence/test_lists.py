@@ -1,4 +1,4 @@
-"""Lists of ten thousand: every entry once though others arrive, and the last page for the price of the first."""
+"""Lists of ten thousand entries: each is returned once while others arrive, and all pages cost the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ US = timedelta(microseconds=1)
 
 @functools.cache
 def documents(*, in_review: bool = False) -> dict[str, str]:
-    """What a task's row holds in JSON, of the usual length."""
+    """Return a task's JSON columns, of the usual length."""
     priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
@@ -55,7 +55,7 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
 
 
 def readable(found: list[T | LeftOut]) -> list[T]:
-    """The entries of a list all of whose rows can be read."""
+    """Return the entries of a list all of whose rows can be decoded."""
     assert not any(isinstance(entry, LeftOut) for entry in found)
     return [entry for entry in found if not isinstance(entry, LeftOut)]
 
@@ -63,7 +63,7 @@ def readable(found: list[T | LeftOut]) -> list[T]:
 def add_tasks(
     rows: Connection, account_id: str, first: int, count: int, *, status: str = "succeeded", wakes: bool = False
 ) -> None:
-    """Tasks numbered from ``first``, three at each microsecond, one in a hundred failed."""
+    """Write tasks numbered from ``first``, three at each microsecond, one in a hundred failed."""
     rows.execute(
         text(
             "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
@@ -88,7 +88,7 @@ def add_tasks(
 
 
 def add_usage(rows: Connection, account_id: str, count: int) -> None:
-    """A usage line for each of the first tasks; every third cost something."""
+    """Write a usage entry for each of the first tasks; every third has a cost."""
     rows.execute(
         text(
             "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, "
@@ -103,14 +103,14 @@ def add_usage(rows: Connection, account_id: str, count: int) -> None:
 
 
 class Reads:
-    """Runs reads and tells what each cost: the pages of the database that its query touched."""
+    """Runs reads and returns the cost of each: the buffers that its query touched."""
 
     def __init__(self, rows: Connection) -> None:
         self.rows = rows
         self._plans: list[dict[str, Any]] = []
 
     def cost(self, read: Callable[[Connection], Any]) -> tuple[int, str]:
-        """The buffers that the one query of ``read`` touches, and its plan."""
+        """Return the buffers that the one query of ``read`` touches, and its plan."""
         asked: list[tuple[str, Any]] = []
 
         def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
@@ -133,7 +133,7 @@ class Reads:
 def rows(database_url: str) -> Any:
     """A connection to a database where two accounts have ten thousand tasks each."""
     with connected(database_url) as connection:
-        # Mixed, so that an account's rows do not lie side by side.
+        # Mixed, so that an account's rows are not adjacent.
         for first in range(0, COUNT, 1000):
             for account_id in (ADA, BOB):
                 add_tasks(connection, account_id, first, 1000)
@@ -152,7 +152,7 @@ def walk(
     between: Callable[[int], None],
     **narrow: Any,
 ) -> list[str]:
-    """Every id of ADA's list, page by page."""
+    """Return every id of ADA's list, page by page."""
     seen: list[str] = []
     after = None
     while True:
@@ -164,7 +164,7 @@ def walk(
         between(len(seen))
 
 
-def test_ten_thousand_tasks_come_once_each_while_new_ones_arrive(rows: Connection) -> None:
+def test_pages_return_each_task_once_while_new_ones_arrive(rows: Connection) -> None:
     arrived = 0
 
     def arrive(_: int) -> None:
@@ -205,7 +205,7 @@ def test_the_last_page_costs_as_much_as_the_first(
 def test_a_filter_reads_only_the_accounts_rows_until_the_page_is_full(
     rows: Connection, filters: dict[str, str]
 ) -> None:
-    """One that lets little through has to look at more rows: at worst at all of the account's, never at others'."""
+    """A selective filter reads more rows: at worst all of the account's, never another account's."""
     # One account is half of this table, and reading all of it may be cheaper; among many accounts it never is.
     rows.execute(text("set local enable_seqscan = off"))
     reads = Reads(rows)

@@ -21,7 +21,7 @@ REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 
 
 def example_of(column: Column[Any]) -> Any:
-    """A value that the column may have."""
+    """Return a value that the column may have."""
     if getattr(column.type, "item_type", None) is not None:
         return ["one", "other"]
     if isinstance(column.type, JSON):
@@ -31,22 +31,22 @@ def example_of(column: Column[Any]) -> Any:
 
 
 def ended_task() -> dict[str, Any]:
-    """A task that ended before anybody was told of it."""
+    """Return a task that ended before events existed."""
     row = {column.name: example_of(column) for column in metadata.tables["tasks"].columns}
-    told = {"request": {"webhook_url": "https://example.com"}, "state": {"hosting": {"status": "ready"}}}
-    return row | told | {"request_id": "task_ended", "status": "succeeded"}
+    documents = {"request": {"webhook_url": "https://example.com"}, "state": {"hosting": {"status": "ready"}}}
+    return row | documents | {"request_id": "task_ended", "status": "succeeded"}
 
 
 @pytest.fixture
 def empty_url(database_url: str) -> str:
-    """A database with nothing in it."""
+    """An empty database."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("drop schema public cascade")
         connection.execute("create schema public")
     return database_url
 
 
-def test_the_migrated_schema_is_the_one_the_code_reads_by(database_url: str) -> None:
+def test_the_migrated_schema_equals_the_tables_of_the_code(database_url: str) -> None:
     with connected(database_url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, metadata) == []
@@ -89,13 +89,13 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
 
 
-def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: str) -> None:
+def test_a_database_of_the_first_version_migrates_with_its_rows(empty_url: str) -> None:
     with connected(empty_url) as connection:
         config = migrate_module._config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         connection.commit()
-        kept, columns = {}, {}
+        before_migration, columns = {}, {}
         for name, table in metadata.tables.items():
             if connection.execute(text("select to_regclass(:name)"), {"name": name}).scalar_one() is None:
                 continue
@@ -104,22 +104,22 @@ def test_a_database_of_the_first_version_is_brought_up_with_its_rows(empty_url: 
             connection.execute(table.insert().values({c.name: example_of(c) for c in columns[name]}))
             if name == "tasks":
                 connection.execute(table.insert().values({k: v for k, v in ended_task().items() if k in there}))
-            kept[name] = connection.execute(select(*columns[name])).all()
+            before_migration[name] = connection.execute(select(*columns[name])).all()
         connection.commit()
-    assert "outbox" not in kept
-    assert len(kept) > 10
+    assert "outbox" not in before_migration
+    assert len(before_migration) > 10
 
     assert migrate(empty_url) == MigrationReport(before="0001", after=REVISIONS[-1], applied=REVISIONS[1:])
 
     with connected(empty_url) as connection:
-        for name, rows in kept.items():
+        for name, rows in before_migration.items():
             found = connection.execute(select(*columns[name])).all()
             assert found[0] == rows[0]
             assert len(found) == len(rows)
         ended = connection.execute(metadata.tables["tasks"].select()).all()[1]
         assert ended.state["hosting"] == {"status": "ready", "assets_ready_event": "skipped"}
         assert connection.execute(metadata.tables["outbox"].select()).all() == []
-        asset = kept["assets"][0]
+        asset = before_migration["assets"][0]
         known = [(asset.sha256, asset.content_type, asset.created_at, None)]
         assert connection.execute(metadata.tables["contents"].select()).all() == known
 
@@ -140,7 +140,7 @@ def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
     assert sorted(len(report.applied) for report in reports) == [0, 0, len(REVISIONS)]
 
 
-def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_the_lock_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate_module, "LOCK_TIMEOUT_S", 0.05)
     with psycopg.connect(empty_url) as other:
         other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
@@ -149,7 +149,7 @@ def test_waiting_too_long_for_the_turn_is_refused(empty_url: str, monkeypatch: p
     assert pending(empty_url) == REVISIONS
 
 
-def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:
+def test_a_database_of_a_newer_release_is_refused(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("update alembic_version set version_num = '9999'")
     with pytest.raises(MigrationRefused, match="9999"):

@@ -1,4 +1,4 @@
-"""Who may reach the data folder, its lock and the embedded server's files: under root, and under another user."""
+"""Permissions of the data folder, its lock and the embedded server's files, as root and as another user."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ os.setgid({NOBODY})
 os.setuid({NOBODY})
 data_dir = Path(sys.argv[1])
 """
-"""Everything is imported while root may still read it."""
+"""Imports come first, while the process is still root."""
 
 TAKE_LOCK = """
 lock_fd = os.open(data_dir / "holdfast.lock", os.O_RDONLY)
@@ -71,7 +71,7 @@ def mode_of(path: Path) -> int:
 
 @pytest.fixture
 def above() -> Iterator[Path]:
-    """A folder that everybody may pass through, and only we may write to."""
+    """A folder that every user may pass through, and only we may write to."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-folders-"))
     folder.chmod(0o711)
     yield folder
@@ -80,18 +80,18 @@ def above() -> Iterator[Path]:
 
 @pytest.fixture
 def system_folder(above: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the server's files go that cannot lie in the data folder."""
+    """The folder for server files that cannot be in the data folder."""
     monkeypatch.setattr(server_folders, "SYSTEM_FOLDER", above / "system")
     return above / "system"
 
 
 @as_root
-def test_another_user_cannot_take_the_lock_or_look_into_the_data_folder(above: Path) -> None:
+def test_another_user_can_neither_take_the_lock_nor_read_the_folder(above: Path) -> None:
     data_dir = above / "var"
     server = EmbeddedPostgres(data_dir)
     server.acquire()
     server.release()
-    # Not even while nobody holds it.
+    # Not even while no process holds it.
     tried = nobody_runs(TAKE_LOCK, data_dir)
     assert "PermissionError" in tried.stderr
     assert mode_of(data_dir) == 0o710
@@ -112,7 +112,7 @@ def test_a_folder_of_an_earlier_version_is_closed_to_others(above: Path) -> None
     assert mode_of(data_dir / "holdfast.lock") == 0o600
 
 
-def test_a_folder_that_is_not_of_our_making_keeps_its_mode_but_may_not_be_written_to_by_others(above: Path) -> None:
+def test_a_folder_we_did_not_create_keeps_its_mode_unless_writable(above: Path) -> None:
     data_dir = above / "home"
     data_dir.mkdir()
     data_dir.chmod(0o755)
@@ -150,7 +150,7 @@ def test_links_are_not_followed(above: Path) -> None:
     assert (above / "victim").read_text() == "precious"
 
 
-def test_a_lock_of_something_else_than_a_file_is_refused(above: Path) -> None:
+def test_a_lock_that_is_not_a_file_is_refused(above: Path) -> None:
     (above / "var").mkdir()
     os.mkfifo(above / "var" / "holdfast.lock")
     with pytest.raises(EmbeddedFault, match="is not a file"):
@@ -182,7 +182,7 @@ def test_a_service_of_an_ordinary_user_has_a_folder_of_its_own(above: Path) -> N
 
 
 @as_root
-def test_started_by_root_no_folder_above_the_data_folder_is_opened(above: Path, system_folder: Path) -> None:
+def test_root_opens_no_folder_above_the_data_folder(above: Path, system_folder: Path) -> None:
     home = above / "home"
     (home / "deep").mkdir(parents=True)
     home.chmod(0o700)
@@ -215,7 +215,7 @@ def test_started_by_root_no_folder_above_the_data_folder_is_opened(above: Path, 
 
 
 @as_root
-def test_a_cluster_that_the_servers_user_cannot_reach_any_more_is_named(above: Path, system_folder: Path) -> None:
+def test_a_cluster_out_of_the_servers_reach_is_named(above: Path, system_folder: Path) -> None:
     data_dir = above / "home" / "var"
     server = EmbeddedPostgres(data_dir)
     server.start()
@@ -247,9 +247,9 @@ def test_programs_that_the_servers_user_cannot_run_are_copied_once(
         server.stop()
         server.release()
     assert program.is_relative_to(system_folder)
-    made = program.stat().st_ino
+    inode = program.stat().st_ino
     assert place_programs(above / "var" / "postgres", SYSTEM_USER) == program.parent
-    assert program.stat().st_ino == made
+    assert program.stat().st_ino == inode
     assert [path.name.partition("-")[0] for path in system_folder.iterdir()] == ["programs"]
 
 

@@ -1,4 +1,4 @@
-"""Service time: it goes on evenly whatever becomes of the clocks of the database and of this machine."""
+"""Service time is steady although the clocks of the database and of this machine are set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class Times:
-    """What the test says the time is: since boot, on the walls, and in the database."""
+    """The times that the test controls: since boot, of the wall clock, and of the database."""
 
     def __init__(self) -> None:
         self.passed_s = 1000.0
@@ -42,7 +42,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     first = service_clock._FIRST.text.replace("clock_timestamp()", "cast(:at as timestamptz)")
 
     class Asked:
-        """A statement that is told the database's time."""
+        """A statement that gets the database's time as a parameter."""
 
         def __init__(self, sql: str) -> None:
             self.sql = sql
@@ -62,12 +62,12 @@ def new_clock(times: Times) -> Callable[[str], ServiceClock]:
 
 
 def off_s(clock: ServiceClock, times: Times) -> float:
-    """How far a clock is from the truth."""
+    """Return how far a clock is from the true time."""
     return (clock.now() - times.true()).total_seconds()
 
 
 @pytest.mark.parametrize("step_s", [HOURS_2, -HOURS_2])
-async def test_a_wall_clock_that_is_set_moves_nothing(
+async def test_a_wall_clock_that_is_set_changes_nothing(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock], step_s: float
 ) -> None:
     clock = new_clock("a")
@@ -80,7 +80,7 @@ async def test_a_wall_clock_that_is_set_moves_nothing(
 
 
 @pytest.mark.parametrize("step_s", [HOURS_2, -HOURS_2])
-async def test_a_database_clock_that_is_set_moves_no_process_and_none_that_starts_later(
+async def test_a_database_clock_that_is_set_moves_no_process(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock], step_s: float
 ) -> None:
     clocks = [new_clock("a"), new_clock("b")]
@@ -91,21 +91,21 @@ async def test_a_database_clock_that_is_set_moves_no_process_and_none_that_start
     for clock in (*clocks, new_clock("c")):
         await database.work(clock.measure)
         assert abs(off_s(clock, times)) < 2
-    # What was taken back shrinks as time goes by, and the clocks keep together.
+    # The correction shrinks as time passes, and the clocks stay together.
     for _ in range(100):
         times.passes(4)
         for clock in clocks:
             await database.work(clock.measure)
         assert abs(off_s(clocks[0], times) - off_s(clocks[1], times)) < 1
     assert 30 < abs(off_s(clocks[0], times)) < 50
-    # Set right again, it is followed without a leap.
+    # After it is corrected, service time follows without a jump.
     before = off_s(clocks[0], times)
     times.database_off_s = 0
     await database.work(clocks[0].measure)
     assert abs(off_s(clocks[0], times) - before) < 2
 
 
-async def test_a_process_that_stood_still_follows_the_others_and_does_not_move_them(
+async def test_a_suspended_process_follows_the_others(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
 ) -> None:
     stood_s = 0.0
@@ -122,7 +122,7 @@ async def test_a_process_that_stood_still_follows_the_others_and_does_not_move_t
     assert (off_s(halting, times), off_s(steady, times)) == (0, 0)
 
 
-async def test_time_set_back_while_nobody_ran_goes_on_where_it_ended(
+async def test_a_clock_set_back_while_no_process_ran_continues(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
 ) -> None:
     last = new_clock("last")

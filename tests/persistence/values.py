@@ -1,4 +1,4 @@
-"""Tasks, orders and operations to write, with a text of one's choice wherever text may stand."""
+"""Tasks, orders and operations to write, with ``text`` in each of their texts."""
 
 from __future__ import annotations
 
