@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from holdfast.standins.studio.drawing import STYLES
 from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
-from holdfast.standins.studio.render_image import STYLES, prepare
+from holdfast.standins.studio.render_image import prepare
 
 
 def render(directory: Path, **order: Any) -> tuple[list[Rendered], list[int]]:

@@ -1,19 +1,16 @@
-"""The ``clip`` model: a poster that moves, as WebM. Each frame is a lossy WebP picture, thus a VP8 key frame."""
+"""The ``clip`` model: a poster whose ground moves, as WebM. A frame is a lossy WebP image, thus a VP8 key frame."""
 
 from __future__ import annotations
 
 import io
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from PIL import Image, ImageDraw
+from PIL import ImageChops, ImageDraw
 
-from holdfast.standins.studio.lettering import title
+from holdfast.standins.studio.drawing import Ground, draw_title
 from holdfast.standins.studio.model import RenderContext, Rendered, choice, number, text, whole
-from holdfast.standins.studio.palettes import choose, ramp
-from holdfast.standins.studio.render_image import noise
 from holdfast.standins.studio.webm import vp8_frame, write_webm
 
 SIZES = {"360p": (640, 360), "480p": (854, 480), "720p": (1280, 720)}
@@ -25,7 +22,7 @@ QUALITY = 62
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A clip that passed its checks."""
+    """The checked input of a clip."""
 
     prompt: str
     duration_s: float
@@ -33,32 +30,26 @@ class Clip:
     seed: int
 
     def render(self, context: RenderContext) -> list[Rendered]:
-        """Draw and encode a frame at a time."""
-        rng = random.Random(f"{self.prompt}|{self.seed}|clip")  # noqa: S311 - a picture, not a secret
-        palette = choose(rng)
-        size = SIZES[self.resolution]
-        letters = title(size, self.prompt, palette)
-        hills = noise(rng).resize(size, Image.Resampling.BICUBIC)
-        colours = [ramp(palette, 0.1 + 0.6 * (0.5 - 0.5 * math.cos(math.tau * v / 256))) for v in range(256)]
+        """Draw and encode frame by frame."""
+        size = width, height = SIZES[self.resolution]
+        ground = Ground(random.Random(f"{self.prompt}|{self.seed}|clip"), "plasma")  # noqa: S311
+        still = ground.strip(size, 0, height)
         count = max(1, round(self.duration_s * FRAMES_PER_S))
-        turns = max(1, round(self.duration_s / 6))
         frames = []
         for index in range(count):
             context.step(0.95 * index / count, "render")
-            turn = round(256 * turns * index / count)
-            curves = [[colours[(v + turn) % 256][channel] for v in range(256)] for channel in range(3)]
-            frame = Image.merge("RGB", [hills.point(curve) for curve in curves])
-            frame.paste(letters, (0, 0), letters)
-            _bar(frame, (index + 1) / count, palette[-1])
+            frame = ImageChops.offset(still, round(width * index / count), 0)
+            draw_title(frame, self.prompt, ground)
+            bar = (0, height - height // 120, round(width * (index + 1) / count), height)
+            ImageDraw.Draw(frame).rectangle(bar, fill=ground.light)
             encoded = io.BytesIO()
             frame.save(encoded, "WEBP", quality=QUALITY, method=0)
             frames.append(vp8_frame(encoded.getvalue()))
         context.step(0.96, "encode")
         path = context.new_file(".webm")
-        path.write_bytes(write_webm(frames, *size, FRAMES_PER_S))
-        return [
-            Rendered(path, "video/webm", width=size[0], height=size[1], duration_s=round(count / FRAMES_PER_S, 3))
-        ]
+        path.write_bytes(write_webm(frames, width, height, FRAMES_PER_S))
+        duration_s = round(count / FRAMES_PER_S, 3)
+        return [Rendered(path, "video/webm", width=width, height=height, duration_s=duration_s)]
 
 
 def prepare(data: Mapping[str, object]) -> Clip:
@@ -70,8 +61,3 @@ def prepare(data: Mapping[str, object]) -> Clip:
         resolution=choice(data, "resolution", "360p", tuple(SIZES)),
         seed=whole(data, "seed", random.SystemRandom().randrange(2**31), 0, 2**63 - 1),
     )
-
-
-def _bar(frame: Image.Image, done: float, colour: tuple[int, int, int]) -> None:
-    thick = max(2, frame.height // 120)
-    ImageDraw.Draw(frame).rectangle((0, frame.height - thick, round(frame.width * done), frame.height), fill=colour)

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
 from holdfast.providers.outbound.downloads import Claim, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient, resolver
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast.standins.studio.lettering import font, plain
+from holdfast.standins.studio.drawing import font, plain
 from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
 
 OPERATIONS = ("resize", "crop", "thumbnail", "watermark", "convert")
@@ -39,7 +39,7 @@ def _guarded_client() -> GuardedClient:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An edit that passed its checks; ``content`` is the image once it is here."""
+    """The checked input of an edit; ``content`` is the image, None until it was fetched."""
 
     operation: str
     form: str
@@ -51,7 +51,7 @@ class Edit:
     guard: Callable[[], GuardedClient]
 
     async def fetch(self, directory: Path) -> Ready:
-        """Fetch the image behind the guard: its URL is a stranger's. Raises ``BadInput``."""
+        """Fetch the image with the guarded client, since a caller chose its URL. Raises ``BadInput``."""
         assert self.source_url is not None
         client = self.guard()
         try:
@@ -95,7 +95,7 @@ class Edit:
 
 
 def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = _guarded_client) -> Edit:
-    """Check an edit's input. Raises ``BadInput``. ``guard`` makes the client that fetches the image."""
+    """Check an edit's input. Raises ``BadInput``. ``guard`` creates the client that fetches the image."""
     operation = choice(data, "operation", "", OPERATIONS)
     if not operation:
         raise BadInput(f"operation is one of {', '.join(OPERATIONS)}")
@@ -155,14 +155,8 @@ def _watermark(image: Image.Image, mark: str) -> Image.Image:
     size = max(9, round(min(image.size) * 0.06))
     while size > 9 and font(size).getlength(mark) > image.width * 0.9:
         size = round(size * 0.9)
-    mask = Image.new("L", image.size, 0)
-    pen = ImageDraw.Draw(mask)
     margin = max(2, size // 2)
     place = (max(0, image.width - margin - font(size).getlength(mark)), image.height - margin - round(size * 1.2))
-    pen.text((place[0] + 1, place[1] + 1), mark, fill=120, font=font(size))
     result = image.copy()
-    result.paste("black", (0, 0), mask)
-    mask.paste(0, (0, 0, *image.size))
-    pen.text(place, mark, fill=190, font=font(size))
-    result.paste("white", (0, 0), mask)
+    ImageDraw.Draw(result).text(place, mark, "white", font(size), stroke_width=1, stroke_fill="black")
     return result

@@ -1,36 +1,32 @@
-"""The ``poster`` model: a ground in one of three styles, and the prompt set in type.
+"""The ``poster`` model: a ground in one of three styles, with the prompt on it.
 
-Everything drawn comes from a generator seeded with prompt, seed and number, so equal inputs give equal pixels under
-one Pillow version. Grounds are painted in strips: that is what progress counts and where a cancel takes hold.
+Everything is drawn from a generator seeded with prompt, seed and number, so that equal inputs give equal pixels
+under one Pillow version. A ground is painted in strips: progress counts them, and a cancellation takes effect
+between them.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from holdfast.standins.studio.lettering import title
+from holdfast.standins.studio.drawing import STYLES, Ground, draw_title
 from holdfast.standins.studio.model import RenderContext, Rendered, choice, text, whole
-from holdfast.standins.studio.palettes import Palette, choose, ramp
 
-STYLES = ("gradient", "mosaic", "plasma")
 SIDE_MIN_PX = 64
 SIDE_MAX_PX = 2048
 IMAGES_MAX_COUNT = 8
 STRIP_HEIGHT_PX = 128
 
-_FIELD_PX = 192
-_OCTAVES = ((3, 1.0), (5, 0.5), (9, 0.28), (17, 0.14))
-
 
 @dataclass(frozen=True, slots=True)
 class Poster:
-    """A poster order that passed its checks."""
+    """The checked input of a poster."""
 
     prompt: str
     n: int
@@ -40,14 +36,14 @@ class Poster:
     style: str
 
     def render(self, context: RenderContext) -> list[Rendered]:
-        """Paint ``n`` posters, each a variation of its own."""
+        """Paint ``n`` different posters."""
         results = []
         for number in range(self.n):
 
             def step(done: float, stage: str, number: int = number) -> None:
                 context.step((number + done) / self.n, stage)
 
-            image = self.paint(number, step)
+            image = self._paint(number, step)
             step(0.9, "encode")
             path = context.new_file(".png")
             notes = PngInfo()
@@ -57,19 +53,17 @@ class Poster:
             results.append(Rendered(path, "image/png", width=self.width, height=self.height))
         return results
 
-    def paint(self, number: int, step: Callable[[float, str], None]) -> Image.Image:
-        """Paint one poster; ``step`` is told the share done after each strip and may raise to stop."""
-        rng = random.Random(f"{self.prompt}|{self.seed}|{number}")  # noqa: S311 - a picture, not a secret
-        palette = choose(rng)
-        canvas = Image.new("RGB", (self.width, self.height), palette[0])
-        strips = _GROUNDS[self.style](canvas, palette, rng)
+    def _paint(self, number: int, step: Callable[[float, str], None]) -> Image.Image:
+        ground = Ground(random.Random(f"{self.prompt}|{self.seed}|{number}"), self.style)  # noqa: S311
+        image = Image.new("RGB", (self.width, self.height))
         count = math.ceil(self.height / STRIP_HEIGHT_PX)
-        step(0.0, "render")
-        for done, _ in enumerate(strips, start=1):
-            step(0.75 * min(done / count, 1.0), "render")
-        letters = title(canvas.size, self.prompt, palette)
-        canvas.paste(letters, (0, 0), letters)
-        return canvas
+        for index in range(count):
+            step(0.75 * index / count, "render")
+            top = index * STRIP_HEIGHT_PX
+            image.paste(ground.strip(image.size, top, min(top + STRIP_HEIGHT_PX, self.height)), (0, top))
+        step(0.75, "render")
+        draw_title(image, self.prompt, ground)
+        return image
 
 
 def prepare(data: Mapping[str, object]) -> Poster:
@@ -82,81 +76,3 @@ def prepare(data: Mapping[str, object]) -> Poster:
         seed=whole(data, "seed", random.SystemRandom().randrange(2**31), 0, 2**63 - 1),
         style=choice(data, "style", "gradient", STYLES),
     )
-
-
-def _bands(canvas: Image.Image) -> Iterator[tuple[int, int]]:
-    for top in range(0, canvas.height, STRIP_HEIGHT_PX):
-        yield top, min(top + STRIP_HEIGHT_PX, canvas.height)
-
-
-def _stretch(field: Image.Image, canvas: Image.Image, top: int, bottom: int) -> Image.Image:
-    """The part of a small field that lies under one strip, at the canvas's scale."""
-    scale = field.height / canvas.height
-    box = (0.0, top * scale, float(field.width), bottom * scale)
-    return field.resize((canvas.width, bottom - top), Image.Resampling.BICUBIC, box=box)
-
-
-def _mesh(palette: Palette, rng: random.Random) -> Image.Image:
-    """A few colours spread softly over a small field, darker towards the bottom where the title stands."""
-    side = 4
-    dots = Image.new("RGB", (side, side))
-    dots.putdata(
-        [
-            ramp(palette, 0.15 + 0.75 * (1 - row / side) * rng.uniform(0.45, 1.0))
-            for row in range(side)
-            for _ in range(side)
-        ]
-    )
-    return dots.resize((_FIELD_PX, _FIELD_PX), Image.Resampling.BICUBIC)
-
-
-def noise(rng: random.Random) -> Image.Image:
-    """Smooth grey hills: random dots at several scales, added up."""
-    total: Image.Image | None = None
-    weight = 0.0
-    for side, share in _OCTAVES:
-        dots = Image.frombytes("L", (side, side), rng.randbytes(side * side))
-        layer = dots.resize((_FIELD_PX, _FIELD_PX), Image.Resampling.BICUBIC)
-        weight += share
-        total = layer if total is None else Image.blend(total, layer, share / weight)
-    assert total is not None
-    return ImageOps.autocontrast(total)
-
-
-def _gradient(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterator[None]:
-    field = _mesh(palette, rng)
-    for top, bottom in _bands(canvas):
-        canvas.paste(_stretch(field, canvas, top, bottom), (0, top))
-        yield
-
-
-def _plasma(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterator[None]:
-    field = noise(rng)
-    turns, phase = rng.uniform(0.7, 1.2), rng.random()
-    colours = [ramp(palette, 0.5 - 0.5 * math.cos(math.tau * (turns * v / 255 + phase))) for v in range(256)]
-    curves = [[colour[channel] for colour in colours] for channel in range(3)]
-    for top, bottom in _bands(canvas):
-        grey = _stretch(field, canvas, top, bottom)
-        canvas.paste(Image.merge("RGB", [grey.point(curve) for curve in curves]), (0, top))
-        yield
-
-
-def _mosaic(canvas: Image.Image, palette: Palette, rng: random.Random) -> Iterator[None]:
-    field, draw, side = _mesh(palette, rng), ImageDraw.Draw(canvas), STRIP_HEIGHT_PX // 8
-    for top, bottom in _bands(canvas):
-        for y in range(top, bottom, side):
-            for x in range(0, canvas.width, side):
-                at = (x * _FIELD_PX // canvas.width, y * _FIELD_PX // canvas.height)
-                found = field.getpixel(at)
-                assert isinstance(found, tuple)
-                shade = rng.uniform(0.78, 1.0)
-                red, green, blue = (round(part * shade) for part in found)
-                draw.rectangle((x, y, x + side - 1, y + side - 1), fill=(red, green, blue))
-        yield
-
-
-_GROUNDS: dict[str, Callable[[Image.Image, Palette, random.Random], Iterator[None]]] = {
-    "gradient": _gradient,
-    "mosaic": _mosaic,
-    "plasma": _plasma,
-}

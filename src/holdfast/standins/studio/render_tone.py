@@ -1,4 +1,4 @@
-"""The ``tone`` model: a small piece of music as WAV, its key and tempo drawn from mood, words and seed."""
+"""The ``tone`` model: a sequence of notes as WAV, drawn from mood, prompt and seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOODS: dict[str, tuple[tuple[int, ...], float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tone:
-    """A piece that passed its checks."""
+    """The checked input of a tone."""
 
     prompt: str
     duration_s: float
@@ -34,79 +34,32 @@ class Tone:
     seed: int
 
     def render(self, context: RenderContext) -> list[Rendered]:
-        """Compose and write the piece, a beat at a time."""
-        rng = random.Random(f"{self.prompt}|{self.mood}|{self.seed}")  # noqa: S311 - music, not a secret
+        """Write the notes, one for each beat, fading out."""
+        rng = random.Random(f"{self.prompt}|{self.mood}|{self.seed}")  # noqa: S311 - a sound, not a secret
         scale, tempo, root = _MOODS[self.mood]
-        beat = round(RATE_HZ * 60 / (tempo * rng.uniform(0.92, 1.08)))
-        root *= 2 ** (rng.randrange(-3, 4) / 12)
-        total = round(self.duration_s * RATE_HZ)
-        mix = array.array("f", bytes(4 * (total + beat * 4)))
-        step, place, beats = len(scale), 0, 0
-        degree = rng.randrange(step)
-        while place < total:
-            context.step(0.85 * place / total, "render")
-            if beats % 4 == 0:
-                chord = rng.choice((0, 3, 4, 5))
-                for child_reports_ in (chord, chord + 2):
-                    _add(mix, place, _note(_pitch(root / 2, scale, child_reports_), beat * 4, 0.5, 0.16))
-            if beats == 0 or rng.random() < 0.8:
-                degree = min(max(degree + rng.choice((-2, -1, 1, 1, 2)), -2), step + 3)
-                note = _note(_pitch(root, scale, degree), beat, 2.0, 0.3)
-                _add(mix, place, note)
-                if rng.random() < 0.3:
-                    _add(mix, place + beat // 2, note)
-            place += beat
-            beats += 1
-        context.step(0.9, "encode")
+        beat, total = round(RATE_HZ * 60 / tempo), round(self.duration_s * RATE_HZ)
+        samples = array.array("h")
+        while len(samples) < total:
+            context.step(0.9 * len(samples) / total, "render")
+            turn = math.tau * root * 2 ** (rng.choice(scale) / 12) / RATE_HZ
+            samples.extend(int(16_000 * (1 - i / beat) ** 2 * math.sin(turn * i)) for i in range(beat))
+        if sys.byteorder == "big":
+            samples.byteswap()
+        context.step(0.95, "encode")
         path = context.new_file(".wav")
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(RATE_HZ)
-            file.writeframes(_samples(mix, total))
+            file.writeframes(samples[:total].tobytes())
         return [Rendered(path, "audio/wav", duration_s=round(total / RATE_HZ, 3))]
 
 
 def prepare(data: Mapping[str, object]) -> Tone:
-    """Check a piece's input. Raises ``BadInput``."""
+    """Check a tone's input. Raises ``BadInput``."""
     return Tone(
         prompt=text(data, "prompt", None, 4000),
         duration_s=number(data, "duration", 6.0, 1.0, DURATION_MAX_S),
         mood=choice(data, "mood", "calm", tuple(_MOODS)),
         seed=whole(data, "seed", random.SystemRandom().randrange(2**31), 0, 2**63 - 1),
     )
-
-
-def _pitch(root: float, scale: tuple[int, ...], degree: int) -> float:
-    octave, place = divmod(degree, len(scale))
-    return float(root * 2 ** (octave + scale[place] / 12))
-
-
-def _note(hertz: float, length: int, bite: float, loudness: float) -> list[float]:
-    """A note whose brightness and loudness fade together; ``bite`` is how bright it begins."""
-    turn = math.tau * hertz / RATE_HZ
-    attack = RATE_HZ // 100
-    sine, result = math.sin, []
-    for i in range(length):
-        fade = (1 - i / length) ** 2
-        level = loudness * fade * (i / attack if i < attack else 1.0)
-        result.append(level * sine(turn * i + bite * fade * sine(2 * turn * i)))
-    return result
-
-
-def _add(mix: array.array[float], place: int, note: list[float]) -> None:
-    for i, value in enumerate(note[: max(0, len(mix) - place)], start=place):
-        mix[i] += value
-
-
-def _samples(mix: array.array[float], total: int) -> bytes:
-    """16-bit little-endian samples, softly limited, with a short fade at the end."""
-    fade = min(total, RATE_HZ // 4)
-    limit, samples = math.tanh, array.array("h", bytes(2 * total))
-    for i in range(total):
-        value = limit(mix[i])
-        left = total - i
-        samples[i] = int(28_000 * value * (left / fade if left < fade else 1.0))
-    if sys.byteorder == "big":
-        samples.byteswap()
-    return samples.tobytes()
