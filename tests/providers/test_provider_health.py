@@ -93,7 +93,7 @@ def serve(provider: CogProvider | ReplicateProvider, answers: list[int | None], 
             raise httpx2.ConnectError("refused")
         return httpx2.Response(status)
 
-    provider._line._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    provider._client._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
 
 
 @pytest.mark.parametrize("kind", ["cog", "replicate"])
@@ -132,7 +132,7 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
         await trio.sleep(0.2)
         raise httpx2.ConnectError("refused", request=request)
 
-    provider._line._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    provider._client._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     watch = ProviderWatch(providers={"box": provider})
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))

@@ -1,4 +1,4 @@
-"""Sending sign-in codes by mail: through an SMTP server, or in development into files."""
+"""Send sign-in codes by mail: through an SMTP server, or in development into files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import trio
 
 TIMEOUT_S = 15.0
 TOTAL_TIMEOUT_S = 30.0
-"""One message in all: nothing else bounds the wait for a thread and the look-up of the server's name."""
+"""For a whole message, including the wait for a thread and the look-up of the server's name."""
 THREADS_MAX_COUNT = 4
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MailFault(Exception):
-    """The message was not handed over. The reason names no address and no code."""
+    """The message was not sent. The reason contains no address and no code."""
 
 
 class Mailer(Protocol):
@@ -51,10 +51,10 @@ class _Server:
 class SmtpMailer:
     """Sends through the server at ``smtp_url``.
 
-    ``smtps://[user:password@]host[:465]`` speaks TLS from the start; ``smtp://[user:password@]host[:587]`` upgrades
-    with STARTTLS, always where there are credentials, else where the server offers it. ``?starttls=required`` and
-    ``?starttls=off`` say otherwise; with ``off`` credentials go in the clear, for a server on this machine.
-    Raises ``ValueError`` for a URL or sender that is none.
+    ``smtps://[user:password@]host[:465]`` uses TLS from the start; ``smtp://[user:password@]host[:587]`` upgrades
+    with STARTTLS: always if there are credentials, else if the server offers it. ``?starttls=required`` and
+    ``?starttls=off`` override this; with ``off`` credentials are sent in the clear, for a server on this machine.
+    Raises ``ValueError`` for an invalid URL or sender.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SmtpMailer:
         message = write_code(self._mail_from, email, code, expires_in_s)
         try:
             with trio.fail_after(self._total_timeout_s):
-                # A thread that is left to itself keeps its place until it ends.
+                # An abandoned thread keeps its token of the limiter until it ends.
                 await trio.to_thread.run_sync(
                     self._send, message, email, limiter=self._threads, abandon_on_cancel=True
                 )
@@ -108,7 +108,7 @@ class SmtpMailer:
             if server.user is not None:
                 link.login(server.user, server.password or "")
             link.send_message(message, parseaddr(self._mail_from)[1], [email])
-            # The message is taken by now; a poor farewell must not make it look lost.
+            # The message has been accepted: an error while quitting must not look like a failure.
             with contextlib.suppress(smtplib.SMTPException, OSError):
                 link.quit()
         finally:
@@ -116,10 +116,10 @@ class SmtpMailer:
 
 
 class NoMailer:
-    """Sends nothing: in production without a mail server a code must be told to nobody, least of all to the log."""
+    """Sends nothing: production without a mail server must not show codes anywhere, least of all in the log."""
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
-        """Raises :class:`MailFault`, always."""
+        """Always raises :class:`MailFault`."""
         del email, code, expires_in_s
         raise MailFault("no mail server is configured")
 
@@ -151,7 +151,7 @@ class DevelopmentMailer:
 
 
 def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> EmailMessage:
-    """The message with the code. Raises :class:`MailFault` for an address that is not exactly one."""
+    """Return the message with the code. Raises :class:`MailFault` unless ``email`` is one address."""
     if not _ADDRESS.match(email):
         raise MailFault("the recipient is not one plain address")
     if not code.isascii() or not code.isalnum():

@@ -1,11 +1,11 @@
 """The signature header shared by provider callbacks and card webhooks: ``t=<unix>,v1=<hex>[,v1=<hex>…]``.
 
-``v1`` is the lower-case hex HMAC-SHA256 of ``t + "." + raw body``. Several ``v1`` stand side by side while a secret
-is rolled; one that matches is enough. An optional ``k=<name>`` says whose key signed, so that the right secrets can
-be chosen before the body is trusted.
+``v1`` is the lower-case hex HMAC-SHA256 of ``t + "." + raw body``. While a secret is rotated there are several
+``v1``; one that matches is enough. An optional ``k=<name>`` names the signer, so that the right secrets can be
+chosen before the body is trusted.
 
-Verification never raises: every defect of the header, however odd, is a verdict. It works on the raw bytes as they
-came in, since a body that was parsed and written again is another body.
+Verification never raises: every defect of the header is a verdict. It works on the raw bytes as received, since a
+body that was parsed and encoded again is another body.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Literal
 
 SignatureVerdict = Literal["valid", "missing", "invalid", "expired"]
-"""``expired`` is said only of a signature that is otherwise right, so it tells a forger nothing."""
+"""``expired`` is returned only for a signature that is otherwise right, so it reveals nothing to a forger."""
 
 HEADER_MAX_CHARS = 4096
 SIGNATURES_MAX_COUNT = 16
@@ -29,9 +29,9 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = None) -> str:
-    """Write the header for ``body`` sent at ``at`` (unix seconds).
+    """Return the header for ``body`` sent at ``at`` (unix seconds).
 
-    Raises ``ValueError`` for an empty secret, a negative time or a key name that no verifier would read.
+    Raises ``ValueError`` for an empty secret, a negative time or an invalid key name.
     """
     key = _key(secret)
     if not key:
@@ -48,10 +48,9 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
 def verify(
     header: str | None, body: bytes, secrets: Sequence[str], *, now: datetime, tolerance_s: int = 300
 ) -> SignatureVerdict:
-    """Judge ``header`` over the raw ``body`` against every secret in turn.
+    """Verify ``header`` over the raw ``body`` with each secret in turn.
 
-    ``tolerance_s`` bounds the age in both directions: a signature from the future is as suspect as an old one.
-    Empty secrets never verify, because anybody can sign with nothing.
+    ``tolerance_s`` bounds the signature's age, and how far in the future it is. Empty secrets never verify.
     """
     if header is None or not header.strip():
         return "missing"
@@ -75,14 +74,14 @@ def verify(
 
 
 def key_name(header: str | None) -> str | None:
-    """The ``k=`` of a header, or None where it has none, several, or one that cannot be a name."""
+    """Return the ``k=`` of a header; None if it has none, several or an invalid one."""
     fields = _fields(header) if header is not None else None
     names = [value for name, value in fields or () if name == "k"]
     return names[0] if len(names) == 1 and _KEY_NAME.match(names[0]) else None
 
 
 def _fields(header: str) -> list[tuple[str, str]] | None:
-    """The header's ``name=value`` pairs without their surrounding blanks; None where it cannot be one of ours."""
+    """Return the header's ``name=value`` pairs; None if it is too long or not ASCII."""
     if len(header) > HEADER_MAX_CHARS or not header.isascii():
         return None
     pairs = [part.partition("=") for part in header.split(",")]
@@ -90,7 +89,7 @@ def _fields(header: str) -> list[tuple[str, str]] | None:
 
 
 def _key(secret: bytes | str) -> bytes:
-    """The secret as key bytes; one of nothing but blanks counts as empty."""
+    """Return the secret as key bytes; a blank one counts as empty."""
     raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     return raw if raw.strip() else b""
 

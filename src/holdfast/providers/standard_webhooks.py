@@ -1,13 +1,13 @@
-"""Standard Webhooks: the three headers by which hosted services sign what they post, read and written alike.
+"""Standard Webhooks: sign and verify messages by three headers.
 
-``webhook-id`` names the message and stays the same when it is sent again; ``webhook-timestamp`` is when this
-sending was signed (unix seconds); ``webhook-signature`` holds ``v1,<base64>`` once or more, with blanks between,
-one for each secret in force. Signed is ``id.timestamp.body`` with HMAC-SHA256; a secret is ``whsec_<base64>``.
+``webhook-id`` is the message's id, the same for each attempt; ``webhook-timestamp`` is when this attempt was signed
+(unix seconds); ``webhook-signature`` contains one or more ``v1,<base64>``, separated by blanks, one for each
+current secret. The HMAC-SHA256 covers ``id.timestamp.body``; a secret is ``whsec_<base64>``.
 
-The address a message is posted to is not signed: whoever may see a message could post it elsewhere, so a receiver
-must find in the body what the message is about.
+The URL is not signed: anyone who sees a message could send it to another URL, so a receiver must learn from the
+body what the message is about.
 
-Verification never raises, and works on the raw bytes as they came in.
+Verification never raises, and works on the raw bytes as received.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ TOLERANCE_S = 300
 HEADER_MAX_CHARS = 4096
 SIGNATURES_MAX_COUNT = 16
 
-# A dot would let a part of the id pass for the time: the parts are joined with dots.
+# Without dots, since dots separate the signed parts.
 _ID = re.compile(r"[!-\-/-~]{1,200}\Z")
 _TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
 
 
 def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
-    """One signature, ``v1,<base64>``, of ``body`` sent under ``message_id`` at ``at`` (unix seconds).
+    """Return one signature, ``v1,<base64>``, of ``body`` sent under ``message_id`` at ``at`` (unix seconds).
 
-    While a secret is rolled, several stand in the header with a blank between. Raises ``ValueError`` for a secret
-    that is none, an id with a dot or a blank, or a negative time.
+    Raises ``ValueError`` for an invalid secret, an id with a dot or a blank, or a negative time.
     """
     key = standard_key(secret)
     if key is None:
@@ -52,7 +51,7 @@ def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
 
 
 def standard_headers(secrets: Sequence[str], message_id: str, at: int, body: bytes) -> dict[str, str]:
-    """The three headers of one sending, signed with each of ``secrets``. Raises as :func:`sign_standard` does."""
+    """Return the three headers of one attempt, signed with each of ``secrets``. Raises as :func:`sign_standard`."""
     return {
         ID_HEADER: message_id,
         TIMESTAMP_HEADER: str(at),
@@ -68,10 +67,10 @@ def verify_standard(
     now: datetime,
     tolerance_s: int = TOLERANCE_S,
 ) -> SignatureVerdict:
-    """Judge a message by its headers, whose names are in lower case, against every secret in turn.
+    """Verify a message by its headers, with names in lower case, and each secret in turn.
 
-    ``expired`` is said only of a signature that is otherwise right. Signatures of other kinds than ``v1`` and
-    secrets that are none are passed over; without a secret nothing verifies.
+    ``expired`` is returned only for a signature that is otherwise right. Signatures other than ``v1`` and invalid
+    secrets are ignored; without a secret nothing verifies.
     """
     message_id = headers.get(ID_HEADER, "").strip()
     moment = headers.get(TIMESTAMP_HEADER, "").strip()

@@ -1,4 +1,4 @@
-"""Serving a stand-in's web application: up when its socket is bound, down in order when cancelled."""
+"""Serve a stand-in's web application: started once its socket is bound, stopped in order when cancelled."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ async def serve_app(
     port: int = 0,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; reports the address it is reached at (``port`` 0 takes a free one).
+    """Serve until cancelled; reports its URL (``port`` 0 takes a free one).
 
-    Raises, in a group, ``OSError`` where the port is taken, and ``RuntimeError`` should the server end by itself.
+    Raises, in a group, ``OSError`` if the port is taken, and ``RuntimeError`` if the server stops by itself.
     """
-    stop, gone = trio.Event(), trio.Event()
+    stop, stopped = trio.Event(), trio.Event()
     server = trio.CancelScope(shield=True)
 
     async def serve_web(*, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        # Shielded: a server cut down from outside leaves its sockets to chance. It is asked to stop instead.
+        # Shielded: a cancelled server does not close its sockets in order. It is told to stop instead.
         try:
             with server:
                 await serve(app, _config(host, port), shutdown_trigger=stop.wait, task_status=task_status)
         finally:
-            gone.set()
+            stopped.set()
 
     async with trio.open_nursery() as nursery:
         binds = await nursery.start(serve_web)
         task_status.started(binds[0])
         try:
-            await gone.wait()
+            await stopped.wait()
         finally:
             stop.set()
             with trio.move_on_after(STOP_WITHIN_S, shield=True):
-                await gone.wait()
+                await stopped.wait()
             server.cancel()
-        raise RuntimeError("the server ended by itself")
+        raise RuntimeError("the server stopped by itself")
 
 
 def _config(host: str, port: int) -> Config:

@@ -1,1 +1,1 @@
-"""Where media jobs are done: one protocol for every provider, the shape of its news, and the adapters."""
+"""Media providers: the interface, the adapters, and how their callbacks are parsed."""

@@ -1,11 +1,11 @@
-"""What the house asks of a media provider, whoever it is.
+"""The interface of a media provider.
 
-A job is named by us (:func:`job_id`) and never by the provider, so that submitting it again after a crash names the
-same job, and so that its first callback can never outrun the row it is about.
+A job is named by us (:func:`job_id`) and not by the provider, so that submitting it again after a crash names the
+same job, and its first callback can arrive before the response to its submission.
 
-Submitting has four outcomes because money hangs on the difference: *not sent* may be tried again at will,
-*rejected* never, *accepted* is followed up, and *ambiguous* means that the provider may or may not be working. Only
-where ``idempotent_submit`` holds may an ambiguous job be submitted again.
+Submitting has four outcomes, because money depends on the difference: *not sent* may be retried, *rejected* never,
+*accepted* is followed, and *ambiguous* means that the provider may or may not have the job. An ambiguous job may be
+submitted again only if ``idempotent_submit`` holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.providers.media.health import ProviderHealth
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt at a task, as handed to a provider. ``input`` is the JSON object that passed the schema."""
+    """One attempt at a task, as submitted to a provider. ``input`` is the JSON object that passed the schema."""
 
     request_id: str
     attempt: int
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The provider has the job. ``status`` is what it said of it at once; polls and callbacks tell the rest."""
+    """The provider has the job. ``status`` is its first status; polls and callbacks report the rest."""
 
     provider_ref: str
     status: UpdateStatus
@@ -39,9 +39,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """The provider surely does not have the job: it was unreachable or too busy. Try again later.
+    """The provider certainly does not have the job: it was unreachable or too busy. Retry later.
 
-    ``answered``: it said so itself.
+    ``answered``: the provider responded, so it is reachable.
     """
 
     reason: str
@@ -59,7 +59,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """The request left, and no answer told what became of it."""
+    """The request was sent, and no response shows whether the job was accepted."""
 
     reason: str
 
@@ -67,40 +67,40 @@ class Ambiguous:
 Submission = Accepted | NotSent | Rejected | Ambiguous
 
 CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
-"""``requested``: it will try; ``confirmed``: it stopped; ``too_late``: the job had ended or is not known there."""
+"""``requested``: it will be tried; ``confirmed``: it stopped; ``too_late``: the job has ended or is unknown."""
 
 
 class PollFault(Exception):
-    """The provider could not be asked, or answered with what cannot be understood. The job's fate is unknown."""
+    """The provider could not be reached, or its response cannot be parsed. The job's status is unknown."""
 
 
 def job_id(request_id: str, attempt: int) -> str:
-    """Our name of one attempt at a task: ``{request_id}.{attempt}``."""
+    """Return our name of one attempt at a task: ``{request_id}.{attempt}``."""
     return f"{request_id}.{attempt}"
 
 
 class MediaProvider(Protocol):
-    """A place where media jobs are done.
+    """A provider of media jobs.
 
-    ``callback_secrets`` are the secrets its callbacks may be signed with, the current one first; without any, none
-    of its callbacks is believed and its jobs are followed by polling alone.
+    ``callback_secrets`` are the secrets its callbacks may be signed with, the current one first; without any, its
+    callbacks are refused and its jobs are followed by polling alone.
     """
 
     @property
     def name(self) -> str:
-        """The provider's name in the catalog, which its callbacks carry as ``provider`` and ``k=``."""
+        """The provider's name in the catalog; its callbacks contain it as ``provider`` and ``k=``."""
 
     @property
     def idempotent_submit(self) -> bool:
-        """True where submitting the same job again can never start it twice."""
+        """Whether submitting the same job again can never start it twice."""
 
     @property
     def polls(self) -> bool:
-        """True where :meth:`poll` tells the truth of a job."""
+        """Whether :meth:`poll` is reliable."""
 
     @property
     def cancels(self) -> bool:
-        """True where :meth:`cancel` can have an effect."""
+        """Whether :meth:`cancel` can have an effect."""
 
     @property
     def callback_secrets(self) -> tuple[str, ...]:
@@ -108,23 +108,23 @@ class MediaProvider(Protocol):
 
     @property
     def health(self) -> ProviderHealth:
-        """Whether it answers, as calls to it have shown."""
+        """Whether the provider responds, according to the calls so far."""
 
     @property
     def probes_when_idle(self) -> bool:
-        """False where calls cost money, so that it is probed only while it is down."""
+        """False if calls cost money; then it is probed only while it is down."""
 
     async def probe(self) -> None:
-        """Make a small call whose result :attr:`health` records. Never raises for what the provider does."""
+        """Make a small call whose result :attr:`health` records. No error of the provider is raised."""
 
     async def submit(self, job: Job) -> Submission:
-        """Hand over a job. Never raises for what the provider or the network does."""
+        """Submit a job. No error of the provider or the network is raised."""
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
-        """Ask for a job's news; None where it is unknown there. Raises :class:`PollFault`."""
+        """Read a job's status; None if the provider does not know the job. Raises :class:`PollFault`."""
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
-        """Ask for a job to be stopped. Raises :class:`PollFault`."""
+        """Ask the provider to stop a job. Raises :class:`PollFault`."""
 
     async def close(self) -> None:
-        """Give back connections. Nothing may be asked afterwards."""
+        """Close connections. No call may follow."""

@@ -1,8 +1,7 @@
-"""The address a provider is given to call back to, where its webhooks do not name our task by themselves.
+"""The callback URL for providers whose webhooks do not name our task.
 
-The task, the attempt and a seal over both stand in the query. A webhook's signature covers its body and not where
-it was sent, so without the seal a true message about one job could be sent to the address of another task by
-whoever saw it. With it, an address can only be had from us.
+Its query contains the task, the attempt and a seal over both. A webhook's signature covers its body but not its
+URL, so without the seal anyone who saw a genuine message could send it to another task's URL.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}\Z")
 _TASK = re.compile(r"[!-~]{1,100}\Z")
 _FIELDS = ("request_id", "attempt", "seal")
 PURPOSE = "callback addresses"
-"""What the key of the seals is derived for."""
+"""The purpose for which the seals' key is derived."""
 
 QUERY_MAX_CHARS = 1000
 
 
 def hook_address(url: str, key: bytes, provider: str, request_id: str, attempt: int) -> str:
-    """``url`` with the query that names one attempt at a task of one provider."""
+    """Return ``url`` with the query of one attempt at a task."""
     seal = _seal(key, provider, request_id, attempt)
     return f"{url}?{urlencode(dict(zip(_FIELDS, (request_id, attempt, seal), strict=True)))}"
 
 
 def read_hook_query(query: str, key: bytes, provider: str) -> tuple[str, int] | None:
-    """The task and attempt that a query names; None unless it is one of ours, each field given once."""
+    """Return the task and attempt of a query; None unless its seal is valid and each field is given once."""
     if len(query) > QUERY_MAX_CHARS or not query.isascii():
         return None
     given = parse_qsl(query, keep_blank_values=True)
@@ -38,14 +37,14 @@ def read_hook_query(query: str, key: bytes, provider: str) -> tuple[str, int] | 
     request_id, attempt, seal = (fields[name] for name in _FIELDS)
     if not _TASK.match(request_id) or not _ATTEMPT.match(attempt):
         return None
-    # As bytes, since a percent code may have put any character into it.
+    # As bytes: percent-encoding can produce any character.
     if not hmac.compare_digest(seal.encode(), _seal(key, provider, request_id, int(attempt)).encode()):
         return None
     return request_id, int(attempt)
 
 
 def names_same_job(address: str, job: tuple[str, int], key: bytes, provider: str) -> bool:
-    """Whether an address, as a provider repeats it, is one of ours for that very task and attempt."""
+    """Whether a URL repeated by the provider is ours for this task and attempt."""
     try:
         query = urlsplit(address).query
     except ValueError:

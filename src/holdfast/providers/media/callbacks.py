@@ -1,8 +1,8 @@
-"""Reading the body of a provider's callback: verified bytes in, :class:`ProviderUpdate` or a refusal out.
+"""Parse the body of a provider's callback into a :class:`ProviderUpdate` or a refusal.
 
-The signature has been checked by then, so what is judged here is shape. The provider is trusted to speak for its
-jobs and for nothing more: prose is tidied (:mod:`holdfast.providers.media.text`), and an identifier that does not
-fit a row or holds a control character is refused.
+The signature has been verified; here the structure is validated. Text is cleaned
+(:mod:`holdfast.providers.media.text`), and an identifier that is too long or contains a control character is
+refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tid
 BODY_MAX_BYTES = 256 * 1024
 OUTPUTS_MAX_COUNT = 64
 INLINE_MAX_CHARS = 64 * 1024
-"""The most base64 text of one output carried inside a callback."""
+"""The longest base64 text of an output inside a callback."""
 CATEGORIES_MAX_COUNT = 32
 
 _COUNT_MAX = 2**63 - 1
@@ -92,11 +92,10 @@ _DECODER = msgspec.json.Decoder(_Callback)
 
 
 def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
-    """Read a callback that ``provider``'s key has signed.
+    """Parse a callback signed with ``provider``'s key.
 
-    Refuses with ``request_too_large`` above 256 KiB, else with ``invalid_event`` and the offending ``param``.
-    Fields that are not ours are ignored. A body that names another provider than the one whose key signed it is
-    refused.
+    Refuses: ``request_too_large`` above 256 KiB, else ``invalid_event`` with the ``param``. Unknown fields are
+    ignored. A body that names another provider than the signer is refused.
     """
     if len(body) > BODY_MAX_BYTES:
         return Refusal(code="request_too_large", message=f"A callback has at most {BODY_MAX_BYTES} bytes.")
@@ -138,7 +137,7 @@ def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
 
 
 def split_data_url(url: str) -> tuple[str | None, str] | None:
-    """``data:image/png;base64,…`` as (content type, base64 text); None for any other URL."""
+    """Split ``data:image/png;base64,…`` into content type and base64 text; None for any other URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
         return None

@@ -1,4 +1,4 @@
-"""The line to a provider's server: one exchange at a time, bounded in time and size."""
+"""The HTTP client for one provider: requests bounded in time and size."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RETRY_AFTER_MAX_S = 3600
 PROBE_TIMEOUT_S = 5.0
 
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-"""No byte of the request has left: the server surely has nothing of it."""
+"""No byte of the request was sent, so the server cannot have it."""
 
 NO_ANSWER = (httpx2.HTTPError, trio.TooSlowError, BodyTooLarge)
-"""The request may have arrived, and no answer told what became of it."""
+"""The request may have arrived, but there is no response."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a server answered."""
+    """A server's response."""
 
     status: int
     headers: Mapping[str, str]
@@ -37,16 +37,16 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> int | None:
-        """When the server wishes to be asked again, an hour from now at the latest; None where it says nothing."""
+        """The ``Retry-After`` of the response, at most an hour; None without one."""
         pause_s = parse_retry_after(self.headers.get("retry-after"), utc_now())
         return None if pause_s is None else round(min(pause_s, RETRY_AFTER_MAX_S))
 
 
-class Line:
-    """Connections to the server at ``url``; ``token``, where given, is sent as a bearer and never logged.
+class ProviderClient:
+    """Connections to the server at ``url``. A ``token`` is sent as a bearer token and never logged.
 
-    Times in seconds, ``connect_timeout_s`` for reaching the server. Raises ``ValueError`` for what is no web
-    address.
+    ``connect_timeout_s`` bounds connecting, ``timeout_s`` a read or write. Raises ``ValueError`` unless ``url`` is
+    an http or https URL.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Line:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One exchange. Raises what :data:`NEVER_SENT` and :data:`NO_ANSWER` name."""
+        """Send a request. Raises the errors in :data:`NEVER_SENT` and :data:`NO_ANSWER`."""
         try:
             with trio.fail_after(within_s):
                 async with self._http.stream(
@@ -92,7 +92,7 @@ class Line:
                 ) as response:
                     body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
         except httpx2.PoolTimeout:
-            # Our own side was too busy to ask.
+            # Our own connections were all in use.
             raise
         except (httpx2.HTTPError, trio.TooSlowError) as fault:
             self.health.failed("calls", type(fault).__name__)
@@ -101,14 +101,14 @@ class Line:
         return Answer(response.status_code, dict(response.headers), body)
 
     async def probe(self, path: str) -> None:
-        """Ask for what costs nothing; any answer shows that the server is there."""
+        """Send a request that costs nothing; any response shows that the server is up."""
         with suppress(*NO_ANSWER):
             await self.ask("GET", path, PROBE_TIMEOUT_S)
 
-    async def hand_in(
+    async def submit(
         self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]
     ) -> Answer | NotSent | Ambiguous:
-        """One exchange that gives the server a job; without an answer, whether it may have the job."""
+        """Send a job; without a response, return whether the server may have it."""
         try:
             return await self.ask(method, path, within_s, content, headers)
         except NEVER_SENT as fault:
@@ -116,26 +116,26 @@ class Line:
         except NO_ANSWER as fault:
             return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
 
-    async def ask_known(self, method: str, path: str, within_s: float) -> Answer:
-        """One exchange about a job that the server has. Raises :class:`PollFault`."""
+    async def ask_about(self, method: str, path: str, within_s: float) -> Answer:
+        """Send a request about a job that the server has. Raises :class:`PollFault`."""
         try:
             return await self.ask(method, path, within_s)
         except NO_ANSWER as fault:
             raise PollFault(f"the provider cannot be asked: {type(fault).__name__}") from fault
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         await self._http.aclose()
 
 
 def detail_of(body: bytes) -> str:
-    """The reason inside an error's body, for operators."""
+    """Return the reason inside an error's body, for operators."""
     try:
-        told = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "no reason given"
-    reason = told.get("detail", told.get("error")) if isinstance(told, dict) else None
+    reason = content.get("detail", content.get("error")) if isinstance(content, dict) else None
     if isinstance(reason, list):
-        # Validators list what is wrong, each with a message.
+        # Validation errors are a list, each with a message.
         reason = "; ".join(str(item["msg"]) for item in reason[:8] if isinstance(item, dict) and "msg" in item)
     return tidy(reason if isinstance(reason, str) else None, MESSAGE_MAX_CHARS - 50) or "no reason given"

@@ -1,16 +1,16 @@
-"""The adapter for every server that speaks the prediction protocol of self-hosted model containers.
+"""The adapter for servers that implement the prediction protocol of self-hosted model containers.
 
-``PUT /predictions/{id}`` starts a job under our name for it and is idempotent while it runs; ``POST …/cancel``
-stops it. A plain container cannot be asked how a job stands: its webhooks tell all. Servers that add ``GET`` on the
-same path are polled. What a ``GET`` that finds nothing means depends on who answers, hence ``polls``:
+``PUT /predictions/{id}`` starts a job under our name and is idempotent while it runs; ``POST …/cancel`` stops it. A
+plain container has no endpoint for a job's status and reports it by webhooks alone. Servers that add ``GET`` on the
+same path are polled. The meaning of a ``GET`` that finds no job depends on the server, hence ``polls``:
 
-- True: the server keeps every job, so a job it does not know is lost and given to it anew;
-- None: nobody knows. An answer that tells of the job is believed, its absence proves nothing, and a server that
-  has no such method is not asked again;
-- False: it is never asked.
+- True: the server retains every job, so an unknown job is lost and is submitted again;
+- None: unknown. A response about the job counts, its absence proves nothing, and a server without that method is
+  not polled again;
+- False: the server is never polled.
 
-What is sent is the model's input, the webhook, and besides them the model's name and ``client`` with our two
-numbers to repeat, which plain containers pass over. Without a secret no webhooks are asked for.
+A submission contains the model's input and the webhook, and also the model's name and ``client`` with the task and
+attempt, which plain containers ignore. Without a secret no webhook is requested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.providers.media.base import (
     Submission,
     job_id,
 )
-from holdfast.providers.media.client import Answer, Line, detail_of
+from holdfast.providers.media.client import Answer, ProviderClient, detail_of
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
@@ -45,7 +45,7 @@ from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "output", "logs", "completed")
 PLAIN_EVENTS = ("start", "logs", "completed")
-"""What a plain container is asked to tell of: ``output`` would bring whole files that come again with the end."""
+"""The events requested of a plain container: ``output`` would contain whole files, which ``completed`` repeats."""
 
 _BUSY = frozenset({408, 409, 425, 429, 503})
 _INPUT_REFUSED = frozenset({400, 413, 422})
@@ -53,10 +53,10 @@ _NO_SUCH_METHOD = frozenset({405, 501})
 
 
 class CogProvider:
-    """A server at ``url`` speaking the prediction protocol.
+    """A server at ``url`` that implements the prediction protocol.
 
-    ``token``, where given, is sent as a bearer. Times in seconds: ``connect_timeout_s`` for reaching the server,
-    ``submit_timeout_s`` and ``ask_timeout_s`` for a whole exchange.
+    A ``token`` is sent as a bearer token. Times in seconds: ``connect_timeout_s`` bounds connecting,
+    ``submit_timeout_s`` and ``ask_timeout_s`` a whole request.
     """
 
     idempotent_submit = True
@@ -80,11 +80,11 @@ class CogProvider:
         self.name = name
         self.callback_secrets = tuple(secret for secret in secrets if secret.strip())
         self.polls = polls is not False
-        self._keeps_jobs = polls is True
+        self._retains_jobs = polls is True
         self._events = tuple(events)
         self._submit_timeout_s = submit_timeout_s
         self._ask_timeout_s = ask_timeout_s
-        self._line = Line(
+        self._client = ProviderClient(
             name,
             url,
             token=token,
@@ -94,7 +94,7 @@ class CogProvider:
         )
 
     async def submit(self, job: Job) -> Submission:
-        """Start the job, or find it started."""
+        """Start the job, or find it running."""
         name = job_id(job.request_id, job.attempt)
         order: dict[str, object] = {
             "input": dict(job.input),
@@ -105,16 +105,16 @@ class CogProvider:
             order |= {"webhook": job.callback_url, "webhook_events_filter": self._events}
         body = msgspec.json.encode(order)
         headers = {"Content-Type": "application/json", "Prefer": "respond-async"}
-        answer = await self._line.hand_in("PUT", _path(name), self._submit_timeout_s, body, headers)
+        answer = await self._client.submit("PUT", _path(name), self._submit_timeout_s, body, headers)
         return _submission(answer, name) if isinstance(answer, Answer) else answer
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
-        """Ask how the job is. Raises :class:`PollFault`."""
+        """Read the job's status. Raises :class:`PollFault`."""
         name = provider_ref or job_id(request_id, attempt)
-        answer = await self._line.ask_known("GET", _path(name), self._ask_timeout_s)
-        if answer.status in (404, 410) and self._keeps_jobs:
+        answer = await self._client.ask_about("GET", _path(name), self._ask_timeout_s)
+        if answer.status in (404, 410) and self._retains_jobs:
             return None
-        if answer.status in _NO_SUCH_METHOD and not self._keeps_jobs:
+        if answer.status in _NO_SUCH_METHOD and not self._retains_jobs:
             self.polls = False
         return polled_update(
             answer,
@@ -126,27 +126,27 @@ class CogProvider:
         )
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
-        """Ask for the job to be stopped. Raises :class:`PollFault`."""
+        """Ask the server to stop the job. Raises :class:`PollFault`."""
         name = provider_ref or job_id(request_id, attempt)
-        answer = await self._line.ask_known("POST", f"{_path(name)}/cancel", self._ask_timeout_s)
+        answer = await self._client.ask_about("POST", f"{_path(name)}/cancel", self._ask_timeout_s)
         return cancel_outcome(answer)
 
     @property
     def health(self) -> ProviderHealth:
-        """Whether it answers, as calls to it have shown."""
-        return self._line.health
+        """Whether the provider responds, according to the calls so far."""
+        return self._client.health
 
     async def probe(self) -> None:
-        """Ask for its health; a server without such a path answers too."""
-        await self._line.probe("/health-check")
+        """Request the server's health; a server without that path responds too."""
+        await self._client.probe("/health-check")
 
     async def close(self) -> None:
-        """Give back connections."""
-        await self._line.close()
+        """Close connections."""
+        await self._client.close()
 
 
 def cancel_outcome(answer: Answer) -> CancelOutcome:
-    """What an answer to a cancel says. Raises :class:`PollFault`."""
+    """Return the outcome of a cancel from its response. Raises :class:`PollFault`."""
     if answer.status in (404, 410):
         return "too_late"
     if answer.status in _NO_SUCH_METHOD:
@@ -170,10 +170,10 @@ def _submission(answer: Answer, name: str) -> Submission:
     status = answer.status
     if 200 <= status < 300:
         try:
-            told = read_prediction(answer.body)
+            prediction = read_prediction(answer.body)
         except PredictionFault:
             return Ambiguous("the submission was answered with what is not a prediction")
-        return Accepted(tidy(told.id, REF_MAX_CHARS) or name, told.known_status or "queued")
+        return Accepted(tidy(prediction.id, REF_MAX_CHARS) or name, prediction.known_status or "queued")
     if status in _BUSY:
         return NotSent(f"provider busy: {status}", answer.retry_after_s, answered=True)
     if status >= 500:

@@ -1,8 +1,7 @@
-"""The prediction object: how model containers, and the hosted service that runs them, tell of a job.
+"""Parse predictions: the object by which model containers, and the hosted service, report a job.
 
-It comes as the answer to a call and as the body of a webhook, and means the same in both. Fields of one provider's
-own making are passed over; a status without a meaning here, or outputs out of shape, are a
-:class:`PredictionFault`.
+It is the body of a response and of a webhook, with the same meaning in both. Unknown fields are ignored; an unknown
+status or malformed outputs are a :class:`PredictionFault`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tid
 
 REF_MAX_CHARS = 200
 LOGS_READ_CHARS = 4000
-"""How much of the end of a job's log is searched for its progress."""
+"""How much of the end of a job's log is searched for a percentage."""
 
 STATUSES: Final[Mapping[str, UpdateStatus]] = {
     "starting": "queued",
@@ -41,11 +40,11 @@ _NESTED_MAX: Final = 4
 
 
 class PredictionFault(Exception):
-    """What was told is not a prediction that can be understood."""
+    """The body is not a prediction, or one that cannot be used."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a job is, where its server says so in figures."""
+    """A job's progress, as far as its server reports it."""
 
     percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
     stage: str | None = None
@@ -53,7 +52,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What is read of a prediction."""
+    """The fields of a prediction that are used."""
 
     status: str
     id: str | None = None
@@ -67,7 +66,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def known_status(self) -> UpdateStatus | None:
-        """The status in our words; None where it has none."""
+        """The corresponding status of ours, or None."""
         return STATUSES.get(self.status)
 
 
@@ -75,15 +74,15 @@ _PREDICTION = msgspec.json.Decoder(Prediction)
 
 
 def read_prediction(body: bytes) -> Prediction:
-    """Read a prediction from JSON. Raises :class:`PredictionFault`."""
+    """Parse a prediction. Raises :class:`PredictionFault`."""
     try:
         return _PREDICTION.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise PredictionFault("what was told is not a prediction") from fault
+        raise PredictionFault("the body is not a prediction") from fault
 
 
 def update_of(
-    told: Prediction,
+    prediction: Prediction,
     *,
     source: Literal["callback", "poll"],
     provider: str,
@@ -92,15 +91,15 @@ def update_of(
     provider_ref: str,
     event_id: str | None = None,
 ) -> ProviderUpdate:
-    """A prediction as news of one attempt. Without an ``event_id`` it is named by what it tells.
+    """Return a prediction as an update of one attempt. Without an ``event_id`` the id is derived from the content.
 
-    ``provider_ref`` stands in where the prediction does not say its id. Raises :class:`PredictionFault`.
+    ``provider_ref`` is used if the prediction has no id. Raises :class:`PredictionFault`.
     """
-    status = told.known_status
+    status = prediction.known_status
     if status is None:
-        raise PredictionFault("the provider told of a status that has no meaning here")
-    progress = told.progress or Progress()
-    percent = progress.percent if told.progress is not None else percent_of(told.logs)
+        raise PredictionFault("the prediction's status is unknown")
+    progress = prediction.progress or Progress()
+    percent = progress.percent if prediction.progress is not None else percent_of(prediction.logs)
     stage = tidy(progress.stage, WORD_MAX_CHARS)
     if event_id is None:
         event_id = f"{'poll' if source == 'poll' else 'hook'}:{provider_ref}:{status}"
@@ -113,30 +112,30 @@ def update_of(
         request_id=request_id,
         attempt=attempt,
         status=status,
-        provider_ref=tidy(told.id, REF_MAX_CHARS) or provider_ref,
+        provider_ref=tidy(prediction.id, REF_MAX_CHARS) or provider_ref,
         sequence=progress.sequence,
-        raw_status=tidy(told.status, WORD_MAX_CHARS),
+        raw_status=tidy(prediction.status, WORD_MAX_CHARS),
         stage=stage,
         percent=100 if status == "succeeded" else percent,
-        outputs=tuple(_outputs(told.output)) if status == "succeeded" else (),
-        usage=_usage(told.metrics) if status == "succeeded" else None,
-        error=_error(told) if status == "failed" else None,
+        outputs=tuple(_outputs(prediction.output)) if status == "succeeded" else (),
+        usage=_usage(prediction.metrics) if status == "succeeded" else None,
+        error=_error(prediction) if status == "failed" else None,
     )
 
 
 def polled_update(
     answer: Answer, *, provider: str, request_id: str, attempt: int, provider_ref: str, may_be_nameless: bool
 ) -> ProviderUpdate:
-    """The answer to a poll as news of the job that was asked for. Raises :class:`PollFault`."""
+    """Parse the response to a poll. Raises :class:`PollFault`."""
     if answer.status != 200:
         raise PollFault(f"the provider answered {answer.status}")
     try:
-        told = read_prediction(answer.body)
-        # Somebody else's results must not reach this task's owner.
-        if told.id != provider_ref and not (may_be_nameless and told.id is None):
-            raise PollFault("the provider told of another job")
+        prediction = read_prediction(answer.body)
+        # Another job's results must not reach this task's owner.
+        if prediction.id != provider_ref and not (may_be_nameless and prediction.id is None):
+            raise PollFault("the response is about another job")
         return update_of(
-            told,
+            prediction,
             source="poll",
             provider=provider,
             request_id=request_id,
@@ -148,7 +147,7 @@ def polled_update(
 
 
 def percent_of(logs: str | None) -> int | None:
-    """The last percentage that a job's log shows, as progress bars write it."""
+    """Return the last percentage in a job's log, as progress bars write it."""
     if not logs:
         return None
     found = _PERCENT.findall(logs[-LOGS_READ_CHARS:])
@@ -156,9 +155,9 @@ def percent_of(logs: str | None) -> int | None:
 
 
 def _outputs(raw: Any) -> list[Output]:
-    """Results in the forms such servers use: a URL, a data URL, text, an object, or a list or map of those.
+    """Parse outputs: a URL, a data URL, text, an object, or a list or map of those.
 
-    A map that holds links tells other things beside them (a seed, the prompt): only its links are results.
+    A map with links has other values too (a seed, the prompt); then only the links are outputs.
     """
     if raw is None:
         return []
@@ -169,14 +168,14 @@ def _outputs(raw: Any) -> list[Output]:
     else:
         items = raw if isinstance(raw, list) else [raw]
     if len(items) > OUTPUTS_MAX_COUNT:
-        raise PredictionFault("the provider told of too many outputs")
+        raise PredictionFault("the prediction has too many outputs")
     return [_output(item, index) for index, item in enumerate(items)]
 
 
 def _leaves(raw: Any, depth: int) -> Iterator[Any]:
-    """The values inside a map, through lists and maps; an object that says where it is, is a value."""
+    """Yield the values inside lists and maps; an object with a ``url`` or ``data`` is a value."""
     if depth > _NESTED_MAX:
-        raise PredictionFault("the provider told of outputs nested too deeply")
+        raise PredictionFault("the prediction's outputs are nested too deeply")
     if isinstance(raw, dict) and not ({"url", "data"} & raw.keys()):
         raw = list(raw.values())
     if isinstance(raw, list):
@@ -194,11 +193,11 @@ def _output(item: Any, index: int) -> Output:
     if isinstance(item, str):
         item = {"url": item}
     if not isinstance(item, dict):
-        raise PredictionFault("the provider told of an output that is neither text nor object")
+        raise PredictionFault("an output of the prediction is neither text nor an object")
     try:
         claim = msgspec.convert({**item, "index": index}, Output)
     except msgspec.ValidationError as fault:
-        raise PredictionFault("the provider told of an output out of shape") from fault
+        raise PredictionFault("an output of the prediction is malformed") from fault
     url = claim.url
     if url is None or url.lower().startswith(("http://", "https://")):
         return claim
@@ -224,9 +223,9 @@ def _usage(metrics: Mapping[str, Any] | None) -> ReportedUsage | None:
     )
 
 
-def _error(told: Prediction) -> ReportedError:
-    message = told.error if isinstance(told.error, str) else None
-    code = tidy(told.error_code, WORD_MAX_CHARS)
+def _error(prediction: Prediction) -> ReportedError:
+    message = prediction.error if isinstance(prediction.error, str) else None
+    code = tidy(prediction.error_code, WORD_MAX_CHARS)
     return ReportedError(
         code=code, message=tidy(message, MESSAGE_MAX_CHARS), retryable=code not in ("invalid_upstream_input",)
     )

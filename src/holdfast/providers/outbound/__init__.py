@@ -1,5 +1,4 @@
-"""Calling out without coming to harm: to addresses that strangers chose, and within bounds wherever a call leads.
+"""Safe outbound HTTP: requests to URLs chosen by callers and providers, within bounds.
 
-An address is judged where the connection is made, an answer's body is read up to a limit, a call that is cancelled
-leaves nothing behind, and a server that wishes for a pause is heard. Whom to call, and why, the callers decide.
+Addresses are checked when a connection is made, responses are read up to a limit, and ``Retry-After`` is honoured.
 """

@@ -1,7 +1,7 @@
-"""Which network addresses a stranger's URL may lead to: global unicast ones, and nothing that hides another.
+"""Which network addresses an untrusted URL may lead to: global unicast ones that do not contain another address.
 
-Being a host of the house's network, this service can reach what its customers must not: itself, its neighbours, the
-cloud's metadata. So an address is judged, never a name, and judged at the moment of connecting.
+The service runs inside a private network and can reach what its callers must not: itself, its neighbours, the
+cloud's metadata. So addresses are checked, not names, and at the time of connecting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _REFUSED = tuple(
     for network in (
         "0.0.0.0/8",
         "100.64.0.0/10",
-        "168.63.129.16/32",  # a cloud's own services behind a global address
+        "168.63.129.16/32",  # a cloud's own services at a global address
         "192.0.0.0/24",
         "192.0.2.0/24",
         "192.88.99.0/24",
@@ -35,7 +35,7 @@ _NUMERIC_LABEL = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\Z")
 
 
 def is_public(address: str) -> bool:
-    """True for a global unicast address; IPv6 forms that carry an IPv4 address are judged by what they carry."""
+    """Whether an address is global unicast; IPv6 forms that contain an IPv4 address are checked by that address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -62,7 +62,7 @@ def is_public(address: str) -> bool:
 
 
 def is_plain_host(host: str) -> bool:
-    """False for a host written so that readers disagree: numbers other than four plain ones, zones, blanks."""
+    """Whether a host is written unambiguously: no numbers except four decimal ones, no zones, no blanks."""
     if not host or not host.isascii() or re.search(r"[\s%@/\\?#\x00-\x1f\x7f]", host):
         return False
     if ":" in host:
@@ -72,7 +72,7 @@ def is_plain_host(host: str) -> bool:
 
 
 def names_address(host: str) -> bool:
-    """Whether a host is an address and not a name; an IPv6 one comes without its brackets."""
+    """Whether a host is an address and not a name; an IPv6 address is given without brackets."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reading no more of an answer's body than was allowed for."""
+"""Read a response's body up to a limit."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ import trio
 
 
 class BodyTooLarge(Exception):
-    """More bytes came than the limit."""
+    """The body is larger than the limit."""
 
 
 async def drain(
     blocks: AsyncIterable[bytes], limit_bytes: int, take: Callable[[bytes], Awaitable[None]] | None = None
 ) -> bytes:
-    """Read ``blocks`` to their end; return them, or hand each to ``take`` and return nothing.
+    """Read ``blocks`` to their end; return them, or pass each to ``take`` and return nothing.
 
-    Raises :class:`BodyTooLarge` once more than ``limit_bytes`` came, and whatever ``take`` raises. The reading is
-    then ended by cancelling it from within: an HTTP body is a chain of asynchronous generators, and leaving one
-    half read would leave its closing to the garbage collector. ``take`` is shielded for the same reason.
+    Raises :class:`BodyTooLarge` for more than ``limit_bytes``, and what ``take`` raises. Reading is then ended by
+    cancelling it from within: a body is a chain of asynchronous generators, and one that is not read to its end
+    would be closed by the garbage collector. ``take`` is shielded for the same reason.
     """
-    kept = bytearray()
+    read = bytearray()
     received = 0
-    trouble: Exception | None = None
+    error: Exception | None = None
     with trio.CancelScope() as reading:
         async for block in blocks:
-            if trouble is not None:
+            if error is not None:
                 continue
             received += len(block)
             if received > limit_bytes:
-                trouble = BodyTooLarge(limit_bytes)
+                error = BodyTooLarge(limit_bytes)
             elif take is None:
-                kept += block
+                read += block
             else:
                 try:
                     with trio.CancelScope(shield=True):
                         await take(block)
                 except Exception as fault:
-                    trouble = fault
-            if trouble is not None:
+                    error = fault
+            if error is not None:
                 reading.cancel()
-    if trouble is not None:
-        raise trouble
-    return bytes(kept)
+    if error is not None:
+        raise error
+    return bytes(read)

@@ -1,7 +1,7 @@
-"""Fetching a provider's result for keeps: guarded, bounded, hashed, and proved to be what it claims to be.
+"""Download a provider's output: from a checked address, bounded, hashed, and of the type it claims to be.
 
-A download ends as a value either way. ``permanent`` on a refusal says whether fetching the same URL again can help;
-a fresh URL from the provider is another matter.
+The result is a value either way. A refusal is ``permanent`` if downloading the same URL again cannot help; a new
+URL from the provider may.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import trio
 
 from holdfast.providers.outbound.bounded import BodyTooLarge, drain
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable, header
-from holdfast.providers.storage.endings import is_complete
 from holdfast.providers.storage.leftovers import clear_leftovers
 from holdfast.providers.storage.sniffing import (
     HEAD_BYTES,
@@ -33,13 +32,14 @@ from holdfast.providers.storage.sniffing import (
     plain_type,
     sniff,
 )
+from holdfast.providers.storage.truncation import is_complete
 
 BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0
 WRITE_BLOCK_BYTES = 256 * 1024
 THREADS_MAX_COUNT = 4
 MEASURED_MAX_COUNT = 2
-"""How many files are measured at once: a long one keeps no other from being written."""
+"""How many files are measured at once, apart from the threads that write."""
 
 DownloadCode = Literal[
     "too_large", "bad_type", "blocked_address", "not_found", "mismatch", "unreachable", "storage_full"
@@ -52,7 +52,7 @@ _measuring = trio.CapacityLimiter(MEASURED_MAX_COUNT)
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A file on this machine, the caller's to keep or to remove."""
+    """A downloaded file; the caller stores or removes it."""
 
     path: Path
     sha256: str
@@ -65,7 +65,7 @@ class Downloaded:
 
 @dataclass(frozen=True, slots=True)
 class DownloadRefused:
-    """Nothing was kept."""
+    """Why there is no file."""
 
     code: DownloadCode
     message: str
@@ -74,7 +74,7 @@ class DownloadRefused:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What may come and what the provider said would: limits first, then claims, each checked when given."""
+    """What is allowed, and what the provider claims: limits first, then claims, each checked if given."""
 
     bytes_max: int = BYTES_MAX
     content_types: frozenset[str] = MEDIA_TYPES
@@ -90,7 +90,7 @@ class _Refuse(Exception):
 
 
 class _Sink:
-    """A temporary file that is hashed as it grows; its methods block."""
+    """A temporary file that is hashed while it is written; its methods block."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -146,10 +146,9 @@ async def download(
     only: Set[Origin] | None = None,
     requester: str = "",
 ) -> Downloaded | DownloadRefused:
-    """Fetch ``url`` into a new file in ``directory``. Raises nothing for what the network or the provider does.
+    """Download ``url`` into a new file in ``directory``. Errors of the network or the provider are not raised.
 
-    ``only`` are the configured origins it may come from, and ``requester`` in whose share its name is looked up, as
-    :meth:`GuardedClient.open` has them.
+    ``only`` and ``requester`` are those of :meth:`GuardedClient.open`.
     """
     claim = claim or Claim()
     try:
@@ -174,7 +173,7 @@ async def download(
 
 
 async def accept_inline(data: str, directory: Path, claim: Claim | None = None) -> Downloaded | DownloadRefused:
-    """Take a result that came inside the news, as base64, under the same checks as one that is fetched."""
+    """Write an output that an update contained as base64, with the same checks as for a downloaded one."""
     claim = claim or Claim()
     if len(data) > (claim.bytes_max + 2) // 3 * 4:
         return DownloadRefused("too_large", f"more than {claim.bytes_max} bytes", permanent=True)
@@ -199,19 +198,19 @@ async def accept_inline(data: str, directory: Path, claim: Claim | None = None) 
 
 
 async def remove(downloaded: Downloaded) -> None:
-    """Remove a file that is no longer wanted, also where the caller is being cancelled."""
+    """Remove a file, even if the caller is being cancelled."""
     with trio.CancelScope(shield=True):
         await trio.to_thread.run_sync(partial(downloaded.path.unlink, missing_ok=True), limiter=_threads)
 
 
 async def clear_directory(directory: Path) -> None:
-    """Make ``directory`` if need be, and remove what earlier processes left half fetched. Raises ``OSError``."""
+    """Create ``directory`` if it is missing, and remove partial files of earlier processes. Raises ``OSError``."""
     await trio.to_thread.run_sync(clear_leftovers, directory, limiter=_threads)
 
 
 @contextlib.asynccontextmanager
 async def _sink(directory: Path) -> AsyncIterator[_Sink]:
-    """A temporary file that is gone again unless the block ends well."""
+    """Create a temporary file, removed unless the block succeeds."""
     sink = await trio.to_thread.run_sync(_Sink, directory, limiter=_threads)
     try:
         yield sink

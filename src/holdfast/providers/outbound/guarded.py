@@ -1,9 +1,9 @@
-"""An HTTP client for URLs that strangers chose: a provider's results, a customer's webhook, an image to edit.
+"""An HTTP client for untrusted URLs: a provider's outputs, a customer's webhook, an image to edit.
 
-The guard stands where connections are made. There the name is resolved once, every address it gives is judged, and
-the connection goes to an address that passed: a name that resolves differently a moment later changes nothing. TLS
-still checks the certificate against the name. Only https is spoken, except with origins that the operator
-configured by hand, which are not judged at all.
+Addresses are checked where connections are made. There the name is resolved once, every address is checked, and the
+connection goes to one of these addresses, so a name that resolves differently a moment later changes nothing. TLS
+still verifies the certificate against the name. Only https is allowed, except for origins that the operator
+configured, which are not checked at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.providers.outbound.tls import tls_context
 URL_MAX_CHARS = 8192
 REDIRECTS_MAX_COUNT = 5
 ADDRESSES_MAX_COUNT = 4
-"""How many of a name's addresses are tried before giving up."""
+"""How many of a name's addresses are tried."""
 
 Origin = tuple[str, int]
 """Host in lower case, and port."""
@@ -36,19 +36,19 @@ Dial = Callable[[str, int, float | None], Awaitable[httpcore2.AsyncNetworkStream
 
 
 class Blocked(Exception):
-    """The URL, or where it leads, is not for us to fetch. It will stay so."""
+    """The URL, or an address or redirect it leads to, is not allowed. Retrying does not help."""
 
 
 class Unreachable(Exception):
-    """No answer, or a broken one. It may pass."""
+    """No response, or a broken one. Retrying may help."""
 
 
 _requester: ContextVar[str] = ContextVar("requester", default="")
-"""For whom the running request looks up names; httpcore2 connects in its caller's task."""
+"""The requester of the running request, for name look-ups; httpcore2 connects in its caller's task."""
 
 
 def resolver(names: NameLookups) -> Resolve:
-    """Look up names through ``names``, on behalf of whoever the running request is for."""
+    """Resolve names with ``names``, on behalf of the running request's requester."""
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return await names.addresses(host, port, requester=_requester.get())
@@ -102,20 +102,19 @@ class _GuardedBackend(httpcore2.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ARG002
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore2.AsyncNetworkStream:
-        raise Blocked("sockets of this machine are not for strangers")
+        raise Blocked("unix sockets are not allowed")
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
 
 class GuardedClient:
-    """Fetches and posts behind the guard.
+    """Sends requests to checked addresses.
 
-    ``allow`` holds the origins the operator configured, such as the studio's, with hosts in lower case; the set may
-    change while the client is used. ``local_allowed`` judges no origin at all, for a machine that calls itself.
-    ``resolve`` says how names are looked up, in threads of the client's own unless it is given; it and ``dial`` are
-    replaced in tests. Times in seconds: ``connect_timeout_s`` for name and connection,
-    ``idle_timeout_s`` between two bytes.
+    ``allow`` are the origins the operator configured, such as the studio's, with hosts in lower case; the set may
+    change while the client is used. ``local_allowed`` disables the check, for development. ``resolve`` resolves
+    names, by default in threads of the client's own; it and ``dial`` are replaced in tests. Times in seconds:
+    ``connect_timeout_s`` for resolving and connecting, ``idle_timeout_s`` between two bytes.
     """
 
     def __init__(
@@ -160,13 +159,12 @@ class GuardedClient:
         only: AbstractSet[Origin] | None = None,
         requester: str = "",
     ) -> AsyncIterator[httpcore2.Response]:
-        """The answer to a request, its body still to be read.
+        """Send a request and open the response; its body has not been read yet.
 
-        Redirects are followed up to ``redirects_max_count``, each judged anew, with no headers carried to another
-        origin; 0 hands a redirect back as an answer. ``only`` says which of the configured origins this request may
-        lead to: one provider's results do not lie at another's. ``requester`` is in whose share of the threads its
-        names are looked up. Raises :class:`Blocked` and :class:`Unreachable`,
-        also while the body is read.
+        Up to ``redirects_max_count`` redirects are followed, each checked like a new URL, without headers to
+        another origin; with 0 a redirect is returned as the response. ``only`` are the configured origins that this
+        request may lead to: one provider's outputs are not at another's. ``requester`` is charged for name
+        look-ups. Raises :class:`Blocked` and :class:`Unreachable`, also while the body is read.
         """
         target = self._admit(url, None, only)
         trusted = _origin(target) in self._allow
@@ -188,13 +186,13 @@ class GuardedClient:
                 break
             before, target = target, self._admit(location, target, only)
             if _origin(target) in self._allow and not trusted:
-                raise Blocked("a stranger's redirect leads to a configured origin")
+                raise Blocked("a redirect leads to a configured origin")
             if _origin(before) != _origin(target):
                 headers = {}
         raise Blocked(f"more than {redirects_max_count} redirects")
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         await self._pool.aclose()
 
     async def _send(self, request: httpcore2.Request, requester: str) -> httpcore2.Response:
@@ -262,7 +260,7 @@ def _origin(url: httpx2.URL) -> Origin:
 
 
 def header(response: httpcore2.Response, name: str) -> str | None:
-    """The first header of that name, as text."""
+    """Return the first header of that name as text."""
     wanted = name.encode("ascii")
     for key, value in response.headers:
         if key.lower() == wanted:

@@ -1,9 +1,9 @@
-"""Looking up host names without ever waiting long for one.
+"""Resolve host names with bounded waiting.
 
-The system's resolver blocks a thread for as long as it likes, half a minute for a name whose servers are silent,
-and strangers choose some of the names. So each purpose has threads of its own, of limited number, a requester (an
-account, a provider) gets only a share of them, and a caller waits for a short time: then it goes on, and the thread
-ends by itself. A name that gave no answer is not asked for again for a while. Callers of one name share a look-up.
+The system's resolver blocks a thread, for half a minute if a name's servers do not respond, and some names are
+chosen by callers. So each purpose has a limited number of threads of its own, a requester (an account, a provider)
+gets only a share of them, and a caller waits for a short time; the thread then ends by itself. A name that failed
+is not resolved again for a while. Concurrent callers of one name share a look-up.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from holdfast.providers.outbound.addresses import names_address
 THREADS_MAX_COUNT: Final = 64
 PER_REQUESTER_MAX_COUNT: Final = 2
 TIMEOUT_S: Final = 2.0
-"""How long a caller waits for a thread, and as long again for the thread's answer."""
+"""How long a caller waits for a thread, and then for the thread's answer."""
 DEAD_FIRST_S: Final = 5.0
 DEAD_MAX_S: Final = 300.0
 LATE_ANSWER_S: Final = 60.0
-"""How long an answer is kept that came after its callers had gone, for their next attempt."""
+"""How long an answer is kept that arrived after its callers' timeout, for their next attempt."""
 REMEMBERED_MAX_COUNT: Final = 4096
 PROVIDER_TIMEOUT_S: Final = 5.0
 PROVIDER_DEAD_MAX_S: Final = 10.0
 
 _PASSING: Final = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
-"""Errors that say something about this machine and nothing about the name."""
+"""Errors of this machine rather than of the name."""
 
 Found = list[Any] | Exception
-"""What the system's resolver answered or raised."""
+"""What the system's resolver returned or raised."""
 StartThread = Callable[[Callable[[], Found], Callable[[Any], object]], object]
-"""Runs the first function in a thread and hands its outcome to the second, in that thread."""
+"""Runs the first function in a thread and passes its outcome to the second, in that thread."""
 
 
 class _Query(NamedTuple):
@@ -56,7 +56,7 @@ class _Query(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _LookUp:
-    """One call of the system's resolver, under way in a thread."""
+    """One call of the system's resolver, running in a thread."""
 
     query: _Query
     requester: str
@@ -67,7 +67,7 @@ class _LookUp:
 
 @dataclass(slots=True)
 class _Remembered:
-    """What is known of a name: until when not to ask for it again, or an answer that came late."""
+    """Until when a failed name is not resolved again, or a late answer."""
 
     until: float
     failures: int = 0
@@ -75,11 +75,12 @@ class _Remembered:
 
 
 class NameLookups(trio.abc.HostnameResolver):
-    """Look-ups for one ``purpose``, which is the word in the metrics. Bound to one run of trio.
+    """Look-ups for one ``purpose``, a label in the metrics. Bound to one run of trio.
 
-    At most ``threads_max_count`` threads, those included whose callers have gone, and of them at most
-    ``per_requester_max_count`` for one requester. A name that failed is refused at once for ``DEAD_FIRST_S``, twice
-    as long after each further failure, and never longer than ``dead_max_s``. ``start_thread`` is replaced in tests.
+    At most ``threads_max_count`` threads, including those whose callers have stopped waiting, and at most
+    ``per_requester_max_count`` of them for one requester. A name that failed is refused at once for
+    ``DEAD_FIRST_S``, twice as long after each further failure, and never longer than ``dead_max_s``.
+    ``start_thread`` is replaced in tests.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class NameLookups(trio.abc.HostnameResolver):
         self._remembered: OrderedDict[bytes | None, _Remembered] = OrderedDict()
 
     async def addresses(self, host: str, port: int, *, requester: str = "") -> Sequence[str]:
-        """The addresses of a host, in the system's order. Raises ``OSError``, and ``UnicodeError`` for no name."""
+        """Return a host's addresses, in the system's order. Raises ``OSError`` and ``UnicodeError``."""
         if names_address(host):
             return [host]
         query = _Query(host.encode("ascii"), port, type=socket.SOCK_STREAM)
@@ -119,14 +120,14 @@ class NameLookups(trio.abc.HostnameResolver):
         proto: int = 0,
         flags: int = 0,
     ) -> list[Any]:
-        """For :func:`trio.socket.set_custom_hostname_resolver`; each name has a share of its own."""
+        """Resolve a name for trio; each name has its own share of the threads."""
         requester = "" if host is None else host.decode("ascii", "replace")
         return await self._answer(_Query(host, port, family, type, proto, flags), requester)
 
     async def getnameinfo(
         self, sockaddr: tuple[str, int] | tuple[str, int, int, int], flags: int
     ) -> tuple[str, str]:
-        """The name of an address."""
+        """Return the name of an address."""
         return await trio.to_thread.run_sync(
             socket.getnameinfo, sockaddr, flags, limiter=self.limiter, abandon_on_cancel=True
         )
@@ -155,7 +156,7 @@ class NameLookups(trio.abc.HostnameResolver):
         return look_up.found
 
     async def _begin(self, query: _Query, requester: str) -> _LookUp | None:
-        """Start a thread when there is one to be had; None where somebody else has started this very look-up."""
+        """Start a thread once one is free; None if another caller has started the same look-up."""
         look_up = _LookUp(query, requester)
         share = self._shares.setdefault(requester, trio.CapacityLimiter(self._per_requester_max_count))
         held: list[trio.CapacityLimiter] = []
@@ -192,7 +193,7 @@ class NameLookups(trio.abc.HostnameResolver):
             raise OSError("no thread can be started to look up a name") from fault
 
     def _finish(self, look_up: _LookUp, found: Found) -> None:
-        """Back from the thread, whether or not anybody still waits."""
+        """Record the thread's outcome, whether or not a caller still waits."""
         query = look_up.query
         del self._under_way[query]
         self._shares[look_up.requester].release_on_behalf_of(look_up)
@@ -211,7 +212,7 @@ class NameLookups(trio.abc.HostnameResolver):
             self._remember(query.host, _Remembered(trio.current_time() + LATE_ANSWER_S, answers={query: found}))
 
     def _note_failure(self, host: bytes | None) -> None:
-        """Refuse the name for a while, longer each time; what follows while it is refused counts once."""
+        """Refuse the name for a while, longer each time; further failures while it is refused are not counted."""
         known, now = self._remembered.get(host), trio.current_time()
         if known is not None and known.failures and now < known.until:
             return
@@ -232,17 +233,17 @@ class NameLookups(trio.abc.HostnameResolver):
 
 
 def limit_name_lookups() -> None:
-    """Have trio look up all names that nobody else does, those of configured servers, in threads of their own.
+    """Make trio resolve all other names, those of configured servers, in threads of their own.
 
-    For the running call of ``trio.run``. The operator chose these names, so they are waited for longer and tried
-    again sooner.
+    For the running call of ``trio.run``. The operator chose these names, so the timeout is longer and retries are
+    sooner.
     """
     names = NameLookups("providers", timeout_s=PROVIDER_TIMEOUT_S, dead_max_s=PROVIDER_DEAD_MAX_S)
     trio.socket.set_custom_hostname_resolver(names)
 
 
 def _resolve(query: _Query) -> Found:
-    """Ask the system's resolver; blocks."""
+    """Call the system's resolver; blocks."""
     try:
         return socket.getaddrinfo(*query)
     except Exception as fault:

@@ -1,4 +1,4 @@
-"""What a server wishes with ``Retry-After``: a pause in seconds, or a date until which to stay away."""
+"""Parse ``Retry-After``: a pause in seconds, or a date."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DIGITS_READ = 9
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds from ``now``, unbounded above; None without the header and for one that cannot be read."""
+    """Return the pause in seconds from ``now``, without an upper bound; None if there is none."""
     if value is None:
         return None
     text = value.strip()

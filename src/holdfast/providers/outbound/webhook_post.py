@@ -1,8 +1,7 @@
-"""Posting events to addresses that customers chose: which addresses may be chosen, and one post.
+"""Send events to customers' webhook URLs: which URLs are allowed, and one attempt.
 
-How an address is written is judged when it is chosen; where it leads, at each connection, by the guarded client. A
-redirect is an answer like any other and not followed: whoever moves tells us the new address. The answer's body is
-never read.
+A URL is validated when it is set; the addresses it leads to are checked at each connection by the guarded client. A
+redirect is a failed attempt and not followed. The response's body is never read.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from holdfast.providers.outbound.retry_after import parse_retry_after
 URL_MAX_CHARS: Final = 1024
 
 _INSIDE: Final = ("localhost", "local", "internal", "localdomain")
-"""Last labels of names that mean something inside a network only."""
+"""Last labels of names that exist inside a network only."""
 
 
 def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
-    """Whether an address may be chosen: absolute, https, a host the public can have, without credentials.
+    """Whether a webhook URL is allowed: absolute, https, a public host, without credentials.
 
     ``local_allowed`` admits http and hosts of private networks.
     """
@@ -62,7 +61,7 @@ async def post_event(
     timeout_s: float,
     now: Now,
 ) -> Answer:
-    """Post once on behalf of an account and say how it went; never raises for what the other side does."""
+    """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
     sent = {"Content-Type": "application/json", **headers}
     try:
         with trio.fail_after(timeout_s):

@@ -1,6 +1,6 @@
-"""Where finished media is kept, and what a file must be to be kept.
+"""Store finished media, and check what a file is.
 
-The store in a bucket has a module of its own, which needs the extra ``s3``.
+The store in a bucket is a module of its own, which needs the extra ``s3``.
 """
 
 from holdfast.providers.storage.base import (

@@ -1,7 +1,7 @@
-"""What a store of finished media is: content under its own hash, so that storing twice is storing once.
+"""The interface of a store of finished media: content under its own hash, so that storing it twice stores it once.
 
-A key is ``assets/{first two digits}/{sha256}.{extension}``. It says nothing of who owns the content: rows do, and
-the links that open it are signed (:mod:`holdfast.ledger.links`).
+A key is ``assets/{first two digits}/{sha256}.{extension}``. It does not show who owns the content: rows do, and
+links to it are signed (:mod:`holdfast.ledger.links`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from types import TracebackType
 from typing import Protocol
 
 BLOCK_BYTES = 256 * 1024
-"""What a reader hands out at a time, at the most."""
+"""The most that a reader returns at a time."""
 
 _KEY = re.compile(r"assets/([0-9a-f]{2})/\1[0-9a-f]{62}\.[a-z0-9]{1,8}\Z")
 
 
 class AssetMissing(Exception):
-    """No such content is stored."""
+    """The content is not stored."""
 
 
 class AssetCorrupt(Exception):
-    """What was given to be stored does not have the hash it was announced with."""
+    """The content does not have the announced hash."""
 
 
 class StoreFault(OSError):
-    """The storage itself failed. ``strerror`` is a short sentence that holds no secret and no address."""
+    """The storage itself failed. ``strerror`` is a short text without secrets and addresses."""
 
     def __init__(self, text: str) -> None:
         super().__init__(EIO, text)
 
 
 class AssetReader(Protocol):
-    """Part of an asset as blocks of bytes; an asynchronous context manager that must be left."""
+    """Part of an asset as blocks of bytes; an asynchronous context manager that must be closed."""
 
     size_bytes: int
-    """The whole asset's size, whatever part is read."""
+    """The size of the whole asset, even if only a part is read."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -52,10 +52,10 @@ class AssetReader(Protocol):
 
 
 class AssetStore(Protocol):
-    """Content by key. Faults of the storage itself come as ``OSError``; trying again later may help."""
+    """Content by key. Faults of the storage raise ``OSError``; retrying later may help."""
 
     async def prepare(self) -> None:
-        """Make ready, and find out whether content can be kept here. Raises ``OSError`` where it cannot."""
+        """Prepare the store and check that content can be stored. Raises ``OSError`` if it cannot."""
 
     async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
         """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
@@ -64,11 +64,11 @@ class AssetStore(Protocol):
         """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""
 
     async def delete(self, key: str) -> None:
-        """Remove the content; removing what is not there is no fault."""
+        """Remove the content; missing content is no fault."""
 
 
 def asset_key(sha256: str, extension: str) -> str:
-    """The key of a content. Raises ``ValueError`` for what is not a hash or an extension."""
+    """Return the key of a content. Raises ``ValueError`` for an invalid hash or extension."""
     key = f"assets/{sha256[:2]}/{sha256}.{extension}"
     if not _KEY.match(key):
         raise ValueError("a key is made of a lower-case SHA-256 and a short extension")
@@ -76,7 +76,7 @@ def asset_key(sha256: str, extension: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The key, if it is one. Raises ``ValueError``."""
+    """Return the key. Raises ``ValueError`` if it is not valid."""
     if not _KEY.match(key):
         raise ValueError("this is not an asset's key")
     return key

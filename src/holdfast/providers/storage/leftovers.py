@@ -1,4 +1,4 @@
-"""Files that a crash left half written: nobody knows of them, so age alone tells that nobody wants them."""
+"""Remove partial files that a crash left behind; only their age shows that they are not in use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STALE_AFTER_S = 24 * 3600
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove files in ``directory`` that nobody has written to for a day; makes the folder if need be. Blocks."""
+    """Remove files in ``directory`` not written to for a day; creates the folder if it is missing. Blocks."""
     directory.mkdir(parents=True, exist_ok=True)
     oldest = time.time() - STALE_AFTER_S
     for path in directory.iterdir():

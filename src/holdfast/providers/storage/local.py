@@ -1,4 +1,4 @@
-"""Content as files in a folder of this machine, or of one that several machines share."""
+"""Store content as files in a local or shared folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ THREADS_MAX_COUNT = 8
 
 
 class LocalStore:
-    """Assets as files below ``directory``. All file work is done in threads of its own limiter.
+    """Assets as files below ``directory``, written in threads of its own limiter.
 
-    A file appears under its name only when all of it is on the disk: written aside, synced, renamed, and the folder
-    synced.
+    A file appears under its name only once all of it is on the disk: written to a temporary file, synced, renamed,
+    and the folder synced.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -38,7 +38,7 @@ class LocalStore:
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
 
     async def prepare(self) -> None:
-        """Make the folders, and clear away what a crash left half written more than a day ago."""
+        """Create the folders, and remove partial files older than a day."""
         await trio.to_thread.run_sync(clear_leftovers, self._aside, limiter=self._threads)
 
     async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
@@ -67,7 +67,7 @@ class LocalStore:
         return _LocalReader(file, size, max(0, (size if end is None else min(end, size)) - start), self._threads)
 
     async def delete(self, key: str) -> None:
-        """Remove the content; removing what is not there is no fault."""
+        """Remove the content; missing content is no fault."""
         path = self._path(key)
         await trio.to_thread.run_sync(lambda: path.unlink(missing_ok=True), limiter=self._threads)
 
@@ -86,7 +86,7 @@ class LocalStore:
 
 
 class _Entry:
-    """Content on its way into the store; its methods block."""
+    """Content being written; its methods block."""
 
     def __init__(self, aside: Path) -> None:
         aside.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class _Entry:
 
 
 class _LocalReader:
-    """Blocks of a file. A class and not a generator, so that a reader that stops early leaves nothing half open."""
+    """Blocks of a file. Not a generator, so that a reader that stops early leaves nothing open."""
 
     def __init__(self, file: IO[bytes], size_bytes: int, left_bytes: int, threads: trio.CapacityLimiter) -> None:
         self.size_bytes = size_bytes

@@ -1,4 +1,4 @@
-"""Content as objects in a bucket that speaks S3: Amazon's, or anybody's who offers the same protocol.
+"""Store content as objects in an S3 bucket, of Amazon or of any service with the same protocol.
 
 The client library is synchronous here: each call runs in a thread of the store's own limiter, and every request is
 bounded in time, so that a thread is never lost to a server that has gone silent. Nothing is ever held whole in
@@ -45,10 +45,10 @@ Ask: TypeAlias = Callable[[int, int], Awaitable[bytes]]
 
 THREADS_MAX_COUNT: Final = 16
 PART_BYTES: Final = 8 * 1024 * 1024
-"""What goes up in one request; larger files go in several."""
+"""The size of one upload request; larger files are uploaded in several."""
 PARTS_AT_ONCE_MAX: Final = 2
 PIECE_BYTES: Final = 2 * 1024 * 1024
-"""What a reader asks for at a time, and the most it holds."""
+"""How much a reader requests at a time, and the most it holds."""
 REQUEST_TIMEOUT_S: Final = 30.0
 RETRIES_MAX: Final = 3
 RETRY_S: Final = 20.0
@@ -57,7 +57,7 @@ _PROBE = b"holdfast was here"
 
 
 class S3Store:
-    """Assets as objects of one bucket. ``incoming_dir`` takes streams whose hash is not known yet."""
+    """Assets as objects of one bucket. ``incoming_dir`` is for streams whose hash is not known yet."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class S3Store:
         )
 
     async def prepare(self) -> None:
-        """Put an object into the bucket, read it, remove it: what is wrong shows before any result is at stake.
+        """Write an object, read it and remove it, so that a wrong configuration fails before any output is stored.
 
         Raises :class:`StoreFault`.
         """
@@ -148,7 +148,7 @@ class S3Store:
         return _PieceReader(ask, piece, size_bytes, start + len(piece), stop)
 
     async def delete(self, key: str) -> None:
-        """Remove the content; removing what is not there is no fault. Raises :class:`StoreFault`."""
+        """Remove the content; missing content is no fault. Raises :class:`StoreFault`."""
         checked_key(key)
         await self._run(lambda: obstore.delete(self._bucket, key))
 
@@ -178,7 +178,7 @@ class S3Store:
         return await self._run(ask, key=key)
 
     async def _run(self, call: Callable[[], T], *, key: str | None = None) -> T:
-        """Run a blocking call; its faults leave as ours. With ``key`` nothing there is :class:`AssetMissing`."""
+        """Run a blocking call and map its errors. With ``key``, a missing object is :class:`AssetMissing`."""
         try:
             # Whoever is cancelled need not wait for the server: each call is bounded, and ends by itself.
             return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
@@ -190,7 +190,7 @@ class S3Store:
             raise StoreFault(self._told(fault)) from _scrubbed(fault)
 
     def _told(self, fault: exceptions.BaseError) -> str:
-        """What went wrong, in words that are safe to show: the server's own answer may repeat what it was given."""
+        """Return what went wrong without the server's own text, which may repeat credentials."""
         text = str(fault)
         if isinstance(fault, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), "AccessDenied")
@@ -209,7 +209,7 @@ _REFUSALS: Final = {
 
 
 def _scrubbed(fault: Exception) -> Exception:
-    """A cause for the log: the kind of fault without the library's text, which quotes the server at length."""
+    """A cause for the log: the kind of error without the library's text, which quotes the server."""
     return RuntimeError(type(fault).__name__)
 
 
@@ -229,7 +229,7 @@ class _Spool:
 
 
 class _PieceReader:
-    """Blocks of an object, asked for a piece at a time."""
+    """Blocks of an object, requested a part at a time."""
 
     def __init__(self, ask: Ask, piece: bytes, size_bytes: int, place: int, stop: int) -> None:
         self.size_bytes = size_bytes

@@ -1,4 +1,4 @@
-"""What a file really is, by its first bytes, and what it measures."""
+"""Detect a file's media type by its first bytes, and measure it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of_file
 
 HEAD_BYTES = 4096
-"""How much of a file's beginning :func:`sniff` wants to see."""
+"""How much of a file's beginning :func:`sniff` needs."""
 PIXELS_MAX_COUNT = 64_000_000
 
 MEDIA_TYPES = frozenset(
@@ -29,7 +29,7 @@ MEDIA_TYPES = frozenset(
         "audio/flac",
     }
 )
-"""Every type that may be hosted. Nothing a browser would run, such as HTML or SVG, is among them."""
+"""Every type that may be hosted; none that a browser would execute, such as HTML or SVG."""
 
 EXTENSIONS = {
     "image/png": "png",
@@ -78,16 +78,16 @@ _MP4_BRANDS = frozenset(
 
 
 class NotMedia(Exception):
-    """The file is not the media it began as."""
+    """The file's content contradicts its type."""
 
 
 class TooManyPixels(Exception):
-    """The image would need more memory than is given to one."""
+    """The image has more pixels than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Pixels and seconds, where the type has them and tells them."""
+    """Pixels and seconds, as far as the type has them."""
 
     width: int | None = None
     height: int | None = None
@@ -95,7 +95,7 @@ class Measure:
 
 
 def plain_type(content_type: str | None) -> str | None:
-    """A content type without parameters, in lower case and under its usual name."""
+    """Return a content type without parameters, in lower case and under its usual name."""
     if content_type is None:
         return None
     bare = content_type.split(";")[0].strip().lower()
@@ -103,7 +103,7 @@ def plain_type(content_type: str | None) -> str | None:
 
 
 def sniff(head: bytes) -> str | None:
-    """The media type that the first bytes of a file prove; None for all else."""
+    """Return the media type that a file's first bytes show; None for any other."""
     for start, found in _STARTS:
         if head.startswith(start):
             return found
@@ -124,7 +124,7 @@ def sniff(head: bytes) -> str | None:
 def measure(path: Path, content_type: str) -> Measure:
     """Measure a file of a sniffed type without decoding it; blocking.
 
-    The duration is None where it cannot be told without that, or would take too long to tell.
+    The duration is None if it cannot be determined so, or if that would take too long.
 
     Raises :class:`NotMedia` and :class:`TooManyPixels`.
     """

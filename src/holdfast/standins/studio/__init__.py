@@ -1,6 +1,5 @@
-"""The studio: an in-tree media provider that really renders, with Pillow and the standard library alone.
+"""The studio: an in-tree media provider that renders images, sounds and clips, for development and tests.
 
-It stands outside: its own HTTP server, its own secret, and nothing shared with the house but the signature scheme
-and the guard of outgoing calls. It speaks the prediction protocol that self-hosted model containers speak, so what
-is tried against it holds for them.
+It is a separate HTTP server with its own secret; it shares only the signature scheme and the guarded client with
+the service. It implements the prediction protocol of self-hosted model containers.
 """

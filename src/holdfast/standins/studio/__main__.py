@@ -1,7 +1,7 @@
-"""The studio as a process of its own: rendering never takes the interpreter from those who serve requests.
+"""The studio as a separate process, so that rendering does not block the interpreter that serves requests.
 
-Its order comes as one JSON line on standard input; when that input ends, whoever ordered it is gone, and so
-is the studio. It runs at low priority and says ``ready`` on standard output once it listens.
+Its options are one JSON line on standard input; when that input ends, its parent has ended, and it exits. It runs
+at low priority and prints ``ready`` once it listens.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast.standins.studio.service import serve_studio
 NICENESS = 10
 
 
-class Order(msgspec.Struct, frozen=True):
-    """How the studio is to be run."""
+class Options(msgspec.Struct, frozen=True):
+    """The options of the studio."""
 
     secret: str
     token: str
@@ -44,22 +44,22 @@ async def main() -> None:
         if not chunk:
             return
         line += chunk
-    order = msgspec.json.decode(line, type=Order)
-    configure_logging("json" if order.log_format == "json" else "console")
-    register_secrets((order.secret, order.token))
+    options = msgspec.json.decode(line, type=Options)
+    configure_logging("json" if options.log_format == "json" else "console")
+    register_secrets((options.secret, options.token))
     async with trio.open_nursery() as nursery:
         await nursery.start(
             partial(
                 serve_studio,
-                secret=order.secret,
-                token=order.token,
-                files_dir=Path(order.files_dir),
-                host=order.host,
-                port=order.port,
-                gallery=order.gallery,
+                secret=options.secret,
+                token=options.token,
+                files_dir=Path(options.files_dir),
+                host=options.host,
+                port=options.port,
+                gallery=options.gallery,
             )
         )
-        print("ready", flush=True)  # noqa: T201 - the word its starter waits for
+        print("ready", flush=True)  # noqa: T201 - its parent waits for it
         while await stdin.receive_some():
             pass
         nursery.cancel_scope.cancel()

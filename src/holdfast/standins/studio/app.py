@@ -1,6 +1,6 @@
-"""The studio's HTTP face: predictions by id, put, fetched and canceled, and the files that came of them.
+"""The studio's HTTP API: start, read and cancel predictions by id, and download their files.
 
-Errors are ``{"detail": …}``. A job is named by its caller; putting it twice is putting it once.
+Errors are ``{"detail": …}``. A job is named by its caller; submitting it twice starts it once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ORDER = msgspec.json.Decoder(Order)
 def create_studio(
     renderer: Renderer, *, token: str | None = None, gallery: bool = False, now: Now = utc_now
 ) -> QuartTrio:
-    """The application over a workshop. With a ``token``, predictions ask for it as a bearer; files never do.
+    """Return the application. With a ``token``, predictions require it as a bearer token; files never do.
 
-    With ``gallery`` there is a page of what was made, which asks for nothing: for machines of developers only.
+    With ``gallery`` there is a page of recent jobs without authentication, for development only.
     """
     app = QuartTrio(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_MAX_BYTES
@@ -97,7 +97,7 @@ def create_studio(
 
     @app.get("/")
     async def show_gallery() -> ResponseReturnValue:
-        # Under another name it would be a stranger's page asking, by a name that leads here.
+        # Another host name means that another site's page sent the request, by a name that resolves to loopback.
         if not gallery or urlsplit(f"//{request.host}").hostname not in LOOPBACK_HOSTS:
             return _problem(404, "there is nothing at this path")
         page = gallery_page(renderer.recent(JOBS_SHOWN_MAX_COUNT), renderer.path)
@@ -112,7 +112,7 @@ def create_studio(
 
 
 def show(renderer: Renderer, job: Job) -> Mapping[str, object]:
-    """A prediction as the protocol shows it."""
+    """Return a prediction in the protocol's form."""
     done = job.status == "succeeded"
     return {
         "id": job.id,

@@ -1,7 +1,7 @@
-"""The studio's gallery: one page that shows what was made of late, for whoever develops on this machine.
+"""The studio's gallery: a page of recent jobs, for development.
 
-It is plain HTML without script. All that customers wrote is escaped, links are those of the files themselves, and
-the policy lets the page load nothing from elsewhere.
+Plain HTML without script. All text of callers is escaped, links are the files' own, and the content security policy
+allows nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GALLERY_CSP: Final = (
 
 
 def gallery_page(jobs: Iterable[Job], link: Callable[[OutputFile], str]) -> str:
-    """The page for ``jobs`` as they are given. ``link`` leads to a file, below the page's own origin."""
+    """Return the page for ``jobs``. ``link`` returns the path of a file."""
     articles = [_article(job, link) for job in jobs]
     shown = "\n".join(articles) or "<p>Nothing yet. Create a task for one of the studio's models, and reload.</p>"
     return (
@@ -76,7 +76,7 @@ def _article(job: Job, link: Callable[[OutputFile], str]) -> str:
 
 
 def _element(file: OutputFile, url: str) -> str:
-    """The element that shows a file; what none of them can show is a plain link."""
+    """Return the element that shows a file; a plain link for other types."""
     src = escape(url)
     kind = file.content_type.partition("/")[0]
     if kind == "image":

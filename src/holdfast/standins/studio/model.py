@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 
 
 class BadInput(ValueError):
-    """The input cannot be rendered; the message is for the one who sent it."""
+    """The input cannot be rendered; the message is for its sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One finished file and what it measures; pixels and seconds where they apply."""
+    """A finished file and its measures, in pixels and seconds."""
 
     path: Path
     content_type: str
@@ -25,10 +25,10 @@ class Rendered:
 
 
 class RenderContext:
-    """Where one job is rendered: a directory for its files and a way to tell how far it is.
+    """A directory for a job's files, and how to report its progress.
 
-    ``report`` is called in the rendering thread with (percent 0..99, stage). It may raise to stop the work; then
-    what was written so far is the caller's to remove.
+    ``report`` is called in the rendering thread with a percentage (0 to 99) and a stage. It may raise to stop the
+    work; the caller then removes the files written so far.
     """
 
     def __init__(self, directory: Path, report: Callable[[int, str], None]) -> None:
@@ -37,33 +37,33 @@ class RenderContext:
         self._report = report
 
     def new_file(self, suffix: str) -> Path:
-        """A path nobody else has; its name cannot be guessed."""
+        """Return a new path; its name cannot be guessed."""
         path = self._directory / f"{uuid.uuid4().hex}{suffix}"
         self.files.append(path)
         return path
 
     def step(self, done: float, stage: str) -> None:
-        """Tell that the share ``done`` (0 to 1) of the work is behind, and leave here if the job was canceled."""
+        """Report that the share ``done`` (0 to 1) of the work is complete; raises if the job was canceled."""
         self._report(min(99, int(done * 100)), stage)
 
 
 class Ready(Protocol):
-    """An input that passed: all it needs to be rendered, in any thread."""
+    """A checked input, ready to be rendered in any thread."""
 
     def render(self, context: RenderContext) -> list[Rendered]:
-        """Do the work; blocking. Raises :class:`BadInput` for what only the work could find out."""
+        """Render; blocking. Raises :class:`BadInput` for faults that only rendering finds."""
 
 
 @runtime_checkable
 class NeedsSource(Protocol):
-    """An input that names a file to be fetched before the work begins."""
+    """An input with a file to download before rendering."""
 
     @property
     def source_url(self) -> str | None:
-        """Where the file is; None where there is nothing to fetch."""
+        """The file's URL, or None."""
 
     async def fetch(self, directory: Path) -> Ready:
-        """Fetch it, keeping nothing in ``directory``. Raises :class:`BadInput`."""
+        """Download it, leaving nothing in ``directory``. Raises :class:`BadInput`."""
 
 
 Prepare = Callable[[Mapping[str, object]], Ready]
@@ -71,7 +71,7 @@ Prepare = Callable[[Mapping[str, object]], Ready]
 
 
 def whole(data: Mapping[str, object], name: str, default: int, least: int, most: int) -> int:
-    """An integer field within bounds."""
+    """Return an integer field within bounds."""
     value = data.get(name)
     if value is None:
         return default
@@ -81,7 +81,7 @@ def whole(data: Mapping[str, object], name: str, default: int, least: int, most:
 
 
 def number(data: Mapping[str, object], name: str, default: float, least: float, most: float) -> float:
-    """A number field within bounds."""
+    """Return a number field within bounds."""
     value = data.get(name)
     if value is None:
         return default
@@ -91,7 +91,7 @@ def number(data: Mapping[str, object], name: str, default: float, least: float, 
 
 
 def text(data: Mapping[str, object], name: str, default: str | None, most_chars: int) -> str:
-    """A text field; required where there is no default."""
+    """Return a text field; required if there is no default."""
     value = data.get(name)
     if value is None and default is not None:
         return default
@@ -101,7 +101,7 @@ def text(data: Mapping[str, object], name: str, default: str | None, most_chars:
 
 
 def choice(data: Mapping[str, object], name: str, default: str, known: tuple[str, ...]) -> str:
-    """A text field out of a few."""
+    """Return a text field with one of the known values."""
     value = data.get(name)
     if value is None:
         return default

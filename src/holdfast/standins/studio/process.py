@@ -1,4 +1,4 @@
-"""Running the studio as a process of its own, watched like any other child."""
+"""Run the studio as a separate process, supervised like any other child."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_WITHIN_S = 5.0
 
 
 class StudioEnded(Exception):
-    """The studio's process ended by itself."""
+    """The studio's process exited."""
 
 
 async def run_studio_process(
@@ -28,12 +28,12 @@ async def run_studio_process(
     gallery: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the studio until cancelled; reports started once it listens. Raises :class:`StudioEnded`.
+    """Run the studio until cancelled; started once it listens. Raises :class:`StudioEnded`.
 
-    The order, secret included, goes through a pipe: command lines are public. The studio ends when the pipe
-    does, so not even a killed service leaves one behind.
+    Its options, with the secret, are sent through a pipe, since command lines are public. The studio exits when the
+    pipe closes, even if the service is killed.
     """
-    order = {
+    options = {
         "secret": secret,
         "token": token,
         "files_dir": str(files_dir),
@@ -42,7 +42,7 @@ async def run_studio_process(
         "log_format": log_format,
         "gallery": gallery,
     }
-    # A session of its own: a Ctrl-C at the terminal is for the service, which then ends the studio in its turn.
+    # A separate session: Ctrl-C at the terminal reaches the service alone, which then stops the studio.
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "holdfast.standins.studio"],
         stdin=subprocess.PIPE,
@@ -52,14 +52,14 @@ async def run_studio_process(
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        await process.stdin.send_all(msgspec.json.encode(order) + b"\n")
+        await process.stdin.send_all(msgspec.json.encode(options) + b"\n")
         with trio.fail_after(START_WITHIN_S):
-            said = await process.stdout.receive_some(64)
-        if not said.startswith(b"ready"):
-            raise StudioEnded("the studio did not come up")
+            output = await process.stdout.receive_some(64)
+        if not output.startswith(b"ready"):
+            raise StudioEnded("the studio did not start")
         task_status.started()
         await process.wait()
-        raise StudioEnded(f"the studio ended with code {process.returncode}")
+        raise StudioEnded(f"the studio exited with code {process.returncode}")
     finally:
         with trio.CancelScope(shield=True):
             await process.stdin.aclose()

@@ -1,4 +1,4 @@
-"""The studio as one child function: workshop and web server, up together and down in order."""
+"""The studio as one child function: renderer and web server, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ async def serve_studio(
 ) -> None:
     """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
 
-    A given ``workshop`` is run instead of one made here. Raises ``OSError`` where the port is taken, and
-    ``RuntimeError`` should the server end by itself.
+    A given ``renderer`` is used instead of a new one. Raises ``OSError`` if the port is taken, and ``RuntimeError``
+    if the server stops by itself.
     """
-    shop = renderer or Renderer(secret, files_dir)
-    app = create_studio(shop, token=token, gallery=gallery)
+    renderer = renderer or Renderer(secret, files_dir)
+    app = create_studio(renderer, token=token, gallery=gallery)
 
     async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         await serve_app(app, host=host, port=port, task_status=task_status)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(shop.run)
-        shop.base_url = await nursery.start(serve_web)
-        task_status.started(urlsplit(shop.base_url).port or 0)
+        await nursery.start(renderer.run)
+        renderer.base_url = await nursery.start(serve_web)
+        task_status.started(urlsplit(renderer.base_url).port or 0)

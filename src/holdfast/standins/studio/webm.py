@@ -1,4 +1,4 @@
-"""Writing WebM: one VP8 video track in which every frame is a key frame, with an index for seeking."""
+"""Write WebM: one VP8 video track in which every frame is a key frame, with an index for seeking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def vp8_frame(webp: bytes) -> bytes:
-    """The VP8 key frame inside a lossy WebP file. Raises ``ValueError`` where there is none."""
+    """Return the VP8 key frame of a lossy WebP file. Raises ``ValueError`` if there is none."""
     place = 12
     while place + 8 <= len(webp):
         size = int.from_bytes(webp[place + 4 : place + 8], "little")
@@ -18,7 +18,7 @@ def vp8_frame(webp: bytes) -> bytes:
 
 
 def write_webm(frames: Sequence[bytes], width: int, height: int, frames_per_s: int) -> bytes:
-    """A whole file. Clusters are one second long; the index stands before them and names each."""
+    """Return a whole file. Clusters are one second long; the index is before them."""
     groups = [frames[place : place + frames_per_s] for place in range(0, len(frames), frames_per_s)]
     clusters = []
     for second, group in enumerate(groups):
@@ -48,7 +48,7 @@ def write_webm(frames: Sequence[bytes], width: int, height: int, frames_per_s: i
         ),
     )
     head = information + tracks
-    # Positions are written in eight bytes whatever they are, so the index's size is known before they are.
+    # Positions always take eight bytes, so the index's size is known before they are.
     start = len(head) + len(_cues([0] * len(clusters)))
     positions = []
     for cluster in clusters:

@@ -1,4 +1,4 @@
-"""How long a sound or a clip really is, from the frames, blocks and samples that are there.
+"""Measure the duration of sounds and clips from the frames, blocks and samples in the file.
 
 What a header says of the length is never believed: it is what a provider would change to be paid more, and what
 programs that write to a pipe leave out. Each format has a reader of its own, which walks the file and decodes
@@ -32,11 +32,11 @@ _READERS: Final[Mapping[str, Callable[[MediaBytes], float | None]]] = {
 }
 
 DURATION_S_MIN: Final = 0.001
-"""What a file with a single frame counts as: it is not nothing."""
+"""The duration of a file with a single frame."""
 
 
 def duration_of_file(path: Path, content_type: str) -> float | None:
-    """The duration of a file of a sniffed type in seconds, to the millisecond; blocking.
+    """Return the duration of a file of a sniffed type in seconds, to the millisecond; blocking.
 
     None where the format's coding does not tell it without decoding. Raises :class:`Contradiction` where the file
     is cut short, contradicts itself or holds nothing, :class:`TooManySteps` where it would take too long to tell.
@@ -46,7 +46,7 @@ def duration_of_file(path: Path, content_type: str) -> float | None:
 
 
 def duration_of(data: mmap.mmap | bytes, content_type: str, *, steps_max: int = STEPS_MAX) -> float | None:
-    """The same for bytes."""
+    """Return the duration of media in memory, like :func:`duration_of_file`."""
     found_s = _READERS[content_type](MediaBytes(data, steps_max=steps_max))
     if found_s is None:
         return None

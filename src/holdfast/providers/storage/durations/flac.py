@@ -1,4 +1,4 @@
-"""FLAC: its frames, found one after the other by their numbers.
+"""Measure FLAC by its frames, found in sequence by their numbers.
 
 The number of samples in the header is not looked at.
 A frame does not tell its size, so the next one is searched for; the check sum of a frame's head and the number that
@@ -30,12 +30,12 @@ _CRC = _crc_table()
 
 class _Frame(NamedTuple):
     number: int
-    """Of the frame, or of its first sample where frames differ in size."""
+    """The frame's number, or that of its first sample if frames differ in size."""
     samples: int
 
 
 def flac_duration_s(media: MediaBytes) -> float:
-    """The length of all frames in seconds."""
+    """Return the length of all frames in seconds."""
     place, rate = _behind_metadata(media)
     mark = media.span(place, place + 2)
     if mark not in {b"\xff\xf8", b"\xff\xf9"}:
@@ -57,7 +57,7 @@ def flac_duration_s(media: MediaBytes) -> float:
 
 
 def _behind_metadata(media: MediaBytes) -> tuple[int, int]:
-    """Where the frames begin, and the sample rate."""
+    """Return where the frames begin, and the sample rate."""
     place, rate, is_last = 4, 0, False
     while not is_last:
         media.step()
@@ -92,7 +92,7 @@ def _frame(head: bytes) -> _Frame | None:
 
 
 def _coded_number(head: bytes) -> tuple[int, int]:
-    """The number behind the first four bytes, coded as UTF-8 codes a character, and the place behind it; or -1."""
+    """Return the number after the first four bytes, encoded like a UTF-8 character, and where it ends; or -1."""
     first = head[4]
     if first < 0x80:
         return first, 5

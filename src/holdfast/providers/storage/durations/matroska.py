@@ -1,4 +1,4 @@
-"""WebM: from the first block's time to the end of the last one, in the file's own time scale.
+"""Measure WebM from the first block's time to the end of the last one, in the file's own time scale.
 
 The elements are walked in one pass: the containers of interest are entered, everything else is stepped over. The
 duration that the header tells is not looked at.
@@ -25,7 +25,7 @@ _TIME_SCALE_USUAL_NS = 1_000_000
 
 @dataclass(slots=True)
 class _Track:
-    """One track: times are in ticks of the file's scale, ``frame_ns`` is what the header says of one frame."""
+    """One track: times are in ticks of the file's scale, ``frame_ns`` is a frame's duration by the header."""
 
     number: int = 0
     kind: int = 0
@@ -45,7 +45,7 @@ class _Walk:
         self.block: tuple[_Track, int] | None = None
 
     def take(self, media: MediaBytes, element: int, begin: int, end: int) -> None:
-        """One element that is not entered."""
+        """Read an element without descending into it."""
         if element == _TIME_SCALE:
             self.scale_ns = _number(media, begin, end)
         elif element == _CLUSTER_TIME:
@@ -102,13 +102,13 @@ class _Walk:
 
 
 def webm_duration_s(media: MediaBytes) -> float:
-    """The length in seconds of the pictures, or of the sound where there are none."""
+    """Return the length in seconds of the video, or of the audio if there is no video."""
     walk, place = _Walk(), 0
     while place < media.size_bytes:
         media.step()
         element, place = _identity(media, place)
         if not element:
-            # What is no element is behind the clip, or hides the rest of it from a player as well.
+            # Other bytes come after the clip, or hide the rest of it from a player as well.
             break
         length, begin, is_known = _variable(media, place)
         if is_known and begin + length > media.size_bytes:
@@ -129,7 +129,7 @@ def webm_duration_s(media: MediaBytes) -> float:
 
 
 def _identity(media: MediaBytes, place: int) -> tuple[int, int]:
-    """An element's id, marker bits included, and the place behind it; 0 where there is none."""
+    """Return an element's id, with its marker bits, and where it ends; 0 if there is none."""
     size = 9 - media.byte(place).bit_length()
     if size > 4 or place + size >= media.size_bytes:
         return 0, place
@@ -137,7 +137,7 @@ def _identity(media: MediaBytes, place: int) -> tuple[int, int]:
 
 
 def _variable(media: MediaBytes, place: int) -> tuple[int, int, bool]:
-    """A number of variable size, the place behind it, and whether it is known: all ones say that it is not."""
+    """Return a number of variable size, where it ends, and whether it is known (all ones: unknown)."""
     first = media.byte(place)
     size = 9 - first.bit_length()
     if size > 8 or place + size > media.size_bytes:

@@ -1,4 +1,4 @@
-"""MP4: the samples that its tables list, whole or in fragments, checked against the bytes that are there.
+"""Measure MP4 by the samples in its tables, whole or in fragments, checked against the bytes in the file.
 
 The lengths that the headers of movie and track tell are not looked at. A track is as long as its samples, or as
 its edit list where that shows less of them.
@@ -29,7 +29,7 @@ class _Track:
     scale: int = 0
     ticks: int = 0
     shown: int = 0
-    """The edit list's length, in ticks of the movie; 0: none is told."""
+    """The edit list's length in ticks of the movie; 0 without one."""
     sample_bytes: int = 0
     default_ticks: int = 0
     default_bytes: int = 0
@@ -42,7 +42,7 @@ class _Movie:
         self.tracks: list[_Track] = []
 
     def read(self) -> float:
-        """The length in seconds."""
+        """Return the length in seconds."""
         for name, begin, end in self.boxes(0, self.media.size_bytes):
             if name == b"moov":
                 self.read_movie(begin, end)
@@ -64,7 +64,7 @@ class _Movie:
         return min(length_s, track.shown / self.scale) if track.shown and self.scale else length_s
 
     def boxes(self, place: int, end: int) -> Iterator[Box]:
-        """The boxes between two places; what is too short to be one is let be."""
+        """Yield the boxes between two places; a rest too short for a box is ignored."""
         while place + 8 <= end:
             self.media.step()
             length, name = self.media.read(">I4s", place)
@@ -96,7 +96,7 @@ class _Movie:
                     track.default_ticks, track.default_bytes = ticks, size
 
     def scale_of(self, start: int) -> int:
-        """The time scale in a head that has times of creation before it, of four bytes or of eight."""
+        """Return the time scale in a header, after creation times of four or eight bytes."""
         (scale,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
         return int(scale)
 
@@ -122,11 +122,11 @@ class _Movie:
 
     def shown_ticks(self, start: int, stop: int) -> int:
         form = ">Qq4x" if self.media.byte(start) else ">Ii4x"
-        told = self.entries(form, start + 8, stop, self.count_at(start + 4))
-        return sum(length for length, at in told if at != -1)
+        entries = self.entries(form, start + 8, stop, self.count_at(start + 4))
+        return sum(length for length, at in entries if at != -1)
 
     def read_samples(self, track: _Track, tables: dict[bytes, tuple[int, int]]) -> None:
-        """A track's samples: no more of them than have a size."""
+        """Read a track's samples: no more of them than have a size."""
         if b"stts" not in tables:
             return
         left = 0
@@ -142,7 +142,7 @@ class _Movie:
             left -= min(count, left)
 
     def sum_sizes(self, start: int, stop: int, count: int) -> int:
-        """All sizes of a table: four bytes each."""
+        """Return the sum of a table's sizes: four bytes each."""
         if start + 4 * count > stop:
             raise Contradiction(_CUT_SHORT)
         total = 0
@@ -160,7 +160,7 @@ class _Movie:
         return int(count)
 
     def entries(self, form: str, start: int, stop: int, count: int) -> Iterator[tuple[int, ...]]:
-        """The entries of a table, read a block at a time."""
+        """Yield the entries of a table, read a block at a time."""
         size = struct.calcsize(form)
         end = start + size * count
         if end > stop:
@@ -197,20 +197,20 @@ class _Movie:
     def read_run(self, track: _Track, first: int, last: int, ticks: int, size: int) -> None:
         flags, count = self.media.read(">II", first)
         start = first + 8 + (4 if flags & 0x1 else 0) + (4 if flags & 0x4 else 0)
-        told = [bool(flags & bit) for bit in (0x100, 0x200, 0x400, 0x800)]
-        if not told[0]:
+        present = [bool(flags & bit) for bit in (0x100, 0x200, 0x400, 0x800)]
+        if not present[0]:
             track.ticks += count * ticks
-        if not told[1]:
+        if not present[1]:
             track.sample_bytes += count * size
-        if told[0] or told[1]:
-            form = ">" + "I" * sum(told)
+        if present[0] or present[1]:
+            form = ">" + "I" * sum(present)
             for fields in self.entries(form, start, last, count):
-                if told[0]:
+                if present[0]:
                     track.ticks += fields[0]
-                if told[1]:
-                    track.sample_bytes += fields[told[0]]
+                if present[1]:
+                    track.sample_bytes += fields[present[0]]
 
 
 def mp4_duration_s(media: MediaBytes) -> float:
-    """The length in seconds of the pictures, or of the sound where there are none."""
+    """Return the length in seconds of the video, or of the audio if there is no video."""
     return _Movie(media).read()

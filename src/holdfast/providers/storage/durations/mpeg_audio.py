@@ -1,4 +1,4 @@
-"""MP3: its frames, one after the other. The frame that only describes the others is not counted.
+"""Measure MP3 by its frames. The frame that only describes the others is not counted.
 
 An encoder's own silence before and behind the sound, where it says how much that is, is taken off.
 """
@@ -25,7 +25,7 @@ class _Frame(NamedTuple):
 
 
 def mp3_duration_s(media: MediaBytes) -> float:
-    """The length of all whole frames in seconds."""
+    """Return the length of all whole frames in seconds."""
     place, seconds, frames = _behind_tags(media), 0.0, 0
     rate = trimmed = 0
     while (place := media.find(b"\xff", place)) >= 0:
@@ -53,7 +53,7 @@ def mp3_duration_s(media: MediaBytes) -> float:
 
 
 def _behind_tags(media: MediaBytes) -> int:
-    """Where the sound may begin: behind the tags in front of it."""
+    """Return where the audio may begin: after the tags."""
     place = 0
     while media.span(place, place + 3) == b"ID3":
         media.step()
@@ -79,13 +79,13 @@ def _frame(media: MediaBytes, place: int) -> _Frame | None:
 
 
 def _goes_on(media: MediaBytes, place: int) -> bool:
-    """Whether a frame, a tag or the end is at ``place``: chance bytes that look like a frame lead to none."""
+    """Whether a frame, a tag or the end is at ``place``: random bytes that resemble a frame lead to none."""
     rest = media.size_bytes - place
     return rest < 4 or _frame(media, place) is not None or media.span(place, place + 3) in {b"TAG", b"APE", b"ID3"}
 
 
 def _trimmed_samples(head: bytes) -> int:
-    """The encoder's silence in samples, from the description's last part."""
+    """Return the encoder's silence in samples, from the end of the description."""
     if head[:4] == b"VBRI" or len(head) < 8:
         return 0
     flags = head[7]

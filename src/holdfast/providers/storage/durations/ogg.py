@@ -1,6 +1,6 @@
-"""Ogg: the last position that a stream tells, as far as its packets can have carried it there.
+"""Measure Ogg by a stream's last position, as far as its packets can account for it.
 
-Streams one behind the other are added up, streams side by side are not.
+Consecutive streams are added up, concurrent ones are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD_BYTES = 64
 class _Stream:
     rate: int
     packet_samples_max: int
-    """The most that one packet can hold."""
+    """The most samples that one packet can hold."""
     skipped: int = 0
     packets: int = 0
     position: int = 0
@@ -30,12 +30,12 @@ class _Stream:
 
 
 def ogg_duration_s(media: MediaBytes) -> float | None:
-    """The length in seconds; None where nothing in it is Vorbis, Opus or FLAC."""
+    """Return the length in seconds; None unless it contains Vorbis, Opus or FLAC."""
     length_s, place, streams, is_begun, is_known = 0.0, 0, dict[int, _Stream](), False, False
     while place < media.size_bytes:
         media.step()
         if place + 27 > media.size_bytes or media.span(place, place + 4) != b"OggS":
-            # What is no page is behind the sound, or hides the rest of it from a player as well.
+            # Other bytes come after the audio, or hide the rest of it from a player as well.
             break
         kind, position, serial = media.read("<BQI", place + 5)
         count = media.byte(place + 26)
@@ -70,7 +70,7 @@ def ogg_duration_s(media: MediaBytes) -> float | None:
 
 
 def _described(head: bytes) -> _Stream | None:
-    """A stream by its first packet."""
+    """Return a stream, given its first packet."""
     if head.startswith(b"OpusHead") and len(head) >= 12:
         return _Stream(_OPUS_RATE, 5760, skipped=int.from_bytes(head[10:12], "little"))
     if head.startswith(b"\x01vorbis") and len(head) >= 29:

@@ -1,4 +1,4 @@
-"""The bytes of a media file for those who measure it, with a bound on the work that one file may cause.
+"""Bounds-checked access to the bytes of a media file, with a limit on the work per file.
 
 The readers are plain Python over a memory map: whatever a file claims, it costs no memory, and nothing in it is
 executed by a decoder. What a file may cost in time is counted in steps; every few thousand of them the reading
@@ -13,20 +13,20 @@ import time
 from typing import Any
 
 STEPS_MAX = 2_000_000
-"""How many elements of one file are looked at: some hours of any format."""
+"""How many elements of one file are read: some hours of any format."""
 STEPS_BETWEEN_PAUSES = 4_096
 PAUSE_S = 0.001
 
 LENGTH_UNKNOWN_MIN = 0x7FFF_0000
-"""What writers to a pipe put for a 32-bit length that they do not know yet: this or more, or 0."""
+"""Programs that write to a pipe put this or more, or 0, for a 32-bit length that they do not know yet."""
 
 
 class Contradiction(Exception):
-    """The file contradicts itself, is cut short, or holds nothing to play; the text says which."""
+    """The file contradicts itself, is truncated, or has nothing to play; the text says which."""
 
 
 class TooManySteps(Exception):
-    """Measuring the file would take longer than is given to one."""
+    """Measuring the file takes more steps than allowed."""
 
 
 class MediaBytes:
@@ -41,7 +41,7 @@ class MediaBytes:
         self.size_bytes = len(data)
 
     def step(self, count: int = 1) -> None:
-        """Count work done. Raises :class:`TooManySteps` once a file has had its share."""
+        """Count steps. Raises :class:`TooManySteps` above the limit."""
         self._steps_left -= count
         if self._steps_left < 0:
             raise TooManySteps
@@ -57,15 +57,15 @@ class MediaBytes:
             raise Contradiction("the content is cut short") from None
 
     def byte(self, place: int) -> int:
-        """One byte."""
+        """Return one byte."""
         if not 0 <= place < self.size_bytes:
             raise Contradiction("the content is cut short")
         return self._data[place]
 
     def span(self, start: int, end: int) -> bytes:
-        """The bytes from ``start`` to before ``end``, as many of them as there are."""
+        """Return the bytes from ``start`` to before ``end``, as far as the file reaches."""
         return self._data[max(0, start) : max(0, end)]
 
     def find(self, mark: bytes, start: int) -> int:
-        """Where ``mark`` comes next, or -1."""
+        """Return where ``mark`` is next, or -1."""
         return self._data.find(mark, start)

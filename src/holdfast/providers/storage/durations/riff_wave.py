@@ -1,4 +1,4 @@
-"""WAV: the sample data that is there, by the size of a sample and their rate.
+"""Measure WAV by its sample data, the size of a sample and the sample rate.
 
 Who writes to a pipe cannot go back and fill in the lengths; then the data reaches to the end of the file.
 """
@@ -16,7 +16,7 @@ _RATE_MIN, _RATE_MAX = 1_000, 1_000_000
 
 
 def wave_duration_s(media: MediaBytes) -> float | None:
-    """The length of the samples in seconds; None for codings whose blocks do not tell it."""
+    """Return the length in seconds; None for encodings whose blocks do not determine it."""
     place, form = 12, None
     while place + 8 <= media.size_bytes:
         media.step()

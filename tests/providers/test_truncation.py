@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.storage.endings import is_complete
 from holdfast.providers.storage.sniffing import MEDIA_TYPES
+from holdfast.providers.storage.truncation import is_complete
 
 
 def picture(form: str) -> bytes:

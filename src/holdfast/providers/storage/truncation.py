@@ -1,7 +1,7 @@
-"""Whether a media file has its end: what was cut off while it was made or copied begins as well as a whole one.
+"""Detect truncated media files: their beginning is that of a complete one.
 
-The structure is walked, never decoded, so a file costs no memory whatever it claims to hold. Formats without a told
-length or a closing mark (MP3, Ogg, FLAC, WebM) are taken as they come.
+The structure is walked and never decoded, so a file costs no memory whatever it claims. Formats without a length or
+an end marker (MP3, Ogg, FLAC, WebM) are not checked.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN
 
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-"""Marks without a length."""
+"""Markers without a length."""
 _NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
-"""The box without which nothing can be shown; it may stand last."""
+"""The box that is required; it may be the last."""
 
 
 def is_complete(path: Path, content_type: str) -> bool:
-    """False where a file of a sniffed type is surely cut short; blocking."""
+    """Return False if a file of a sniffed type is certainly truncated; blocking."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             if content_type == "image/png":
@@ -37,7 +37,7 @@ def is_complete(path: Path, content_type: str) -> bool:
 
 
 def _png(data: mmap.mmap) -> bool:
-    """Chunk after chunk up to the closing one."""
+    """Walk the chunks to the closing one."""
     place = 8
     while True:
         length, name = struct.unpack_from(">I4s", data, place)
@@ -49,7 +49,7 @@ def _png(data: mmap.mmap) -> bool:
 
 
 def _jpeg(data: mmap.mmap) -> bool:
-    """Segment after segment up to the picture's data, and the closing mark behind it."""
+    """Walk the segments to the image data, and find the end marker after it."""
     place = 2
     while True:
         start, mark = struct.unpack_from(">BB", data, place)
@@ -72,7 +72,7 @@ def _riff(data: mmap.mmap) -> bool:
 
 
 def _boxes(data: mmap.mmap, needed: bytes) -> bool:
-    """Box after box, none of which may reach beyond the end; what is no box behind them is let be."""
+    """Walk the boxes, none of which may exceed the file; other bytes after them are ignored."""
     place, is_there = 0, False
     while place + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, place)
@@ -80,7 +80,7 @@ def _boxes(data: mmap.mmap, needed: bytes) -> bool:
             (length,) = struct.unpack_from(">Q", data, place + 8)
         is_there = is_there or name == needed
         if length < 8:
-            # 0 says: up to the end.
+            # 0: up to the end.
             break
         place += length
     return is_there and place <= len(data)
