@@ -1,4 +1,4 @@
-"""A front end whose actors are stand-ins, over real rows or none."""
+"""The HTTP API with fake actors, with or without a database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from holdfast.providers.mail import MailFault
 from holdfast.providers.storage import LocalStore
 from holdfast.settings import Settings, load_settings
 
-from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderBook, make_order
+from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -63,12 +63,12 @@ Answer = Callable[[str, Command[Any]], Awaitable[Any]]
 
 @dataclass
 class FakeDirectory:
-    """Answers every question by ``answer`` (a value, an exception to raise, or a function) and remembers it."""
+    """Replies with ``answer`` (a value, an exception to raise, or a function) and records every message."""
 
     answer: Any = None
     asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
     deadlines_s: list[float] = field(default_factory=list)
-    told: list[tuple[str, RecordKeyUse]] = field(default_factory=list)
+    tells: list[tuple[str, RecordKeyUse]] = field(default_factory=list)
 
     def ref(self, key: str) -> FakeRef:
         return FakeRef(self, key)
@@ -79,12 +79,12 @@ class FakeDirectory:
         answer = await self.answer(key, command) if callable(self.answer) else self.answer
         if isinstance(answer, BaseException):
             raise answer
-        assert answer is not None, f"nobody told this directory how to answer {command!r}"
+        assert answer is not None, f"this directory has no answer to {command!r}"
         return cast(R, answer)
 
     def tell(self, key: str, command: Command[R]) -> None:
-        assert isinstance(command, RecordKeyUse), "but for the use of keys, the front end only asks"
-        self.told.append((key, command))
+        assert isinstance(command, RecordKeyUse), "the endpoints only ask, except for the use of keys"
+        self.tells.append((key, command))
 
 
 class FakeRef(TrioActorRef):
@@ -105,7 +105,7 @@ class FakeRef(TrioActorRef):
 
 
 class NoRows:
-    """A database that nobody may read: what a hot path must not touch."""
+    """A database that fails on every read, for paths that must not read."""
 
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         raise AssertionError("this call must not read the database")
@@ -132,7 +132,7 @@ class CountingRows:
 
 @dataclass
 class FakeMailer:
-    """Keeps what it should send."""
+    """Records the mails."""
 
     sent: list[tuple[str, str, int]] = field(default_factory=list)
     fault: MailFault | None = None
@@ -144,8 +144,8 @@ class FakeMailer:
 
 
 @dataclass
-class FakeEventDesk:
-    """Remembers what it should write."""
+class FakeEventCommands:
+    """Records the commands."""
 
     sent_again: list[tuple[str, str]] = field(default_factory=list)
     rotated: list[tuple[str, int]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class FakeEventDesk:
 
 @dataclass
 class FakeHealth:
-    """A state of the parts, as told."""
+    """A health check with a given state."""
 
     found: Readiness = READY
 
@@ -189,7 +189,7 @@ def make_task(
 
 @dataclass
 class Stage:
-    """A front end, the stand-ins behind it, and ways to call it."""
+    """The API with fake dependencies, and methods to call it."""
 
     app: HoldfastApp
     accounts: FakeDirectory
@@ -211,7 +211,7 @@ class Stage:
         return self.app.deps
 
     def change(self, **parts: Any) -> None:
-        """Replace parts of the front end."""
+        """Replace dependencies."""
         self.app.deps = replace(self.app.deps, **parts)
 
     def configure(self, **values: Any) -> None:
@@ -223,7 +223,7 @@ class Stage:
         self.deps.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
 
     async def call(self, method: str, path: str, **kwargs: Any) -> Response:
-        """Call as nobody in particular."""
+        """Call without a credential."""
         with trio.fail_after(60):
             return await self.app.test_client().open(path, method=method, **kwargs)
 
@@ -247,23 +247,23 @@ class Stage:
         """A task as it is first written; ``fields`` replace the row's own."""
         return make_task(request_id, account_id=account_id, at=at, **fields)
 
-    def open_book(self) -> OrderBook:
-        """Let the accounts answer by the rules of orders."""
-        book = OrderBook(self.now)
-        self.accounts.answer = book
-        return book
+    def use_order_rules(self) -> OrderRules:
+        """Let the accounts apply the rules of orders."""
+        rules = OrderRules(self.now)
+        self.accounts.answer = rules
+        return rules
 
-    def open_desk(self, **parts: Any) -> tuple[FakeCard, FakeUnmatchedEvents]:
+    def configure_card(self, **parts: Any) -> tuple[FakeCard, FakeUnmatchedEvents]:
         """Take cards, with a provider and a store of unmatched events."""
         card, unmatched = FakeCard(), FakeUnmatchedEvents()
-        desk = CardPayments(
+        card_payments = CardPayments(
             provider=card,
             webhook_secrets=(CARD_SECRET,),
             publishable_key="pk_test",
             livemode=None,
             unmatched=unmatched,
         )
-        self.change(card=replace(desk, **parts))
+        self.change(card=replace(card_payments, **parts))
         return card, unmatched
 
     def order(
@@ -302,8 +302,8 @@ class Stage:
 
 
 @dataclass
-class World(Stage):
-    """A front end over real rows: two accounts, one of them with a session and a key."""
+class Api(Stage):
+    """The API on a real database with two accounts, one of them with a session and a key."""
 
     database: Database = field(kw_only=True)
     rows: CountingRows = field(kw_only=True)
@@ -368,14 +368,14 @@ class World(Stage):
         await self.write(tables.tasks.insert().values(**values))
         await self.add_usage(usage_of(task))
 
-    def open_book(self) -> OrderBook:
-        """Let the accounts answer by the rules of orders, and write them down."""
-        book = super().open_book()
-        book.write = self.add_order
-        return book
+    def use_order_rules(self) -> OrderRules:
+        """Let the accounts apply the rules of orders and write the rows."""
+        rules = super().use_order_rules()
+        rules.write = self.add_order
+        return rules
 
     async def add_order(self, order: Order) -> None:
-        """Write an order, or write it anew."""
+        """Write an order, replacing the one with its id."""
         state, request = order.state, order.request
         await self.write(tables.orders.delete().where(tables.orders.c.order_id == order.order_id))
         await self.write(
@@ -411,9 +411,9 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def stage(settings: Settings, tmp_path: Path) -> Stage:
-    """A front end without rows: reading any is an error."""
+    """The API without a database: every read fails."""
     catalog = load_catalog(None)
-    secrets = {"studio": ("studio-callback-secret",), None: ("house-callback-secret",)}
+    secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
     deps = Dependencies(
@@ -428,7 +428,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         callback_secrets=lambda name: secrets.get(name, ()),
         sandbox_secrets=(SANDBOX_SECRET,),
         card=None,
-        events=FakeEventDesk(),
+        events=FakeEventCommands(),
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
         urls=PublicUrls(
@@ -440,11 +440,11 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
 
 
 @pytest.fixture
-async def world(stage: Stage, database: Database) -> World:
-    """A front end over real rows; the actors are stand-ins."""
+async def api(stage: Stage, database: Database) -> Api:
+    """The API on a real database, with fake actors."""
     rows = CountingRows(database)
     stage.change(database=rows)
-    world = World(
+    api = Api(
         stage.app,
         stage.accounts,
         stage.sign_ins,
@@ -455,8 +455,8 @@ async def world(stage: Stage, database: Database) -> World:
         database=database,
         rows=rows,
     )
-    await world.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
-    await world.add_account(OTHER_ACCOUNT)
-    await world.add_session(ACCOUNT, SESSION, TOKEN)
-    world.key = await world.add_key(ACCOUNT, KEY)
-    return world
+    await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
+    await api.add_account(OTHER_ACCOUNT)
+    await api.add_session(ACCOUNT, SESSION, TOKEN)
+    api.key = await api.add_key(ACCOUNT, KEY)
+    return api

@@ -34,7 +34,7 @@ from holdfast.providers.card.base import CardFault, IntentCreated
 
 @dataclass
 class FakeCard:
-    """A card provider that makes one intent for each order, or fails as told; nothing else may be asked of it."""
+    """A card provider that creates one intent for each order, or raises ``fault``; it accepts no other call."""
 
     fault: CardFault | None = None
     asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
@@ -48,10 +48,10 @@ class FakeCard:
         return IntentCreated(f"pi_{order_id}", f"pi_{order_id}_secret")
 
     async def retrieve(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
-        raise AssertionError("the front end never reads at the provider")
+        raise AssertionError("the endpoints never read at the provider")
 
     async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
-        raise AssertionError("the front end never cancels at the provider")
+        raise AssertionError("the endpoints never cancel at the provider")
 
     async def close(self) -> None:
         pass
@@ -61,14 +61,14 @@ class FakeCard:
 class FakeUnmatchedEvents:
     """Keeps events in memory."""
 
-    kept: list[tuple[str, str, str, bytes]] = field(default_factory=list)
+    stored: list[tuple[str, str, str, bytes]] = field(default_factory=list)
 
     async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
-        self.kept.append((event_id, kind, verdict, body))
+        self.stored.append((event_id, kind, verdict, body))
 
 
 @dataclass
-class OrderBook:
+class OrderRules:
     """An account's actor as far as orders go: the real rules, in memory, and rows where there is a database."""
 
     now: datetime
@@ -81,10 +81,10 @@ class OrderBook:
             key = "" if command.idempotency is None else command.idempotency.key
             if key in self.keys:
                 return Replayed(self.keys[key])
-            heard = OrderResult(create_order(command.request), "applied")
+            result = OrderResult(create_order(command.request), "applied")
             if key:
-                self.keys[key] = heard
-            return await self._keep(heard)
+                self.keys[key] = result
+            return await self._store(result)
         assert isinstance(command, AttachIntent | RecordIntentRefused | ReceivePaymentEvent | PaySandboxOrder)
         order = self.orders[command.order_id]
         assert order.account_id == account_id
@@ -96,17 +96,17 @@ class OrderBook:
             case ReceivePaymentEvent():
                 step = on_event(order, command.event, self.now, new_operation_id=lambda: new_id("op"))
             case PaySandboxOrder():
-                told = on_sandbox_callback(order, command.values, self.now)
-                if isinstance(told, Refusal):
-                    return told
-                step = told
-        return await self._keep(OrderResult(step.order, step.verdict))
+                called = on_sandbox_callback(order, command.values, self.now)
+                if isinstance(called, Refusal):
+                    return called
+                step = called
+        return await self._store(OrderResult(step.order, step.verdict))
 
-    async def _keep(self, heard: OrderResult) -> OrderResult:
-        self.orders[heard.order.order_id] = heard.order
+    async def _store(self, result: OrderResult) -> OrderResult:
+        self.orders[result.order.order_id] = result.order
         if self.write is not None:
-            await self.write(heard.order)
-        return heard
+            await self.write(result.order)
+        return result
 
 
 def make_order(order_id: str, account_id: str, at: datetime, **fields: Any) -> Order:

@@ -15,7 +15,7 @@ from holdfast.http.kit.json_size import SMALL_BODY_BYTES_MAX
 from holdfast.ledger.catalog.quotes import quote_input
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 QUOTE, OTP = "/v2/quote", "/v2/control/auth/otp"
 JSON = {"Content-Type": "application/json"}
@@ -42,15 +42,15 @@ async def test_anonymous_callers_may_send_small_bodies_only(stage: Stage, path: 
     await stage.refused(await stage.call("POST", path, data=many, headers=JSON), 400, "invalid_json")
 
 
-async def test_a_large_input_is_quoted_with_a_credential(world: World) -> None:
+async def test_a_large_input_is_quoted_with_a_credential(api: Api) -> None:
     large = quote_of(ANONYMOUS_BODY_BYTES_MAX)
-    await world.refused(await world.call("POST", QUOTE, json=large), 413, "request_too_large")
+    await api.refused(await api.call("POST", QUOTE, json=large), 413, "request_too_large")
     wrong = {"Authorization": "Bearer hst_" + "B" * 43}
-    await world.refused(await world.call("POST", QUOTE, json=large, headers=wrong), 413, "request_too_large")
+    await api.refused(await api.call("POST", QUOTE, json=large, headers=wrong), 413, "request_too_large")
     # Read, and then refused by the model, whose prompts are shorter.
-    await world.refused(await world.as_key("POST", QUOTE, json=large), 400, "invalid_input")
-    await world.refused(await world.as_session("POST", QUOTE, json=large), 400, "invalid_input")
-    assert (await world.call("POST", QUOTE, json=quote_of(10))).status_code == 200
+    await api.refused(await api.as_key("POST", QUOTE, json=large), 400, "invalid_input")
+    await api.refused(await api.as_session("POST", QUOTE, json=large), 400, "invalid_input")
+    assert (await api.call("POST", QUOTE, json=quote_of(10))).status_code == 200
 
 
 async def test_a_body_without_a_length_has_the_same_limits(stage: Stage) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v2/control/auth/otp", "/v2/callback", "/v2/callback/studio", "/v2/callback/nobody"]
+    "path", ["/v2/control/auth/otp", "/v2/callback", "/v2/callback/studio", "/v2/callback/unknown"]
 )
 async def test_no_body_exceeds_its_routes_limit(stage: Stage, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""Signed news from providers: judged by their signature before anything else."""
+"""Signed callbacks of media providers: the signature is verified before anything else."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 SECRET = "studio-callback-secret"
 
 
-def news(**fields: Any) -> bytes:
+def update(**fields: Any) -> bytes:
     body = {"event_id": "evt_1", "request_id": "task_a", "attempt": 1, "status": "processing", **fields}
     return msgspec.json.encode(body)
 
 
-async def tell(
+async def send(
     stage: Stage, raw: bytes, *, signature: str | None = None, key_name: str | None = "studio", age_s: int = 0
 ) -> Response:
     at = int((stage.now - timedelta(seconds=age_s)).timestamp())
@@ -33,81 +33,81 @@ async def tell(
     return await stage.call("POST", "/v2/callback", data=raw, headers=headers)
 
 
-async def test_a_signed_update_reaches_its_task(world: World) -> None:
-    world.tasks.answer = TaskReply("task_a", world.account_id)
-    await world.add_task(world.task("task_a"))
-    response = await tell(world, news(percent=40))
+async def test_a_signed_update_reaches_its_task(api: Api) -> None:
+    api.tasks.answer = TaskReply("task_a", api.account_id)
+    await api.add_task(api.task("task_a"))
+    response = await send(api, update(percent=40))
     assert (await response.get_json())["request_id"] == "task_a"
-    ((key, command),) = world.tasks.asked
+    ((key, command),) = api.tasks.asked
     assert isinstance(command, ReceiveProviderUpdate)
     assert (key, command.update.provider, command.update.percent) == ("task_a", "studio", 40)
-    assert command.body == news(percent=40)
+    assert command.body == update(percent=40)
 
 
 @pytest.mark.parametrize(
     ("signature", "code"),
     [("", "missing_signature"), (" ", "missing_signature"), ("t=1,v1=00", "invalid_signature"),
-     ("nonsense", "invalid_signature"), ("k=nobody,t=1,v1=" + "0" * 64, "invalid_signature")],
+     ("nonsense", "invalid_signature"), ("k=unknown,t=1,v1=" + "0" * 64, "invalid_signature")],
 )  # fmt: skip
 async def test_without_a_valid_signature_no_row_is_read(stage: Stage, signature: str, code: str) -> None:
-    await stage.refused(await tell(stage, news(), signature=signature), 401, code)
-    await stage.refused(await tell(stage, b"not json", signature=signature), 401, code)
+    await stage.refused(await send(stage, update(), signature=signature), 401, code)
+    await stage.refused(await send(stage, b"not json", signature=signature), 401, code)
 
 
 async def test_the_signature_header_is_required(stage: Stage) -> None:
     headers = {"Content-Type": "application/json"}
-    response = await stage.call("POST", "/v2/callback", data=news(), headers=headers)
+    response = await stage.call("POST", "/v2/callback", data=update(), headers=headers)
     await stage.refused(response, 401, "missing_signature")
 
 
 @pytest.mark.parametrize("age_s", [301, -301])
 async def test_old_and_future_signatures_have_expired(stage: Stage, age_s: int) -> None:
-    await stage.refused(await tell(stage, news(), age_s=age_s), 401, "signature_expired")
+    await stage.refused(await send(stage, update(), age_s=age_s), 401, "signature_expired")
 
 
 async def test_a_changed_byte_voids_the_signature(stage: Stage) -> None:
-    signature = sign(SECRET, news(), at=int(stage.now.timestamp()), key_name="studio")
-    await stage.refused(await tell(stage, news() + b" ", signature=signature), 401, "invalid_signature")
+    signature = sign(SECRET, update(), at=int(stage.now.timestamp()), key_name="studio")
+    await stage.refused(await send(stage, update() + b" ", signature=signature), 401, "invalid_signature")
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"{}", b"\xff", news(status="done"), news(percent=101), news(attempt=0)]
+    "raw", [b"", b"[]", b"{}", b"\xff", update(status="done"), update(percent=101), update(attempt=0)]
 )
 async def test_a_signed_malformed_body_is_refused(stage: Stage, raw: bytes) -> None:
-    await stage.refused(await tell(stage, raw), 400, "invalid_event")
+    await stage.refused(await send(stage, raw), 400, "invalid_event")
 
 
 async def test_a_large_callback_is_413(stage: Stage) -> None:
-    await stage.refused(await tell(stage, news(message="x" * 300_000)), 413, "request_too_large")
+    await stage.refused(await send(stage, update(message="x" * 300_000)), 413, "request_too_large")
 
 
-async def test_updates_of_unknown_or_other_providers_tasks_are_404(world: World) -> None:
-    await world.refused(await tell(world, news()), 404, "task_not_found")
-    await world.add_task(world.task("task_a", provider="other"))
-    await world.refused(await tell(world, news()), 404, "task_not_found")
-    await world.refused(await tell(world, news(request_id="~odd~")), 404, "task_not_found")
-    assert world.tasks.asked == []
+async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> None:
+    await api.refused(await send(api, update()), 404, "task_not_found")
+    await api.add_task(api.task("task_a", provider="other"))
+    await api.refused(await send(api, update()), 404, "task_not_found")
+    await api.refused(await send(api, update(request_id="~invalid~")), 404, "task_not_found")
+    assert api.tasks.asked == []
 
 
-async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(world: World) -> None:
-    world.tasks.answer = TaskReply("task_a", world.account_id)
+async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) -> None:
+    api.tasks.answer = TaskReply("task_a", api.account_id)
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
-    world.change(callback_secrets=lambda name: secrets.get(name, ()))
-    await world.add_task(world.task("task_a"))
-    assert (await tell(world, news(), key_name=None)).status_code == 200
-    forged = sign("other-secret", news(provider="studio"), at=int(world.now.timestamp()))
-    response = await tell(world, news(provider="studio"), signature=forged)
-    await world.refused(response, 401, "invalid_signature")
-    assert len(world.tasks.asked) == 1
+    api.change(callback_secrets=lambda name: secrets.get(name, ()))
+    await api.add_task(api.task("task_a"))
+    assert (await send(api, update(), key_name=None)).status_code == 200
+    forged = sign("other-secret", update(provider="studio"), at=int(api.now.timestamp()))
+    response = await send(api, update(provider="studio"), signature=forged)
+    await api.refused(response, 401, "invalid_signature")
+    assert len(api.tasks.asked) == 1
 
 
 async def test_without_any_secret_callbacks_are_refused(stage: Stage) -> None:
     stage.change(callback_secrets=lambda name: ("",))
-    response = await tell(stage, news(), signature="t=1,v1=" + "0" * 64)
+    response = await send(stage, update(), signature="t=1,v1=" + "0" * 64)
     await stage.refused(response, 503, "provider_not_configured")
 
 
-async def test_a_refusal_by_the_task_reaches_the_sender(world: World) -> None:
-    world.tasks.answer = Refusal(code="task_not_found", message="No such task.")
-    await world.add_task(world.task("task_a"))
-    await world.refused(await tell(world, news()), 404, "task_not_found")
+async def test_a_refusal_by_the_task_reaches_the_sender(api: Api) -> None:
+    api.tasks.answer = Refusal(code="task_not_found", message="No such task.")
+    await api.add_task(api.task("task_a"))
+    await api.refused(await send(api, update()), 404, "task_not_found")

@@ -11,7 +11,7 @@ from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 CREATE = "/v2/task/create"
 SCHEMA = {
@@ -90,31 +90,31 @@ async def test_a_deprecated_model_is_listed_and_can_run(stage: Stage) -> None:
     assert (await stage.as_key("POST", CREATE, json={"model": "reel", "input": {}})).status_code == 200
 
 
-async def test_a_disabled_model_is_listed_and_neither_quoted_nor_run(world: World) -> None:
-    world.know_key()
-    put(world, catalog_of())
-    quote_id = (await quoted(world, {}))["quote_id"]
-    put(world, catalog_of(MODEL + 'status = "disabled"\n'), past=catalog_of())
-    assert (await (await world.call("GET", "/v1/models/reel")).get_json())["status"] == "disabled"
+async def test_a_disabled_model_is_listed_and_neither_quoted_nor_run(api: Api) -> None:
+    api.know_key()
+    put(api, catalog_of())
+    quote_id = (await quoted(api, {}))["quote_id"]
+    put(api, catalog_of(MODEL + 'status = "disabled"\n'), past=catalog_of())
+    assert (await (await api.call("GET", "/v1/models/reel")).get_json())["status"] == "disabled"
     body = {"model": "reel", "input": {}}
     for response in (
-        await world.call("POST", "/v2/quote", json=body),
-        await world.as_key("POST", CREATE, json=body),
-        await world.as_key("POST", CREATE, json={**body, "quote_id": quote_id}),
+        await api.call("POST", "/v2/quote", json=body),
+        await api.as_key("POST", CREATE, json=body),
+        await api.as_key("POST", CREATE, json={**body, "quote_id": quote_id}),
     ):
-        await world.refused(response, 400, "model_not_available")
-    assert world.accounts.asked == []
+        await api.refused(response, 400, "model_not_available")
+    assert api.accounts.asked == []
 
 
-async def test_an_input_without_a_price_is_refused_without_retry(world: World) -> None:
-    world.know_key()
-    put(world, catalog_of(MODEL.replace(SMALL, "")))
+async def test_an_input_without_a_price_is_refused_without_retry(api: Api) -> None:
+    api.know_key()
+    put(api, catalog_of(MODEL.replace(SMALL, "")))
     body = {"model": "reel", "input": {}}
     for response in (
-        await world.call("POST", "/v2/quote", json=body),
-        await world.as_key("POST", CREATE, json=body),
+        await api.call("POST", "/v2/quote", json=body),
+        await api.as_key("POST", CREATE, json=body),
     ):
-        error = await world.refused(response, 503, "quote_unavailable")
+        error = await api.refused(response, 503, "quote_unavailable")
         assert error["param"] == "input.size"
         # Clients that repeat a 503 by themselves would do so in vain.
         assert response.headers["X-Should-Retry"] == "false"
@@ -160,24 +160,24 @@ async def test_without_a_quote_the_current_price_applies(stage: Stage) -> None:
 
 
 async def test_a_quote_of_a_deleted_catalog_needs_the_same_input(
-    world: World,
+    api: Api,
 ) -> None:
-    world.know_key()
-    world.accounts.answer = accept
-    put(world, catalog_of())
-    body = {"model": "reel", "input": {}, "quote_id": (await quoted(world, {}))["quote_id"]}
-    put(world, catalog_of(CHANGES["dearer"][0]))
-    response = await world.as_key("POST", CREATE, json=body)
+    api.know_key()
+    api.accounts.answer = accept
+    put(api, catalog_of())
+    body = {"model": "reel", "input": {}, "quote_id": (await quoted(api, {}))["quote_id"]}
+    put(api, catalog_of(CHANGES["dearer"][0]))
+    response = await api.as_key("POST", CREATE, json=body)
     assert (await response.get_json())["estimated_cost"]["credits"] == "0.24"
-    put(world, catalog_of(*CHANGES["another default"]))
-    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
+    put(api, catalog_of(*CHANGES["another default"]))
+    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
 
 
-async def test_a_quote_does_not_make_a_model_run_as_a_task(world: World) -> None:
-    world.know_key()
+async def test_a_quote_does_not_make_a_model_run_as_a_task(api: Api) -> None:
+    api.know_key()
     sync = catalog_of(MODEL.replace('"async"', '"sync"'))
-    put(world, sync)
-    body = {"model": "reel", "input": {}, "quote_id": (await quoted(world, {}))["quote_id"]}
-    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
-    put(world, catalog_of(OTHER), past=sync)
-    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    put(api, sync)
+    body = {"model": "reel", "input": {}, "quote_id": (await quoted(api, {}))["quote_id"]}
+    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    put(api, catalog_of(OTHER), past=sync)
+    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")

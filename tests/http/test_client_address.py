@@ -1,4 +1,4 @@
-"""Where a request comes from: what proxies may say, and what nobody may make them say."""
+"""The client's address: trusted proxies may set it, clients may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRUSTED = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "127.0.0.1/32", "2001:d
 PROXY, CLIENT, CLAIMED = "10.1.2.3", "198.51.100.9", "203.0.113.66"
 
 
-def told(peer: str | None, *lines: str, header: ProxyHeader = "X-Forwarded-For") -> str:
+def client_of(peer: str | None, *lines: str, header: ProxyHeader = "X-Forwarded-For") -> str:
     return str(client_address(peer, lines, TRUSTED, header=header))
 
 
@@ -38,7 +38,7 @@ def told(peer: str | None, *lines: str, header: ProxyHeader = "X-Forwarded-For")
         (f"::ffff:{PROXY}", [CLIENT], CLIENT),
         ("2001:db8:f::1", [CLIENT], CLIENT),
         (PROXY, ["10.0.0.1, 10.0.0.2"], "10.0.0.1"),
-        # What cannot be read counts as if nothing had been said.
+        # A header that cannot be parsed is ignored.
         (PROXY, [""], PROXY),
         (PROXY, [f"{CLIENT}, "], PROXY),
         (PROXY, ["unknown"], PROXY),
@@ -51,7 +51,7 @@ def told(peer: str | None, *lines: str, header: ProxyHeader = "X-Forwarded-For")
     ],
 )
 def test_the_right_most_untrusted_hop_is_the_client(peer: str | None, lines: list[str], client: str) -> None:
-    assert told(peer, *lines) == client
+    assert client_of(peer, *lines) == client
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_right_most_untrusted_hop_is_the_client(peer: str | None, lines: lis
     ],
 )
 def test_the_forwarded_header_is_parsed(lines: list[str], client: str) -> None:
-    assert told(PROXY, *lines, header="Forwarded") == client
+    assert client_of(PROXY, *lines, header="Forwarded") == client
 
 
 HOPS = st.sampled_from([PROXY, CLAIMED, "10.0.0.1", "2001:db8:f::2", "unknown", "", "::1", ",", '"', "for=", ";"])
@@ -85,12 +85,12 @@ HOPS = st.sampled_from([PROXY, CLAIMED, "10.0.0.1", "2001:db8:f::2", "unknown", 
 
 @given(st.lists(HOPS, max_size=6), st.sampled_from(["X-Forwarded-For", "Forwarded"]))
 def test_no_header_of_a_client_changes_its_address(sent: list[str], header: ProxyHeader) -> None:
-    """A proxy appends who called it; whatever stood there before, that is the client, or the proxy itself."""
+    """A proxy appends its peer: whatever the header had before, the result is the client or the proxy itself."""
     claimed, added = ", ".join(sent), CLIENT if header == "X-Forwarded-For" else f"for={CLIENT}"
-    assert told(PROXY, claimed, added, header=header) in {CLIENT, PROXY}
-    assert told(PROXY, f"{claimed}, {added}", header=header) in {CLIENT, PROXY}
+    assert client_of(PROXY, claimed, added, header=header) in {CLIENT, PROXY}
+    assert client_of(PROXY, f"{claimed}, {added}", header=header) in {CLIENT, PROXY}
     if header == "X-Forwarded-For":
-        assert told(PROXY, claimed, added) == CLIENT
+        assert client_of(PROXY, claimed, added) == CLIENT
 
 
 @given(st.lists(st.text(max_size=60), max_size=3), st.sampled_from(["X-Forwarded-For", "Forwarded"]))

@@ -37,7 +37,7 @@ from holdfast.persistence.records import tables
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 OTP, VERIFY, RECHARGE = "/v2/control/auth/otp", "/v2/control/auth/verify", "/v2/control/sandbox/recharge"
 
@@ -112,7 +112,9 @@ async def test_a_trusted_proxy_names_the_client(
     ]
 
 
-@pytest.mark.parametrize("email", ["nobody", "", 5, None, ["a@example.com"], "a@example.com\r\nBcc: b@example.com"])
+@pytest.mark.parametrize(
+    "email", ["no-at-sign", "", 5, None, ["a@example.com"], "a@example.com\r\nBcc: b@example.com"]
+)
 async def test_a_malformed_address_is_refused_without_asking_an_actor(stage: Stage, email: object) -> None:
     error = await stage.refused(await stage.call("POST", OTP, json={"email": email}), 400, "invalid_email")
     assert error["param"] == "email"
@@ -128,7 +130,7 @@ async def test_limits_of_sign_in_reach_the_caller(stage: Stage) -> None:
 
 async def test_a_mail_fault_is_reported_without_detail(stage: Stage) -> None:
     stage.sign_ins.answer = issue
-    stage.mailer.fault = MailFault("the host said no")
+    stage.mailer.fault = MailFault("the host refused")
     error = await stage.refused(
         await stage.call("POST", OTP, json={"email": "ada@example.com"}), 503, "otp_delivery_failed"
     )
@@ -153,28 +155,26 @@ async def test_an_invented_code_id_starts_no_actor(stage: Stage) -> None:
     assert stage.sign_ins.asked == []
 
 
-async def test_a_correct_code_creates_a_session(world: World) -> None:
-    at = world.now + timedelta(hours=24)
-    world.sign_ins.answer = SignedIn(world.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
-    otp_id = new_otp_id(world.deps.settings.otp_pepper, "ada@example.com")
-    response = await world.call(
-        "POST", VERIFY, json={"email": "Ada@example.com", "otp_id": otp_id, "otp": "123456"}
-    )
-    assert world.sign_ins.asked == [("email:ada@example.com", VerifyCode(otp_id, "123456"))]
+async def test_a_correct_code_creates_a_session(api: Api) -> None:
+    at = api.now + timedelta(hours=24)
+    api.sign_ins.answer = SignedIn(api.account_id, "ada@example.com", "User", "ses_2", "hst_x", at)
+    otp_id = new_otp_id(api.deps.settings.otp_pepper, "ada@example.com")
+    response = await api.call("POST", VERIFY, json={"email": "Ada@example.com", "otp_id": otp_id, "otp": "123456"})
+    assert api.sign_ins.asked == [("email:ada@example.com", VerifyCode(otp_id, "123456"))]
     assert await response.get_json() == {
-        "account_id": world.account_id,
+        "account_id": api.account_id,
         "email": "ada@example.com",
         "role": "User",
         "session": {"type": "bearer", "token": "hst_x", "expires_at": "2026-11-21T12:00:00.000Z"},
         "account": {
-            "account_id": world.account_id,
+            "account_id": api.account_id,
             "balance": "10.00",
             "held_total": "0.24",
             "available_balance": "9.76",
             "tier": {},
         },
         "first_call": {
-            "account_id": world.account_id,
+            "account_id": api.account_id,
             "ready": True,
             "checks": {"has_api_key": True, "has_writable_key": True, "has_positive_balance": True},
             "suggested_next_actions": ["create_task"],
@@ -189,16 +189,16 @@ async def test_a_correct_code_creates_a_session(world: World) -> None:
     }
 
 
-async def test_the_session_shows_its_account_and_user(world: World) -> None:
-    assert await (await world.as_session("GET", "/v2/control/session")).get_json() == {
-        "account_id": world.account_id,
-        "email": f"{world.account_id}@example.com",
+async def test_the_session_shows_its_account_and_user(api: Api) -> None:
+    assert await (await api.as_session("GET", "/v2/control/session")).get_json() == {
+        "account_id": api.account_id,
+        "email": f"{api.account_id}@example.com",
         "role": "User",
         "auth": {
             "type": "session",
             "api_key_id": None,
             "api_key_prefix": None,
-            "session_id": world.session_id,
+            "session_id": api.session_id,
             "expires_at": "2026-11-21T12:00:00.000Z",
             "scopes": [],
         },
@@ -213,115 +213,115 @@ async def test_the_session_shows_its_account_and_user(world: World) -> None:
         ("DELETE", "/v2/control/api-keys/key_1"), ("POST", RECHARGE), ("GET", "/v2/usage/logs"),
     ],
 )  # fmt: skip
-async def test_every_control_route_requires_a_live_session(world: World, method: str, path: str) -> None:
+async def test_every_control_route_requires_a_live_session(api: Api, method: str, path: str) -> None:
     async def call(authorization: str | None) -> Any:
-        return await world.call(method, path, headers={"Authorization": authorization} if authorization else {})
+        return await api.call(method, path, headers={"Authorization": authorization} if authorization else {})
 
-    await world.refused(await call(None), 401, "missing_credentials")
-    await world.refused(await call("Basic abc"), 401, "invalid_credentials")
-    await world.refused(await call(f"Bearer {world.key.secret}"), 401, "wrong_credential_type")
+    await api.refused(await call(None), 401, "missing_credentials")
+    await api.refused(await call("Basic abc"), 401, "invalid_credentials")
+    await api.refused(await call(f"Bearer {api.key.secret}"), 401, "wrong_credential_type")
     response = await call("Bearer hst_" + "B" * 43)
-    await world.refused(response, 401, "invalid_session")
+    await api.refused(response, 401, "invalid_session")
     assert response.headers["WWW-Authenticate"] == "Bearer"
-    await world.add_session(world.account_id, "ses_old", "hst_" + "C" * 43, expires_at=world.now)
-    await world.refused(await call("Bearer hst_" + "C" * 43), 401, "session_expired")
-    await world.add_session(world.account_id, "ses_out", "hst_" + "D" * 43, revoked_at=world.now)
-    await world.refused(await call("Bearer hst_" + "D" * 43), 401, "invalid_session")
+    await api.add_session(api.account_id, "ses_old", "hst_" + "C" * 43, expires_at=api.now)
+    await api.refused(await call("Bearer hst_" + "C" * 43), 401, "session_expired")
+    await api.add_session(api.account_id, "ses_out", "hst_" + "D" * 43, revoked_at=api.now)
+    await api.refused(await call("Bearer hst_" + "D" * 43), 401, "invalid_session")
 
 
-async def test_signing_out_is_a_command_of_the_account(world: World) -> None:
-    world.accounts.answer = SignedOut(session_id=world.session_id)
-    answer = await (await world.as_session("DELETE", "/v2/control/session")).get_json()
-    assert answer == {"session_id": world.session_id, "signed_out": True}
-    assert world.accounts.asked == [(world.account_id, SignOut(world.session_id))]
+async def test_signing_out_is_a_command_of_the_account(api: Api) -> None:
+    api.accounts.answer = SignedOut(session_id=api.session_id)
+    answer = await (await api.as_session("DELETE", "/v2/control/session")).get_json()
+    assert answer == {"session_id": api.session_id, "signed_out": True}
+    assert api.accounts.asked == [(api.account_id, SignOut(api.session_id))]
 
 
-async def test_readiness_names_what_is_missing(world: World) -> None:
-    await world.write(tables.api_keys.update().values(revoked_at=world.now))
-    await world.write(tables.accounts.update().values(balance_micro=0, held_micro=0))
-    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+async def test_readiness_names_what_is_missing(api: Api) -> None:
+    await api.write(tables.api_keys.update().values(revoked_at=api.now))
+    await api.write(tables.accounts.update().values(balance_micro=0, held_micro=0))
+    answer = await (await api.as_session("GET", "/v2/control/first-call")).get_json()
     assert not answer["ready"]
     assert answer["suggested_next_actions"] == ["create_api_key", "add_credit"]
-    await world.add_key(world.account_id, "key_2", scopes=("tasks:read",))
-    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+    await api.add_key(api.account_id, "key_2", scopes=("tasks:read",))
+    answer = await (await api.as_session("GET", "/v2/control/first-call")).get_json()
     assert answer["checks"] == {"has_api_key": True, "has_writable_key": False, "has_positive_balance": False}
 
 
-async def test_held_credit_does_not_count_for_readiness(world: World) -> None:
-    await world.write(tables.accounts.update().values(balance_micro=240_000, held_micro=240_000))
-    answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+async def test_held_credit_does_not_count_for_readiness(api: Api) -> None:
+    await api.write(tables.accounts.update().values(balance_micro=240_000, held_micro=240_000))
+    answer = await (await api.as_session("GET", "/v2/control/first-call")).get_json()
     assert (answer["ready"], answer["checks"]["has_positive_balance"]) == (False, False)
     assert answer["suggested_next_actions"] == ["add_credit"]
 
 
-async def test_readiness_names_an_available_way_to_add_credit(world: World) -> None:
+async def test_readiness_names_an_available_way_to_add_credit(api: Api) -> None:
     async def way() -> object:
-        answer = await (await world.as_session("GET", "/v2/control/first-call")).get_json()
+        answer = await (await api.as_session("GET", "/v2/control/first-call")).get_json()
         return answer["routes"].get("add_credit")
 
-    assert await way() == f"{world.public_url}{RECHARGE}"
-    world.configure(sandbox_enabled=False)
+    assert await way() == f"{api.public_url}{RECHARGE}"
+    api.configure(sandbox_enabled=False)
     assert await way() is None
-    world.open_desk()
-    assert await way() == f"{world.public_url}/v2/control/payments/cardprovider"
+    api.configure_card()
+    assert await way() == f"{api.public_url}/v2/control/payments/cardprovider"
 
 
-async def test_a_request_takes_one_read(world: World) -> None:
+async def test_a_request_takes_one_read(api: Api) -> None:
     for path in ("/v2/control/session", "/v2/control/first-call", "/v2/control/account", "/v2/control/api-keys"):
-        world.rows.reads = 0
-        assert (await world.as_session("GET", path)).status_code == 200
-        assert world.rows.reads == 1
+        api.rows.reads = 0
+        assert (await api.as_session("GET", path)).status_code == 200
+        assert api.rows.reads == 1
 
 
-async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(world: World) -> None:
+async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -> None:
     async def create(key: str, command: object) -> ApiKeyCreated:
         assert isinstance(command, CreateApiKey)
-        return ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, world.now)
+        return ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, api.now)
 
-    world.accounts.answer = create
+    api.accounts.answer = create
     body = {"name": "ci", "scopes": ["tasks:read", "tasks:read"]}
-    answer = await (await world.as_session("POST", "/v2/control/api-keys", json=body)).get_json()
-    command = world.accounts.asked[0][1]
+    answer = await (await api.as_session("POST", "/v2/control/api-keys", json=body)).get_json()
+    command = api.accounts.asked[0][1]
     assert isinstance(command, CreateApiKey)
     assert (answer["name"], answer["scopes"]) == ("ci", ["tasks:read"])
     assert answer["api_key"].startswith("hk_test_")
     assert command.secret_sha256 == digest(answer["api_key"])
     assert answer["api_key"] not in repr(command)
-    listed = await (await world.as_session("GET", "/v2/control/api-keys")).get_data(as_text=True)
+    listed = await (await api.as_session("GET", "/v2/control/api-keys")).get_data(as_text=True)
     assert "hk_test_" in listed
-    assert world.key.secret not in listed
+    assert api.key.secret not in listed
 
 
 @pytest.mark.parametrize("scopes", [[], ["all"], ["tasks:read", ""], "tasks:read", [1]])
-async def test_unknown_scopes_are_refused(world: World, scopes: object) -> None:
-    response = await world.as_session("POST", "/v2/control/api-keys", json={"scopes": scopes})
-    await world.refused(response, 400, "invalid_parameter")
+async def test_unknown_scopes_are_refused(api: Api, scopes: object) -> None:
+    response = await api.as_session("POST", "/v2/control/api-keys", json={"scopes": scopes})
+    await api.refused(response, 400, "invalid_parameter")
 
 
-async def test_only_the_accounts_own_keys_can_be_revoked(world: World) -> None:
-    await world.add_key(world.other_account_id, "key_other")
+async def test_only_the_accounts_own_keys_can_be_revoked(api: Api) -> None:
+    await api.add_key(api.other_account_id, "key_other")
     path = "/v2/control/api-keys/"
-    await world.refused(await world.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
-    await world.refused(await world.as_session("DELETE", path + "%00"), 404, "api_key_not_found")
-    world.accounts.answer = ApiKeyRevoked(world.key_id, world.now)
-    assert (await world.as_session("DELETE", path + world.key_id)).status_code == 200
-    assert world.accounts.asked == [(world.account_id, RevokeApiKey(world.key_id))]
+    await api.refused(await api.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
+    await api.refused(await api.as_session("DELETE", path + "%00"), 404, "api_key_not_found")
+    api.accounts.answer = ApiKeyRevoked(api.key_id, api.now)
+    assert (await api.as_session("DELETE", path + api.key_id)).status_code == 200
+    assert api.accounts.asked == [(api.account_id, RevokeApiKey(api.key_id))]
 
 
-async def test_revoking_a_revoked_key_returns_the_time_of_revocation(world: World) -> None:
-    await world.write(tables.api_keys.update().values(revoked_at=world.now))
-    answer = await (await world.as_session("DELETE", f"/v2/control/api-keys/{world.key_id}")).get_json()
-    assert answer == {"api_key_id": world.key_id, "revoked_at": "2026-11-20T12:00:00.000Z"}
-    assert world.accounts.asked == []
+async def test_revoking_a_revoked_key_returns_the_time_of_revocation(api: Api) -> None:
+    await api.write(tables.api_keys.update().values(revoked_at=api.now))
+    answer = await (await api.as_session("DELETE", f"/v2/control/api-keys/{api.key_id}")).get_json()
+    assert answer == {"api_key_id": api.key_id, "revoked_at": "2026-11-20T12:00:00.000Z"}
+    assert api.accounts.asked == []
 
 
-def recharged(world: World) -> Recharged:
-    return Recharged("op_1", 2_500_000, AccountSummary(world.account_id, 12_500_000, 240_000))
+def recharged(api: Api) -> Recharged:
+    return Recharged("op_1", 2_500_000, AccountSummary(api.account_id, 12_500_000, 240_000))
 
 
-async def test_sandbox_credit_is_a_command_of_the_account(world: World) -> None:
-    world.accounts.answer = recharged(world)
-    response = await world.as_session(
+async def test_sandbox_credit_is_a_command_of_the_account(api: Api) -> None:
+    api.accounts.answer = recharged(api)
+    response = await api.as_session(
         "POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": '"one two"'}
     )
     assert await response.get_json() == {
@@ -329,14 +329,14 @@ async def test_sandbox_credit_is_a_command_of_the_account(world: World) -> None:
         "amount": "2.50",
         "currency": "USD",
         "account": {
-            "account_id": world.account_id,
+            "account_id": api.account_id,
             "balance": "12.50",
             "held_total": "0.24",
             "available_balance": "12.26",
             "tier": {},
         },
     }
-    command = world.accounts.asked[0][1]
+    command = api.accounts.asked[0][1]
     assert isinstance(command, Recharge)
     assert command.idempotency is not None
     assert (command.amount_micro, command.idempotency.key) == (2_500_000, "one two")
@@ -349,44 +349,44 @@ async def test_sandbox_credit_is_a_command_of_the_account(world: World) -> None:
     [10, 1.5, True, None, [], "", "0", "0.00", "-1", "+1", "1e3", " 1", "1 ", "1.", ".5", "01", "1,5", "0.0000001",
      "1_0", "NaN", "Infinity", "0x10", "١", "100000000000000000000", "10000000000.00"],
 )  # fmt: skip
-async def test_invalid_amounts_are_refused(world: World, amount: object) -> None:
-    response = await world.as_session("POST", RECHARGE, json={"amount": amount})
-    error = await world.refused(response, 400, "invalid_amount")
-    assert (error["param"], world.accounts.asked) == ("amount", [])
+async def test_invalid_amounts_are_refused(api: Api, amount: object) -> None:
+    response = await api.as_session("POST", RECHARGE, json={"amount": amount})
+    error = await api.refused(response, 400, "invalid_amount")
+    assert (error["param"], api.accounts.asked) == ("amount", [])
 
 
 @pytest.mark.parametrize("key", ["", '""', "x" * 256, "sch\u00f6n", "a\tb"])
-async def test_invalid_idempotency_keys_are_refused(world: World, key: str) -> None:
-    response = await world.as_session("POST", RECHARGE, json={"amount": "1"}, headers={"Idempotency-Key": key})
-    await world.refused(response, 400, "invalid_idempotency_key")
+async def test_invalid_idempotency_keys_are_refused(api: Api, key: str) -> None:
+    response = await api.as_session("POST", RECHARGE, json={"amount": "1"}, headers={"Idempotency-Key": key})
+    await api.refused(response, 400, "invalid_idempotency_key")
 
 
-async def test_a_replay_is_marked(world: World) -> None:
-    world.accounts.answer = Replayed(recharged(world))
-    response = await world.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
+async def test_a_replay_is_marked(api: Api) -> None:
+    api.accounts.answer = Replayed(recharged(api))
+    response = await api.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
     assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
-    world.accounts.answer = Replayed(Refusal(code="amount_too_large", message="Too much."))
-    response = await world.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
-    await world.refused(response, 400, "amount_too_large")
+    api.accounts.answer = Replayed(Refusal(code="amount_too_large", message="Too much."))
+    response = await api.as_session("POST", RECHARGE, json={"amount": "2.5"}, headers={"Idempotency-Key": "k"})
+    await api.refused(response, 400, "amount_too_large")
     assert response.headers["Idempotent-Replayed"] == "true"
 
 
-async def test_a_replay_is_returned_even_if_the_request_would_be_refused(world: World) -> None:
-    world.configure(sandbox_enabled=False)
-    stored = msgspec.json.encode(recharged(world))
+async def test_a_replay_is_returned_even_if_the_request_would_be_refused(api: Api) -> None:
+    api.configure(sandbox_enabled=False)
+    stored = msgspec.json.encode(recharged(api))
     values = {
-        "account_id": world.account_id, "route": f"POST {RECHARGE}", "key": "k", "reply": stored,
-        "fingerprint": fingerprint(RECHARGE, {"amount": "2.5"}), "created_at": world.now,
+        "account_id": api.account_id, "route": f"POST {RECHARGE}", "key": "k", "reply": stored,
+        "fingerprint": fingerprint(RECHARGE, {"amount": "2.5"}), "created_at": api.now,
     }  # fmt: skip
-    await world.write(tables.idempotency_records.insert().values(**values))
+    await api.write(tables.idempotency_records.insert().values(**values))
 
     async def call(amount: str, key: str) -> Any:
-        return await world.as_session("POST", RECHARGE, json={"amount": amount}, headers={"Idempotency-Key": key})
+        return await api.as_session("POST", RECHARGE, json={"amount": amount}, headers={"Idempotency-Key": key})
 
     assert (await call("2.5", "k")).headers["Idempotent-Replayed"] == "true"
-    await world.refused(await call("2.6", "k"), 422, "idempotency_key_reused")
-    await world.refused(await call("2.5", "other"), 403, "sandbox_disabled")
-    old = world.now - timedelta(seconds=world.deps.settings.idempotency_ttl_s)
-    await world.write(tables.idempotency_records.update().values(created_at=old))
-    await world.refused(await call("2.5", "k"), 403, "sandbox_disabled")
-    assert world.accounts.asked == []
+    await api.refused(await call("2.6", "k"), 422, "idempotency_key_reused")
+    await api.refused(await call("2.5", "other"), 403, "sandbox_disabled")
+    old = api.now - timedelta(seconds=api.deps.settings.idempotency_ttl_s)
+    await api.write(tables.idempotency_records.update().values(created_at=old))
+    await api.refused(await call("2.5", "k"), 403, "sandbox_disabled")
+    assert api.accounts.asked == []

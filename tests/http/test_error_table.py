@@ -87,8 +87,8 @@ BEARER = {
     "missing_credentials", "invalid_credentials", "invalid_session", "session_expired", "invalid_api_key",
     "wrong_credential_type",
 }  # fmt: skip
-WAITING_IS_VAIN = {"provider_not_configured", "quote_unavailable"}
-"""Until somebody changes the configuration."""
+NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
+"""Codes that only a change of the configuration ends."""
 FINAL = {
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
     "payment_order_not_payable", "provider_rejected",
@@ -108,7 +108,7 @@ def test_each_row(code: str) -> None:
         "message": "No.", "type": EXPECTED[code][1], "code": code, "param": "field", "request_id": "req_1"
     }  # fmt: skip
     waiting_helps = status in {429, 503} or code == "idempotency_key_in_use"
-    assert ("Retry-After" in headers) == (waiting_helps and code not in WAITING_IS_VAIN)
+    assert ("Retry-After" in headers) == (waiting_helps and code not in NO_RETRY_TIME)
     assert (headers.get("X-Should-Retry") == "false") == (code in FINAL)
     assert (headers.get("WWW-Authenticate") == "Bearer") == (code in BEARER)
 

@@ -17,7 +17,7 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.outbox import new_event_rows
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 TASK = "task_" + "1" * 32
 EVENTS = f"/v2/task/{TASK}/events"
@@ -28,7 +28,7 @@ POSTER: dict[str, Any] = {"model": "studio/image-1", "input": {"prompt": "a ligh
 
 
 def ended(stage: Stage) -> Task:
-    """A task that has ended well and tells of it."""
+    """A task that has succeeded, with a webhook."""
     task = stage.task()
     asset = OutputItem(position=0, asset_id="asset_1", content_type="image/png", sha256="00", bytes=7)
     line = Progress(ts=stage.now, status="succeeded", source_ref="poll:1")
@@ -43,21 +43,21 @@ def ended(stage: Stage) -> Task:
     return msgspec.structs.replace(task, status="succeeded", state=state, request=request)
 
 
-async def plant(world: World, *, attempts: int = 0, **columns: Any) -> list[str]:
+async def plant(api: Api, *, attempts: int = 0, **columns: Any) -> list[str]:
     """Write the task and its two events; their ids, the older one first."""
-    task = ended(world)
-    await world.add_task(task)
+    task = ended(api)
+    await api.add_task(task)
     rows = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
     for number, row in enumerate(rows):
-        values = row._asdict() | {"snapshot": {}, "created_at": world.now + timedelta(seconds=number)} | columns
-        await world.write(tables.outbox.insert().values(**values))
+        values = row._asdict() | {"snapshot": {}, "created_at": api.now + timedelta(seconds=number)} | columns
+        await api.write(tables.outbox.insert().values(**values))
         for attempt in range(1, attempts + 1):
-            await world.write(
+            await api.write(
                 tables.outbox_attempts.insert().values(
                     account_id=row.account_id,
                     event_id=row.event_id,
                     number=attempt,
-                    at=world.now,
+                    at=api.now,
                     status_code=None if attempt == 1 else 500,
                     error="unreachable: ConnectError" if attempt == 1 else None,
                     duration_ms=7,
@@ -66,12 +66,12 @@ async def plant(world: World, *, attempts: int = 0, **columns: Any) -> list[str]
     return [row.event_id for row in rows]
 
 
-async def test_events_are_listed_newest_first_with_their_attempts(world: World) -> None:
-    _, newer = await plant(world, attempts=2)
-    await world.write(tables.outbox.update().values(attempts=2))
-    told = (await (await world.as_key("GET", EVENTS)).get_json())["data"]
-    assert [event["type"] for event in told] == ["task.assets_ready", "task.succeeded"]
-    assert told[0] == {
+async def test_events_are_listed_newest_first_with_their_attempts(api: Api) -> None:
+    _, newer = await plant(api, attempts=2)
+    await api.write(tables.outbox.update().values(attempts=2))
+    shown = (await (await api.as_key("GET", EVENTS)).get_json())["data"]
+    assert [event["type"] for event in shown] == ["task.assets_ready", "task.succeeded"]
+    assert shown[0] == {
         "event_id": newer,
         "type": "task.assets_ready",
         "status": "pending",
@@ -90,52 +90,52 @@ async def test_events_are_listed_newest_first_with_their_attempts(world: World) 
     }  # fmt: skip
 
 
-async def test_tasks_without_webhook_have_no_events(world: World) -> None:
-    await world.add_task(world.task())
-    assert await (await world.as_key("GET", EVENTS)).get_json() == {"data": []}
-    await world.write(tables.tasks.update().values(account_id=world.other_account_id))
+async def test_tasks_without_webhook_have_no_events(api: Api) -> None:
+    await api.add_task(api.task())
+    assert await (await api.as_key("GET", EVENTS)).get_json() == {"data": []}
+    await api.write(tables.tasks.update().values(account_id=api.other_account_id))
     for request_id in (TASK, "task_unheard", "task_%00"):
-        await world.refused(await world.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
+        await api.refused(await api.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
 
 
-async def test_only_the_owner_can_resend_an_event(world: World) -> None:
-    event_id, _ = await plant(world, status="given_up", due_at=None, done_at=world.now, reason="not taken in time")
-    desk: Any = world.deps.events
-    answer = await world.as_key("POST", f"{EVENTS}/{event_id}/resend")
+async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
+    event_id, _ = await plant(api, status="given_up", due_at=None, done_at=api.now, reason="not taken in time")
+    events: Any = api.deps.events
+    answer = await api.as_key("POST", f"{EVENTS}/{event_id}/resend")
     assert answer.status_code == 200
     assert (await answer.get_json())["event_id"] == event_id
-    assert desk.sent_again == [(world.account_id, event_id)]
+    assert events.sent_again == [(api.account_id, event_id)]
     for unknown in ("evt_unheard", "EVT", "evt_%00"):
-        await world.refused(await world.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
+        await api.refused(await api.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
     other_task = f"/v2/task/task_unheard/events/{event_id}/resend"
-    await world.refused(await world.as_key("POST", other_task), 404, "task_not_found")
-    reader = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
+    await api.refused(await api.as_key("POST", other_task), 404, "task_not_found")
+    reader = await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))
     heads = {"Authorization": f"Bearer {reader.secret}"}
-    assert (await world.call("GET", EVENTS, headers=heads)).status_code == 200
-    refused = await world.call("POST", f"{EVENTS}/{event_id}/resend", headers=heads)
-    await world.refused(refused, 403, "insufficient_scope")
-    await world.refused(await world.as_session("GET", EVENTS), 401, "wrong_credential_type")
-    assert len(desk.sent_again) == 1
+    assert (await api.call("GET", EVENTS, headers=heads)).status_code == 200
+    refused = await api.call("POST", f"{EVENTS}/{event_id}/resend", headers=heads)
+    await api.refused(refused, 403, "insufficient_scope")
+    await api.refused(await api.as_session("GET", EVENTS), 401, "wrong_credential_type")
+    assert len(events.sent_again) == 1
 
 
-async def test_the_webhook_secret_belongs_to_the_account_and_rotates(world: World) -> None:
-    first = await (await world.as_session("GET", SECRET)).get_json()
+async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -> None:
+    first = await (await api.as_session("GET", SECRET)).get_json()
     assert first["secret"].startswith("whsec_")
     assert (first["rotated_at"], first["previous_valid_until"]) == (None, None)
-    second = await (await world.as_session("POST", f"{SECRET}/rotate")).get_json()
+    second = await (await api.as_session("POST", f"{SECRET}/rotate")).get_json()
     assert second["secret"] != first["secret"]
     assert (second["rotated_at"], second["previous_valid_until"]) == (
         "2026-11-20T12:00:00.000Z",
         "2026-11-21T12:00:00.000Z",
     )
-    values = {"account_id": world.account_id, "generation": 1, "rotated_at": world.now - timedelta(days=2)}
-    await world.write(tables.webhook_secrets.insert().values(**values))
-    now = await (await world.as_session("GET", SECRET)).get_json()
+    values = {"account_id": api.account_id, "generation": 1, "rotated_at": api.now - timedelta(days=2)}
+    await api.write(tables.webhook_secrets.insert().values(**values))
+    now = await (await api.as_session("GET", SECRET)).get_json()
     assert (now["secret"], now["previous_valid_until"]) == (second["secret"], None)
-    await world.as_session("POST", f"{SECRET}/rotate")
-    desk: Any = world.deps.events
-    assert desk.rotated == [(world.account_id, 1), (world.account_id, 2)]
-    await world.refused(await world.as_key("GET", SECRET), 401, "wrong_credential_type")
+    await api.as_session("POST", f"{SECRET}/rotate")
+    events: Any = api.deps.events
+    assert events.rotated == [(api.account_id, 1), (api.account_id, 2)]
+    await api.refused(await api.as_key("GET", SECRET), 401, "wrong_credential_type")
 
 
 async def accept(key: str, command: Any) -> TaskAccepted:
@@ -167,7 +167,7 @@ async def test_the_event_kinds_are_fixed_on_create(
     [
         ({"webhook_events": []}, "webhook_events"),
         ({"webhook_events": ["task.succeeded"], "webhook_url": None}, "webhook_events"),
-        ({"webhook_events": ["task.born"]}, "webhook_events[0]"),
+        ({"webhook_events": ["task.created"]}, "webhook_events[0]"),
         ({"webhook_events": "task.succeeded"}, "webhook_events"),
         ({"webhook_url": "http://example.com/hook"}, "webhook_url"),
         ({"webhook_url": "https://169.254.169.254/"}, "webhook_url"),
@@ -176,41 +176,35 @@ async def test_the_event_kinds_are_fixed_on_create(
         ({"webhook_url": "https://user:pw@example.com/"}, "webhook_url"),
     ],
 )
-async def test_invalid_webhook_settings_are_refused_on_create(
-    world: World, extra: dict[str, Any], param: str
-) -> None:
-    world.configure(webhook_local_allowed=False)
-    answer = await world.as_key("POST", CREATE, json={**POSTER, **extra})
-    error = await world.refused(answer, 400, "invalid_parameter")
+async def test_invalid_webhook_settings_are_refused_on_create(api: Api, extra: dict[str, Any], param: str) -> None:
+    api.configure(webhook_local_allowed=False)
+    answer = await api.as_key("POST", CREATE, json={**POSTER, **extra})
+    error = await api.refused(answer, 400, "invalid_parameter")
     assert error["param"] == param
 
 
-async def test_a_retry_has_the_webhook_settings_of_the_first_task(world: World) -> None:
-    task = ended(world)
+async def test_a_retry_has_the_webhook_settings_of_the_first_task(api: Api) -> None:
+    task = ended(api)
     request = msgspec.structs.replace(task.request, webhook_events=("task.failed",))
-    await world.add_task(msgspec.structs.replace(task, request=request))
-    world.accounts.answer = accept
-    assert (await world.as_key("POST", f"/v2/task/{TASK}/retry")).status_code == 200
-    command = world.accounts.asked[0][1]
+    await api.add_task(msgspec.structs.replace(task, request=request))
+    api.accounts.answer = accept
+    assert (await api.as_key("POST", f"/v2/task/{TASK}/retry")).status_code == 200
+    command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
     assert (command.webhook_url, command.webhook_events) == (URL, ("task.failed",))
 
 
-async def test_the_event_body_is_the_task_without_its_progress(world: World) -> None:
-    task = ended(world)
-    await world.add_task(task)
+async def test_the_event_body_is_the_task_without_its_progress(api: Api) -> None:
+    task = ended(api)
+    await api.add_task(task)
     [row, _] = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
     snapshot = msgspec.json.encode(row.snapshot).decode()
-    event = DueEvent(
-        world.account_id, "evt_1", TASK, "task.succeeded", URL, world.now, 1, world.now, 1, snapshot, ()
-    )
-    payload = event_payload(
-        world.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=world.now
-    )
-    told = msgspec.json.decode(payload)
-    read = await (await world.as_key("GET", f"/v2/task/{TASK}")).get_json()
+    event = DueEvent(api.account_id, "evt_1", TASK, "task.succeeded", URL, api.now, 1, api.now, 1, snapshot, ())
+    payload = event_payload(api.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=api.now)
+    shown = msgspec.json.decode(payload)
+    read = await (await api.as_key("GET", f"/v2/task/{TASK}")).get_json()
     del read["provider_progress"]
-    assert told == {
+    assert shown == {
         "id": "evt_1", "type": "task.succeeded", "timestamp": "2026-11-20T12:00:00.000Z", "data": read
     }  # fmt: skip
-    assert told["data"]["output"][0]["url"].startswith(f"{world.public_url}/v2/assets/asset_1?")
+    assert shown["data"]["output"][0]["url"].startswith(f"{api.public_url}/v2/assets/asset_1?")

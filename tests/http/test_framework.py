@@ -1,4 +1,4 @@
-"""What surrounds every call: request ids, the one error shape, methods, sizes, faults."""
+"""What all endpoints have in common: request ids, the error format, methods, sizes, faults."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_unexpected_faults_are_500_without_detail(stage: Stage, fault: Exc
 async def test_a_code_without_a_row_is_a_500(stage: Stage) -> None:
     from holdfast.ledger.refusals import Refusal
 
-    stage.sign_ins.answer = Refusal(code="never_heard_of", message="?")
+    stage.sign_ins.answer = Refusal(code="unknown_code", message="?")
     await stage.refused(await stage.call("POST", OTP, json={"email": "ada@example.com"}), 500, "internal_error")
 
 
@@ -151,9 +151,9 @@ async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> No
         async with stream:
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             with trio.fail_after(30):
-                told = b"".join([part async for part in stream])
-    assert told.startswith(b"HTTP/1.1 200")
-    assert told.endswith(b'{"status":"alive"}')
+                received = b"".join([part async for part in stream])
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.endswith(b'{"status":"alive"}')
 
 
 async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
@@ -297,7 +297,7 @@ async def _exchange(base: str, request: bytes) -> bytes:
 
 
 async def _answer(stream: trio.SocketStream, *, bodiless: bool = False) -> bytes:
-    """Read one answer by the length it tells."""
+    """Read one response by its Content-Length."""
     answer = b""
     async for block in stream:
         answer += block

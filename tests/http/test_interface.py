@@ -99,9 +99,9 @@ async def test_metrics_are_text(stage: Stage) -> None:
 async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage) -> None:
     document: dict[str, Any] = await (await stage.call("GET", "/openapi.json")).get_json()
     assert document == describe(ROUTES, stage.public_url)
-    told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert told == {(route.method, route.path) for route in ROUTES}
-    assert len(told) == len(ROUTES)
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+    assert len(described) == len(ROUTES)
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     assert set(document["webhooks"]) == set(EVENT_KINDS)

@@ -1,4 +1,4 @@
-"""Bodies nobody meant to send: read as another reader reads them, or refused for a reason that can be named.
+"""Random bodies: decoded as the reference decoder does, or refused for a known reason.
 
 ``FUZZ_S=300`` goes on for five minutes from a seed of its own, which is printed; ``FUZZ_SEED`` repeats one.
 """

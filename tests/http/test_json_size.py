@@ -1,4 +1,4 @@
-"""What a JSON body holds is known before it is decoded, whatever its strings look like."""
+"""The number of values in a JSON body is known before decoding, whatever its strings contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept in memory of API keys: immutable facts, and when a use was last noted."""
+"""The cache of API keys: immutable facts, and the time of the last recorded use."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from holdfast.ledger.tasks.task import HostingState, OutputItem, Review, usage_o
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 CREATE = "/v2/task/create"
 POSTER = {"model": "studio/image-1", "input": {"prompt": "a lighthouse at dusk"}}
@@ -60,24 +60,24 @@ async def test_unit_price_is_always_an_amount(stage: Stage) -> None:
     assert await price_of("gateway/chat-1", messages=message) == "1.80"
 
 
-async def test_results_not_hosted_here_have_their_final_urls(world: World) -> None:
+async def test_results_not_hosted_here_have_their_final_urls(api: Api) -> None:
     item = OutputItem(position=0, url="https://elsewhere.example/a.png")
-    task = world.task("task_a")
+    task = api.task("task_a")
     for status, is_ready in (("succeeded", True), ("failed", False)):
-        # As a version wrote it that never said they were ready.
+        # As a version wrote it that had no such event.
         hosting = HostingState(mode="passthrough", status="skipped")
         state = msgspec.structs.replace(task.state, hosting=hosting, output=(item,))
         written = msgspec.structs.replace(task, request_id=f"task_{status}", status=status, state=state)
-        await world.add_task(written)
-        answer = await (await world.as_key("GET", f"/v2/task/task_{status}")).get_json()
+        await api.add_task(written)
+        answer = await (await api.as_key("GET", f"/v2/task/task_{status}")).get_json()
         assert answer["hosting"]["final_url_ready"] is is_ready
 
 
-async def test_a_valid_credential_binds_the_quote(world: World) -> None:
+async def test_a_valid_credential_binds_the_quote(api: Api) -> None:
     async def account_of(token: str) -> object:
-        return (await quote(world, headers={"Authorization": f"Bearer {token}"}))["account_id"]
+        return (await quote(api, headers={"Authorization": f"Bearer {token}"}))["account_id"]
 
-    assert await account_of(world.token) == await account_of(world.key.secret) == world.account_id
+    assert await account_of(api.token) == await account_of(api.key.secret) == api.account_id
     assert await account_of("hst_" + "B" * 43) is None
     assert await account_of("nonsense") is None
 
@@ -124,35 +124,35 @@ async def test_creating_with_a_cached_key_reads_no_row(stage: Stage) -> None:
     assert stage.accounts.deadlines_s == [stage.deps.settings.ask_deadline_s]
 
 
-async def test_a_key_seen_for_the_first_time_is_read_once(world: World) -> None:
-    world.accounts.answer = accept
+async def test_a_key_seen_for_the_first_time_is_read_once(api: Api) -> None:
+    api.accounts.answer = accept
     for _ in range(3):
-        assert (await world.as_key("POST", CREATE, json=POSTER)).status_code == 200
-    assert world.rows.reads == 1
+        assert (await api.as_key("POST", CREATE, json=POSTER)).status_code == 200
+    assert api.rows.reads == 1
 
 
-async def test_create_requires_a_live_key_that_may_write(world: World) -> None:
-    reader = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
-    gone = await world.add_key(world.account_id, "key_gone", revoked_at=world.now)
+async def test_create_requires_a_live_key_that_may_write(api: Api) -> None:
+    reader = await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))
+    gone = await api.add_key(api.account_id, "key_gone", revoked_at=api.now)
 
     async def call(secret: str) -> Any:
-        return await world.call("POST", CREATE, json=POSTER, headers={"Authorization": f"Bearer {secret}"})
+        return await api.call("POST", CREATE, json=POSTER, headers={"Authorization": f"Bearer {secret}"})
 
-    await world.refused(await world.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
-    await world.refused(await call(world.token), 401, "wrong_credential_type")
-    await world.refused(await call(world.key.secret[:-1] + "_"), 401, "invalid_api_key")
-    await world.refused(await call(gone.secret), 401, "invalid_api_key")
-    await world.refused(await call(reader.secret), 403, "insufficient_scope")
+    await api.refused(await api.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
+    await api.refused(await call(api.token), 401, "wrong_credential_type")
+    await api.refused(await call(api.key.secret[:-1] + "_"), 401, "invalid_api_key")
+    await api.refused(await call(gone.secret), 401, "invalid_api_key")
+    await api.refused(await call(reader.secret), 403, "insufficient_scope")
     for code, status in (("invalid_api_key", 401), ("insufficient_scope", 403)):
-        world.accounts.answer = Refusal(code=code, message="The actor knows better.")
-        await world.refused(await call(world.key.secret), status, code)
+        api.accounts.answer = Refusal(code=code, message="The actor knows better.")
+        await api.refused(await call(api.key.secret), status, code)
 
 
-async def test_the_use_of_a_key_is_recorded_once_a_minute(world: World) -> None:
+async def test_the_use_of_a_key_is_recorded_once_a_minute(api: Api) -> None:
     for _ in range(3):
-        await world.as_key("GET", "/v2/task/list")
+        await api.as_key("GET", "/v2/task/list")
 
-    assert [(key, note.key_id) for key, note in world.accounts.told] == [(world.account_id, world.key_id)]
+    assert [(key, note.key_id) for key, note in api.accounts.tells] == [(api.account_id, api.key_id)]
 
 
 async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> None:
@@ -176,54 +176,54 @@ async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:
     assert command.terms.input_hash == quoted["input_hash"]
 
 
-async def test_mismatching_and_expired_quotes_are_refused(world: World) -> None:
-    quoted = (await quote(world))["quote_id"]
+async def test_mismatching_and_expired_quotes_are_refused(api: Api) -> None:
+    quoted = (await quote(api))["quote_id"]
     other = {"model": "studio/image-1", "input": {"prompt": "another"}, "quote_id": quoted}
-    await world.refused(await world.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
+    await api.refused(await api.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
     forged = {**POSTER, "quote_id": quoted[:-2]}
-    await world.refused(await world.as_key("POST", CREATE, json=forged), 400, "quote_mismatch")
-    later = world.now + timedelta(minutes=15)
-    world.change(now=lambda: later)
-    response = await world.as_key("POST", CREATE, json={**POSTER, "quote_id": quoted})
-    await world.refused(response, 409, "quote_expired")
+    await api.refused(await api.as_key("POST", CREATE, json=forged), 400, "quote_mismatch")
+    later = api.now + timedelta(minutes=15)
+    api.change(now=lambda: later)
+    response = await api.as_key("POST", CREATE, json={**POSTER, "quote_id": quoted})
+    await api.refused(response, 409, "quote_expired")
     assert response.headers["X-Should-Retry"] == "false"
-    assert world.accounts.asked == []
+    assert api.accounts.asked == []
 
 
-async def test_a_replay_is_returned_after_the_quote_has_expired(world: World) -> None:
-    body = {**POSTER, "quote_id": (await quote(world))["quote_id"]}
-    later = world.now + timedelta(minutes=20)
-    world.change(now=lambda: later)
+async def test_a_replay_is_returned_after_the_quote_has_expired(api: Api) -> None:
+    body = {**POSTER, "quote_id": (await quote(api))["quote_id"]}
+    later = api.now + timedelta(minutes=20)
+    api.change(now=lambda: later)
     record = tables.idempotency_records.insert().values(
-        account_id=world.account_id, route=f"POST {CREATE}", key="k", fingerprint=fingerprint(CREATE, body),
-        reply=msgspec.json.encode(accepted()), created_at=world.now,
+        account_id=api.account_id, route=f"POST {CREATE}", key="k", fingerprint=fingerprint(CREATE, body),
+        reply=msgspec.json.encode(accepted()), created_at=api.now,
     )  # fmt: skip
-    await world.write(record)
-    response = await world.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
+    await api.write(record)
+    response = await api.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
     assert (response.status_code, response.headers.get("Idempotent-Replayed")) == (200, "true")
     changed = {**body, "metadata": {"a": "b"}}
-    response = await world.as_key("POST", CREATE, json=changed, headers={"Idempotency-Key": "k"})
-    await world.refused(response, 422, "idempotency_key_reused")
-    await world.write(tables.api_keys.update().values(revoked_at=world.now))
-    response = await world.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
-    await world.refused(response, 401, "invalid_api_key")
+    response = await api.as_key("POST", CREATE, json=changed, headers={"Idempotency-Key": "k"})
+    await api.refused(response, 422, "idempotency_key_reused")
+    await api.write(tables.api_keys.update().values(revoked_at=api.now))
+    response = await api.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
+    await api.refused(response, 401, "invalid_api_key")
 
 
 @pytest.mark.parametrize(
     "sent",
     [{"json": {}}, {"data": b"x"}, {"json": {"model": "m", "input": {}}, "headers": {"Idempotency-Key": ""}}],
 )
-async def test_a_revoked_cached_key_with_an_invalid_body_is_401(world: World, sent: dict[str, Any]) -> None:
-    world.accounts.answer = accepted()
-    assert (await world.as_key("POST", CREATE, json=POSTER)).status_code == 200
-    assert (await world.as_key("POST", CREATE, **sent)).status_code in {400, 415}
-    await world.write(tables.api_keys.update().values(revoked_at=world.now))
-    await world.refused(await world.as_key("POST", CREATE, **sent), 401, "invalid_api_key")
+async def test_a_revoked_cached_key_with_an_invalid_body_is_401(api: Api, sent: dict[str, Any]) -> None:
+    api.accounts.answer = accepted()
+    assert (await api.as_key("POST", CREATE, json=POSTER)).status_code == 200
+    assert (await api.as_key("POST", CREATE, **sent)).status_code in {400, 415}
+    await api.write(tables.api_keys.update().values(revoked_at=api.now))
+    await api.refused(await api.as_key("POST", CREATE, **sent), 401, "invalid_api_key")
 
 
-async def test_a_language_model_does_not_run_as_a_task(world: World) -> None:
+async def test_a_language_model_does_not_run_as_a_task(api: Api) -> None:
     body = {"model": "gateway/chat-1", "input": {}}
-    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
 
 
 @pytest.mark.parametrize(
@@ -245,24 +245,24 @@ async def test_a_language_model_does_not_run_as_a_task(world: World) -> None:
         {"webhook_url": 7},
     ],
 )
-async def test_invalid_metadata_and_webhooks_are_refused(world: World, extra: dict[str, Any]) -> None:
-    await world.refused(await world.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
+async def test_invalid_metadata_and_webhooks_are_refused(api: Api, extra: dict[str, Any]) -> None:
+    await api.refused(await api.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
 
 
-async def test_local_webhooks_are_for_development_only(world: World) -> None:
-    world.accounts.answer = accept
+async def test_local_webhooks_are_for_development_only(api: Api) -> None:
+    api.accounts.answer = accept
     body = {**POSTER, "webhook_url": "http://127.0.0.1:9000/hook", "metadata": {"a": "b"}}
-    assert (await world.as_key("POST", CREATE, json=body)).status_code == 200
-    command = world.accounts.asked[0][1]
+    assert (await api.as_key("POST", CREATE, json=body)).status_code == 200
+    command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
     assert (command.webhook_url, command.metadata) == (body["webhook_url"], (("a", "b"),))
-    world.configure(webhook_local_allowed=False)
-    await world.refused(await world.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
+    api.configure(webhook_local_allowed=False)
+    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
 
 
-async def test_a_task_has_every_field(world: World) -> None:
-    await world.add_task(world.task())
-    answer = await (await world.as_key("GET", "/v2/task/task_" + "1" * 32)).get_json()
+async def test_a_task_has_every_field(api: Api) -> None:
+    await api.add_task(api.task())
+    answer = await (await api.as_key("GET", "/v2/task/task_" + "1" * 32)).get_json()
     assert answer == {
         "request_id": "task_" + "1" * 32,
         "quote_id": "quo_" + "1" * 32,
@@ -293,18 +293,18 @@ async def test_a_task_has_every_field(world: World) -> None:
     }  # fmt: skip
 
 
-async def test_links_to_results_are_valid_for_an_hour(world: World) -> None:
-    task = world.task(status="succeeded", wake_at=None)
+async def test_links_to_results_are_valid_for_an_hour(api: Api) -> None:
+    task = api.task(status="succeeded", wake_at=None)
     items = (
         OutputItem(position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
-                   width=2, height=3, expires_at=world.now + timedelta(days=7)),
-        OutputItem(position=1, asset_id="asset_b", expires_at=world.now - timedelta(seconds=1)),
+                   width=2, height=3, expires_at=api.now + timedelta(days=7)),
+        OutputItem(position=1, asset_id="asset_b", expires_at=api.now - timedelta(seconds=1)),
         OutputItem(position=2, url="https://provider.example/x.png"),
     )  # fmt: skip
-    review = Review(case_id="rev_1", reason="manual", decision="capture_approved", deadline_at=world.now)
-    state = msgspec.structs.replace(task.state, output=items, review=review, completed_at=world.now)
-    await world.add_task(msgspec.structs.replace(task, state=state))
-    answer = await (await world.as_key("GET", f"/v2/task/{task.request_id}")).get_json()
+    review = Review(case_id="rev_1", reason="manual", decision="capture_approved", deadline_at=api.now)
+    state = msgspec.structs.replace(task.state, output=items, review=review, completed_at=api.now)
+    await api.add_task(msgspec.structs.replace(task, state=state))
+    answer = await (await api.as_key("GET", f"/v2/task/{task.request_id}")).get_json()
     first, second, third = answer["output"]
     assert first["url"].startswith("https://holdfast.example/v2/assets/asset_a?exp=")
     assert (first["index"], first["width"], first["expires_at"]) == (0, 2, "2026-11-20T13:00:00.000Z")
@@ -315,32 +315,32 @@ async def test_links_to_results_are_valid_for_an_hour(world: World) -> None:
 
 
 @pytest.mark.parametrize("status", ["processing", "review"])
-async def test_results_have_no_links_before_success(world: World, status: str) -> None:
+async def test_results_have_no_links_before_success(api: Api, status: str) -> None:
     stored = OutputItem(
         position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
-        expires_at=world.now + timedelta(days=1),
+        expires_at=api.now + timedelta(days=1),
     )  # fmt: skip
-    task = world.task(status=status)
-    await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
-    (shown,) = (await (await world.as_key("GET", f"/v2/task/{task.request_id}")).get_json())["output"]
+    task = api.task(status=status)
+    await api.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
+    (shown,) = (await (await api.as_key("GET", f"/v2/task/{task.request_id}")).get_json())["output"]
     assert (shown["url"], shown["sha256"]) == (None, "0" * 64)
 
 
-async def test_expired_results_have_all_fields_but_links(world: World) -> None:
-    task = world.task(status="succeeded", wake_at=None)
-    kept = OutputItem(
+async def test_expired_results_have_all_fields_but_links(api: Api) -> None:
+    task = api.task(status="succeeded", wake_at=None)
+    available = OutputItem(
         position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
-        expires_at=world.now + timedelta(days=1),
+        expires_at=api.now + timedelta(days=1),
     )  # fmt: skip
-    over = msgspec.structs.replace(kept, position=1, expires_at=world.now)
+    over = msgspec.structs.replace(available, position=1, expires_at=api.now)
     ready = HostingState(status="ready", final_url_ready=True)
     gone = HostingState(status="expired")
     shown: dict[str, Any] = {}
-    for hosting, items in ((ready, (kept,)), (ready, (kept, over)), (gone, (kept,))):
+    for hosting, items in ((ready, (available,)), (ready, (available, over)), (gone, (available,))):
         state = msgspec.structs.replace(task.state, output=items, hosting=hosting)
         request_id = f"task_{len(shown)}"
-        await world.add_task(msgspec.structs.replace(task, request_id=request_id, state=state))
-        answer = await (await world.as_key("GET", f"/v2/task/{request_id}")).get_json()
+        await api.add_task(msgspec.structs.replace(task, request_id=request_id, state=state))
+        answer = await (await api.as_key("GET", f"/v2/task/{request_id}")).get_json()
         links = [item["url"] is not None for item in answer["output"]]
         shown[request_id] = (answer["hosting"]["status"], answer["hosting"]["final_url_ready"], links)
     assert list(shown.values()) == [
@@ -355,83 +355,81 @@ async def test_expired_results_have_all_fields_but_links(world: World) -> None:
 
 @pytest.mark.parametrize("request_id", ["task_nope", "%00", "..", "TASK", "a" * 200, "task_%F0%9F%98%80"])
 @pytest.mark.parametrize(("method", "end"), [("GET", ""), ("POST", "/retry"), ("POST", "/cancel")])
-async def test_unknown_and_malformed_task_ids_are_404(world: World, request_id: str, method: str, end: str) -> None:
-    response = await world.as_key(method, f"/v2/task/{request_id}{end}")
+async def test_unknown_and_malformed_task_ids_are_404(api: Api, request_id: str, method: str, end: str) -> None:
+    response = await api.as_key(method, f"/v2/task/{request_id}{end}")
     assert response.status_code == 404
 
 
-async def test_another_accounts_task_is_404(world: World) -> None:
-    await world.add_task(world.task("task_other", account_id=world.other_account_id, status="failed", wake_at=None))
+async def test_another_accounts_task_is_404(api: Api) -> None:
+    await api.add_task(api.task("task_other", account_id=api.other_account_id, status="failed", wake_at=None))
     for method, end in (("GET", ""), ("POST", "/retry"), ("POST", "/cancel")):
-        response = await world.as_key(method, f"/v2/task/task_other{end}")
-        await world.refused(response, 404, "task_not_found")
-    assert world.accounts.asked == world.tasks.asked == []
+        response = await api.as_key(method, f"/v2/task/task_other{end}")
+        await api.refused(response, 404, "task_not_found")
+    assert api.accounts.asked == api.tasks.asked == []
 
 
-async def test_a_key_with_read_scope_may_only_read(world: World) -> None:
-    world.key = await world.add_key(world.account_id, "key_reader", scopes=("tasks:read",))
-    await world.add_task(world.task("task_a"))
-    assert (await world.as_key("GET", "/v2/task/task_a")).status_code == 200
-    assert (await world.as_key("GET", "/v2/task/list")).status_code == 200
+async def test_a_key_with_read_scope_may_only_read(api: Api) -> None:
+    api.key = await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))
+    await api.add_task(api.task("task_a"))
+    assert (await api.as_key("GET", "/v2/task/task_a")).status_code == 200
+    assert (await api.as_key("GET", "/v2/task/list")).status_code == 200
     for end in ("retry", "cancel"):
-        await world.refused(await world.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
+        await api.refused(await api.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
 
 
-async def test_a_retry_creates_a_new_task_with_the_same_input(world: World) -> None:
-    world.accounts.answer = accept
-    await world.add_task(world.task("task_a", status="failed", wake_at=None))
-    answer = await (
-        await world.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
-    ).get_json()
+async def test_a_retry_creates_a_new_task_with_the_same_input(api: Api) -> None:
+    api.accounts.answer = accept
+    await api.add_task(api.task("task_a", status="failed", wake_at=None))
+    answer = await (await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})).get_json()
     assert answer["retry_of"] == "task_a"
-    command = world.accounts.asked[0][1]
+    command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert msgspec.json.decode(command.input) == world.task().request.input
+    assert msgspec.json.decode(command.input) == api.task().request.input
     assert command.idempotency is not None
     assert command.idempotency.route == "POST /v2/task/{request_id}/retry"
     assert command.idempotency.fingerprint == fingerprint("/v2/task/task_a/retry", {})
 
 
 @pytest.mark.parametrize("status", ["queued", "processing", "review"])
-async def test_a_running_task_cannot_be_retried(world: World, status: str) -> None:
-    await world.add_task(world.task("task_a", status=status))
-    response = await world.as_key("POST", "/v2/task/task_a/retry")
-    await world.refused(response, 409, "task_not_terminal")
+async def test_a_running_task_cannot_be_retried(api: Api, status: str) -> None:
+    await api.add_task(api.task("task_a", status=status))
+    response = await api.as_key("POST", "/v2/task/task_a/retry")
+    await api.refused(response, 409, "task_not_terminal")
     assert response.headers["X-Should-Retry"] == "false"
 
 
-async def test_routes_without_a_body_ignore_a_json_object(world: World) -> None:
-    world.tasks.answer = TaskReply("task_a", world.account_id)
-    await world.add_task(world.task("task_a"))
+async def test_routes_without_a_body_ignore_a_json_object(api: Api) -> None:
+    api.tasks.answer = TaskReply("task_a", api.account_id)
+    await api.add_task(api.task("task_a"))
     path = "/v2/task/task_a/cancel"
-    assert (await world.as_key("POST", path)).status_code == 200
-    assert (await world.as_key("POST", path, json={})).status_code == 200
-    assert (await world.as_key("POST", path, json={"x": 1})).status_code == 200
-    await world.refused(await world.as_key("POST", path, json=[1]), 400, "invalid_json")
-    await world.refused(await world.as_key("POST", path, data="{}"), 415, "unsupported_media_type")
-    assert world.tasks.asked == [("task_a", CancelTask())] * 3
+    assert (await api.as_key("POST", path)).status_code == 200
+    assert (await api.as_key("POST", path, json={})).status_code == 200
+    assert (await api.as_key("POST", path, json={"x": 1})).status_code == 200
+    await api.refused(await api.as_key("POST", path, json=[1]), 400, "invalid_json")
+    await api.refused(await api.as_key("POST", path, data="{}"), 415, "unsupported_media_type")
+    assert api.tasks.asked == [("task_a", CancelTask())] * 3
 
 
-async def test_cancel_returns_the_task_as_stored_afterwards(world: World) -> None:
-    await world.add_task(world.task("task_a"))
+async def test_cancel_returns_the_task_as_stored_afterwards(api: Api) -> None:
+    await api.add_task(api.task("task_a"))
 
     async def cancel(key: str, command: object) -> TaskReply:
-        await world.write(tables.tasks.update().values(status="canceled"))
-        return TaskReply("task_a", world.account_id)
+        await api.write(tables.tasks.update().values(status="canceled"))
+        return TaskReply("task_a", api.account_id)
 
-    world.tasks.answer = cancel
-    assert (await (await world.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"
-    world.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
-    response = await world.as_key("POST", "/v2/task/task_a/cancel")
-    await world.refused(response, 409, "task_already_terminal")
+    api.tasks.answer = cancel
+    assert (await (await api.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"
+    api.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
+    response = await api.as_key("POST", "/v2/task/task_a/cancel")
+    await api.refused(response, 409, "task_already_terminal")
 
 
-async def pages(world: World, path: str, query: str, *, between: Any = None) -> list[str]:
+async def pages(api: Api, path: str, query: str, *, between: Any = None) -> list[str]:
     """Every id of a list, page by page; ``between`` runs after each page."""
     seen: list[str] = []
     cursor = ""
     while True:
-        call = world.as_key if "task" in path else world.as_session
+        call = api.as_key if "task" in path else api.as_session
         answer = await (await call("GET", f"{path}?{query}{cursor}")).get_json()
         assert "error" not in answer, answer
         seen += [each["request_id"] for each in answer["data"]]
@@ -443,51 +441,51 @@ async def pages(world: World, path: str, query: str, *, between: Any = None) -> 
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_pages_have_every_entry_once_while_others_are_added(world: World, path: str) -> None:
+async def test_pages_have_every_entry_once_while_others_are_added(api: Api, path: str) -> None:
     for number in range(7):
         # Three moments for seven entries, a microsecond apart: ties and neighbours.
-        at = world.now + timedelta(microseconds=number // 3)
-        await world.add_task(world.task(f"task_{number}", at=at))
-    await world.add_task(world.task("task_x", account_id=world.other_account_id))
+        at = api.now + timedelta(microseconds=number // 3)
+        await api.add_task(api.task(f"task_{number}", at=at))
+    await api.add_task(api.task("task_x", account_id=api.other_account_id))
 
     async def arrive(seen: int) -> None:
-        await world.add_task(world.task(f"task_new{seen}", at=world.now + timedelta(seconds=seen)))
+        await api.add_task(api.task(f"task_new{seen}", at=api.now + timedelta(seconds=seen)))
 
     expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0)]
-    assert await pages(world, path, "limit=2", between=arrive) == expected
+    assert await pages(api, path, "limit=2", between=arrive) == expected
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
 @pytest.mark.parametrize("damaged", [{4}, {0}, {6, 5}, {1, 2, 3}])
-async def test_an_unreadable_row_is_left_out_of_its_page(world: World, path: str, damaged: set[int]) -> None:
-    """Wherever on a page it stands, the last place included: the cursor is made from it all the same."""
+async def test_an_unreadable_row_is_left_out_of_its_page(api: Api, path: str, damaged: set[int]) -> None:
+    """Anywhere on a page, also as its last row, from which the cursor is created."""
     for number in range(7):
-        await world.add_task(world.task(f"task_{number}", at=world.now + timedelta(seconds=number)))
+        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(seconds=number)))
     for number in damaged:
         name = f"task_{number}"
-        spoilt = {"words": "nobody knows"}
-        await world.write(tables.tasks.update().where(tables.tasks.c.request_id == name).values(state=spoilt))
-        await world.write(
+        spoilt = {"unknown": "field"}
+        await api.write(tables.tasks.update().where(tables.tasks.c.request_id == name).values(state=spoilt))
+        await api.write(
             tables.usage_entries.update()
             .where(tables.usage_entries.c.request_id == name)
             .values(status_history=spoilt)
         )
     expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0) if number not in damaged]
-    assert await pages(world, path, "limit=2") == expected
+    assert await pages(api, path, "limit=2") == expected
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_lists_can_be_filtered(world: World, path: str) -> None:
+async def test_lists_can_be_filtered(api: Api, path: str) -> None:
     for number in range(4):
         status = "failed" if number % 2 else "queued"
-        task = world.task(f"task_{number}", at=world.now + timedelta(hours=number), status=status)
-        await world.add_task(task)
-    assert await pages(world, path, "status=failed&limit=1") == ["task_3", "task_1"]
-    assert await pages(world, path, "model=studio/image-1") == ["task_3", "task_2", "task_1", "task_0"]
-    assert await pages(world, path, "model=nope") == []
+        task = api.task(f"task_{number}", at=api.now + timedelta(hours=number), status=status)
+        await api.add_task(task)
+    assert await pages(api, path, "status=failed&limit=1") == ["task_3", "task_1"]
+    assert await pages(api, path, "model=studio/image-1") == ["task_3", "task_2", "task_1", "task_0"]
+    assert await pages(api, path, "model=nope") == []
     inside = "from=2026-11-20T13:00:00Z&to=2026-11-20T15:00:00%2B00:00&limit=1"
-    assert await pages(world, path, inside) == ["task_2", "task_1"]
-    assert await pages(world, path, "from=2026-11-20T14:00:00+01:00&to=2026-11-21") == [
+    assert await pages(api, path, inside) == ["task_2", "task_1"]
+    assert await pages(api, path, "from=2026-11-20T14:00:00+01:00&to=2026-11-21") == [
         "task_3",
         "task_2",
         "task_1",
@@ -522,47 +520,47 @@ async def test_lists_can_be_filtered(world: World, path: str) -> None:
     ],
 )
 async def test_invalid_queries_are_refused_and_named(
-    world: World, path: str, query: str, code: str, param: str
+    api: Api, path: str, query: str, code: str, param: str
 ) -> None:
-    call = world.as_key if "task" in path else world.as_session
-    error = await world.refused(await call("GET", f"{path}?{query}"), 400, code)
+    call = api.as_key if "task" in path else api.as_session
+    error = await api.refused(await call("GET", f"{path}?{query}"), 400, code)
     assert error["param"] == param
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_a_cursor_is_valid_for_its_filters_and_account_only(world: World, path: str) -> None:
+async def test_a_cursor_is_valid_for_its_filters_and_account_only(api: Api, path: str) -> None:
     for number in range(3):
-        await world.add_task(world.task(f"task_{number}"))
-    call = world.as_key if "task" in path else world.as_session
+        await api.add_task(api.task(f"task_{number}"))
+    call = api.as_key if "task" in path else api.as_session
     cursor = (await (await call("GET", f"{path}?limit=1")).get_json())["next_cursor"]
-    await world.refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
+    await api.refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
     assert (await call("GET", f"{path}?cursor={cursor}&limit=2")).status_code == 200
-    world.key = await world.add_key(world.other_account_id, "key_other")
-    await world.add_session(world.other_account_id, "ses_other", "hst_" + "E" * 43)
-    headers = {"Authorization": f"Bearer {world.key.secret if 'task' in path else 'hst_' + 'E' * 43}"}
-    response = await world.call("GET", f"{path}?cursor={cursor}", headers=headers)
-    await world.refused(response, 400, "invalid_cursor")
+    api.key = await api.add_key(api.other_account_id, "key_other")
+    await api.add_session(api.other_account_id, "ses_other", "hst_" + "E" * 43)
+    headers = {"Authorization": f"Bearer {api.key.secret if 'task' in path else 'hst_' + 'E' * 43}"}
+    response = await api.call("GET", f"{path}?cursor={cursor}", headers=headers)
+    await api.refused(response, 400, "invalid_cursor")
 
 
-async def test_a_cursor_is_valid_for_its_list_only(world: World) -> None:
+async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
     for number in range(3):
-        await world.add_task(world.task(f"task_{number}"))
-        await world.add_order(world.order(f"ord_{number}"))
+        await api.add_task(api.task(f"task_{number}"))
+        await api.add_order(api.order(f"ord_{number}"))
     tasks, *others = "/v2/task/list", "/v2/usage/logs", "/v2/control/payments", "/v2/control/ledger"
-    cursor = (await (await world.as_key("GET", f"{tasks}?limit=1")).get_json())["next_cursor"]
+    cursor = (await (await api.as_key("GET", f"{tasks}?limit=1")).get_json())["next_cursor"]
     for path in others:
-        await world.refused(await world.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    cursor = (await (await world.as_session("GET", f"{others[0]}?limit=1")).get_json())["next_cursor"]
+        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
+    cursor = (await (await api.as_session("GET", f"{others[0]}?limit=1")).get_json())["next_cursor"]
     for path in others[1:]:
-        await world.refused(await world.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    await world.refused(await world.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
+        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
+    await api.refused(await api.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
 
 
-async def test_a_usage_entry_has_its_cost_and_history(world: World) -> None:
-    await world.add_usage(msgspec.structs.replace(usage_of(world.task("task_a")), cost_micro=12_000, latency_ms=7))
-    (line,) = (await (await world.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
+async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:
+    await api.add_usage(msgspec.structs.replace(usage_of(api.task("task_a")), cost_micro=12_000, latency_ms=7))
+    (line,) = (await (await api.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
     assert line == {
-        "request_id": "task_a", "model": "studio/image-1", "api_key_id": world.key_id, "status": "queued",
+        "request_id": "task_a", "model": "studio/image-1", "api_key_id": api.key_id, "status": "queued",
         "modality": "image", "ts": "2026-11-20T12:00:00.000Z", "billable_units": 0, "tokens_in": 0, "tokens_out": 0,
         "latency_ms": 7, "cost_credits": "0.012", "error": None, "operation_id": None,
         "status_history": [

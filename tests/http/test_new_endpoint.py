@@ -19,7 +19,7 @@ from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.routes import Route
 
 if TYPE_CHECKING:
-    from tests.http.conftest import World
+    from tests.http.conftest import Api
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 PATH = "/v2/control/balance"
@@ -37,14 +37,14 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
     return endpoints.all_routes.__wrapped__()
 
 
-async def test_the_example_is_served_over_http(world: World, routes: tuple[Route, ...]) -> None:
-    world.app = create_app(world.deps, routes)
+async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ...]) -> None:
+    api.app = create_app(api.deps, routes)
     with trio.fail_after(30):
-        async with world.serving() as base:
-            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {world.token}"})
+        async with api.serving() as base:
+            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.token}"})
             with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:
                 assert json.load(response) == {"balance": "10.00"}
-    await world.refused(await world.call("GET", PATH), 401, "missing_credentials")
+    await api.refused(await api.call("GET", PATH), 401, "missing_credentials")
 
 
 def test_the_example_is_in_the_openapi_document(routes: tuple[Route, ...]) -> None:

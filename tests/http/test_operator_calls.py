@@ -16,7 +16,7 @@ from holdfast.ledger.tasks.task import OutputItem, Review, StatusEntry, Task
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage, World
+    from tests.http.conftest import Api, Stage
 
 CALLS = [
     ("GET", "/ops/reviews"),
@@ -45,11 +45,11 @@ async def post(stage: Stage, path: str, json: Any = None) -> Any:
     return await stage.call("POST", path, headers=heads(stage), **given)
 
 
-def frozen(world: World, number: int, *, reason: str = "content_flagged", **fields: Any) -> Task:
+def frozen(api: Api, number: int, *, reason: str = "content_flagged", **fields: Any) -> Task:
     """A task in review, ``number`` minutes after noon."""
-    at = world.now + timedelta(minutes=number)
+    at = api.now + timedelta(minutes=number)
     until = at + timedelta(hours=24)
-    task = world.task(f"task_{number}", at=at, status="review", wake_at=until, dispatched=True, **fields)
+    task = api.task(f"task_{number}", at=at, status="review", wake_at=until, dispatched=True, **fields)
     state = msgspec.structs.replace(
         task.state,
         status_history=(*task.state.status_history, StatusEntry(status="review", ts=at)),
@@ -86,15 +86,15 @@ async def test_operator_routes_require_the_operators_token(stage: Stage, method:
         error_headers = (await stage.call(method, path, headers=headers)).headers
         assert error_headers["WWW-Authenticate"] == "Bearer"
         await stage.refused(await stage.call(method, path, headers=headers), 401, code)
-    # Past the door the stage has no rows to read: any other answer is a door that stood open.
+    # The stage has no rows: a request that is authenticated would fail with 500.
     body = {"json": {"credit": True}} if "resolve" in path else {}
     inside = await stage.call(method, path, headers=heads(stage), **body)
     assert inside.status_code in {404, 500}
 
 
-async def test_customer_routes_refuse_the_operators_token(world: World) -> None:
-    await world.refused(await world.call("GET", "/v2/task/list", headers=heads(world)), 401, "invalid_api_key")
-    await world.refused(await world.call("GET", "/v2/usage/logs", headers=heads(world)), 401, "invalid_session")
+async def test_customer_routes_refuse_the_operators_token(api: Api) -> None:
+    await api.refused(await api.call("GET", "/v2/task/list", headers=heads(api)), 401, "invalid_api_key")
+    await api.refused(await api.call("GET", "/v2/usage/logs", headers=heads(api)), 401, "invalid_session")
 
 
 async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:
@@ -103,54 +103,54 @@ async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:
     await stage.refused(response, 404, "review_not_found")
 
 
-async def test_open_reviews_of_all_accounts_are_listed_oldest_first(world: World) -> None:
-    await world.add_task(frozen(world, 2))
-    await world.add_task(frozen(world, 1, account_id=world.other_account_id, reason="hosting_failed"))
-    await world.add_task(frozen(world, 3))
-    await world.add_task(world.task("task_running", status="processing"))
-    decided = frozen(world, 4)
-    await world.add_task(msgspec.structs.replace(decided, status="failed", wake_at=None))
-    first = await get(world, "/ops/reviews?limit=2")
+async def test_open_reviews_of_all_accounts_are_listed_oldest_first(api: Api) -> None:
+    await api.add_task(frozen(api, 2))
+    await api.add_task(frozen(api, 1, account_id=api.other_account_id, reason="hosting_failed"))
+    await api.add_task(frozen(api, 3))
+    await api.add_task(api.task("task_running", status="processing"))
+    decided = frozen(api, 4)
+    await api.add_task(msgspec.structs.replace(decided, status="failed", wake_at=None))
+    first = await get(api, "/ops/reviews?limit=2")
     assert [each["review_case_id"] for each in first["data"]] == ["rev_1", "rev_2"]
     assert first["next_cursor"] is not None
-    rest = await get(world, f"/ops/reviews?cursor={first['next_cursor']}")
+    rest = await get(api, f"/ops/reviews?cursor={first['next_cursor']}")
     assert ([each["review_case_id"] for each in rest["data"]], rest["next_cursor"]) == (["rev_3"], None)
-    some = await get(world, "/ops/reviews?reason=hosting_failed")
-    assert [each["account_id"] for each in some["data"]] == [world.other_account_id]
-    inside = await get(world, "/ops/reviews?from=2026-11-20T12:02:00Z&to=2026-11-20T12:03:00Z")
+    some = await get(api, "/ops/reviews?reason=hosting_failed")
+    assert [each["account_id"] for each in some["data"]] == [api.other_account_id]
+    inside = await get(api, "/ops/reviews?from=2026-11-20T12:02:00Z&to=2026-11-20T12:03:00Z")
     assert [each["review_case_id"] for each in inside["data"]] == ["rev_2"]
 
 
-async def test_an_operator_gets_links_to_stored_results(world: World) -> None:
-    task = frozen(world, 1)
-    stored = OutputItem(position=1, asset_id="asset_a", expires_at=world.now + timedelta(days=1))
-    await world.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
-    (shown,) = (await get(world, "/ops/reviews/rev_1"))["task"]["output"]
-    assert shown["url"].startswith(f"{world.public_url}/v2/assets/asset_a?")
+async def test_an_operator_gets_links_to_stored_results(api: Api) -> None:
+    task = frozen(api, 1)
+    stored = OutputItem(position=1, asset_id="asset_a", expires_at=api.now + timedelta(days=1))
+    await api.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
+    (shown,) = (await get(api, "/ops/reviews/rev_1"))["task"]["output"]
+    assert shown["url"].startswith(f"{api.public_url}/v2/assets/asset_a?")
 
 
-async def test_a_review_has_every_field(world: World) -> None:
-    task = frozen(world, 1)
-    await world.add_task(task)
-    review = await get(world, "/ops/reviews/rev_1")
-    told = review.pop("task")
+async def test_a_review_has_every_field(api: Api) -> None:
+    task = frozen(api, 1)
+    await api.add_task(task)
+    review = await get(api, "/ops/reviews/rev_1")
+    task = review.pop("task")
     assert review == {
         "review_case_id": "rev_1",
         "reason": "content_flagged",
         "decision": "capture_blocked",
         "opened_at": "2026-11-20T12:01:00.000Z",
         "deadline_at": "2026-11-21T12:01:00.000Z",
-        "account_id": world.account_id,
+        "account_id": api.account_id,
         "hold_credits": "0.012",
         "provider_outputs": [
             {"index": 0, "url": "https://studio.test/0.png", "content_type": "image/png", "bytes": 9}
         ],
     }
-    assert told == await (await world.as_key("GET", "/v2/task/task_1")).get_json()
-    await world.add_task(world.task("task_2"))
+    assert task == await (await api.as_key("GET", "/v2/task/task_1")).get_json()
+    await api.add_task(api.task("task_2"))
     for unknown in ("rev_2", "rev_9", "task_1", "rev_", "rev_%00", "rev_" + "a" * 200):
-        response = await world.call("GET", f"/ops/reviews/{unknown}", headers=heads(world))
-        await world.refused(response, 404, "review_not_found")
+        response = await api.call("GET", f"/ops/reviews/{unknown}", headers=heads(api))
+        await api.refused(response, 404, "review_not_found")
 
 
 @pytest.mark.parametrize(
@@ -162,77 +162,77 @@ async def test_a_review_has_every_field(world: World) -> None:
         ("cursor=abc", "invalid_cursor"),
     ],
 )
-async def test_operator_lists_follow_the_rules_of_lists(world: World, query: str, code: str) -> None:
-    response = await world.call("GET", f"/ops/reviews?{query}", headers=heads(world))
-    await world.refused(response, 400, code)
+async def test_operator_lists_follow_the_rules_of_lists(api: Api, query: str, code: str) -> None:
+    response = await api.call("GET", f"/ops/reviews?{query}", headers=heads(api))
+    await api.refused(response, 400, code)
 
 
-async def test_a_cursor_of_reviews_is_invalid_for_payments(world: World) -> None:
+async def test_a_cursor_of_reviews_is_invalid_for_payments(api: Api) -> None:
     for number in range(2):
-        await world.add_task(frozen(world, number))
-    cursor = (await get(world, "/ops/reviews?limit=1"))["next_cursor"]
+        await api.add_task(frozen(api, number))
+    cursor = (await get(api, "/ops/reviews?limit=1"))["next_cursor"]
     for path in ("/ops/payments?", "/ops/reviews?reason=content_flagged&"):
-        response = await world.call("GET", f"{path}cursor={cursor}", headers=heads(world))
-        await world.refused(response, 400, "invalid_cursor")
+        response = await api.call("GET", f"{path}cursor={cursor}", headers=heads(api))
+        await api.refused(response, 400, "invalid_cursor")
 
 
 @pytest.mark.parametrize(("word", "approve"), [("approve", True), ("reject", False)])
-async def test_a_decision_is_a_command_of_the_task(world: World, word: str, approve: bool) -> None:
-    await world.add_task(frozen(world, 1))
+async def test_a_decision_is_a_command_of_the_task(api: Api, word: str, approve: bool) -> None:
+    await api.add_task(frozen(api, 1))
 
     async def decide(key: str, command: object) -> TaskReply:
-        await world.write(tables.tasks.update().values(status="failed"))
-        return TaskReply("task_1", world.account_id)
+        await api.write(tables.tasks.update().values(status="failed"))
+        return TaskReply("task_1", api.account_id)
 
-    world.tasks.answer = decide
+    api.tasks.answer = decide
     path = f"/ops/reviews/rev_1/{word}"
     for given, note in ((None, None), ({}, None), ({"note": "  "}, None), ({"note": "fine"}, "fine")):
-        response = await post(world, path, given)
+        response = await post(api, path, given)
         assert (await response.get_json())["task"]["status"] == "failed"
-        assert world.tasks.asked[-1] == ("task_1", DecideReview(approve, note))
-    world.tasks.answer = Refusal(code="review_not_open", message="It is failed.", final=True)
-    response = await post(world, path)
-    await world.refused(response, 409, "review_not_open")
+        assert api.tasks.asked[-1] == ("task_1", DecideReview(approve, note))
+    api.tasks.answer = Refusal(code="review_not_open", message="It is failed.", final=True)
+    response = await post(api, path)
+    await api.refused(response, 409, "review_not_open")
     assert response.headers["X-Should-Retry"] == "false"
 
 
-async def test_an_invalid_decision_asks_no_actor(world: World) -> None:
-    await world.add_task(frozen(world, 1))
+async def test_an_invalid_decision_asks_no_actor(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
     for body, code in (
         ({"note": "x" * 401}, "invalid_parameter"),
         ({"note": 1}, "invalid_parameter"),
         ([], "invalid_json"),
     ):
-        await world.refused(await post(world, "/ops/reviews/rev_1/approve", body), 400, code)
-    await world.refused(await post(world, "/ops/reviews/rev_7/approve"), 404, "review_not_found")
-    assert world.tasks.asked == []
+        await api.refused(await post(api, "/ops/reviews/rev_1/approve", body), 400, code)
+    await api.refused(await post(api, "/ops/reviews/rev_7/approve"), 404, "review_not_found")
+    assert api.tasks.asked == []
 
 
-async def test_a_held_order_is_listed_and_resolved_by_its_account(world: World) -> None:
+async def test_a_held_order_is_listed_and_resolved_by_its_account(api: Api) -> None:
     for number, status in ((1, "held"), (2, "pending"), (3, "held")):
-        order = world.order(f"ord_{number}", at=world.now + timedelta(minutes=number))
-        await world.add_order(order)
+        order = api.order(f"ord_{number}", at=api.now + timedelta(minutes=number))
+        await api.add_order(order)
         held = tables.orders.update().where(tables.orders.c.order_id == f"ord_{number}").values(status=status)
-        await world.write(held)
-    first = await get(world, "/ops/payments?limit=1")
-    rest = await get(world, f"/ops/payments?cursor={first['next_cursor']}")
+        await api.write(held)
+    first = await get(api, "/ops/payments?limit=1")
+    rest = await get(api, f"/ops/payments?cursor={first['next_cursor']}")
     assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
-    world.accounts.answer = OrderResult(world.order("ord_1"), "applied")
+    api.accounts.answer = OrderResult(api.order("ord_1"), "applied")
     path = "/ops/payments/ord_1/resolve"
     for given, asked in (
         ({"credit": True}, ResolveOrder("ord_1", True)),
         ({"credit": True, "amount": "9.50", "note": "ok"}, ResolveOrder("ord_1", True, 9_500_000, "ok")),
         ({"credit": False, "note": ""}, ResolveOrder("ord_1", False)),
     ):
-        response = await post(world, path, given)
+        response = await post(api, path, given)
         assert (await response.get_json())["order_id"] == "ord_1"
-        assert world.accounts.asked[-1] == (world.account_id, asked)
-    world.accounts.answer = Refusal(code="payment_order_not_payable", message="Not held.")
-    await world.refused(await post(world, path, {"credit": True}), 409, "payment_order_not_payable")
+        assert api.accounts.asked[-1] == (api.account_id, asked)
+    api.accounts.answer = Refusal(code="payment_order_not_payable", message="Not held.")
+    await api.refused(await post(api, path, {"credit": True}), 409, "payment_order_not_payable")
 
 
-async def test_an_invalid_resolution_asks_no_actor(world: World) -> None:
-    await world.add_order(world.order("ord_1"))
+async def test_an_invalid_resolution_asks_no_actor(api: Api) -> None:
+    await api.add_order(api.order("ord_1"))
     for body, code in (
         ({}, "missing_parameter"),
         ({"credit": "yes"}, "invalid_parameter"),
@@ -241,8 +241,8 @@ async def test_an_invalid_resolution_asks_no_actor(world: World) -> None:
         ({"credit": False, "amount": "1.00"}, "invalid_parameter"),
         ({"credit": True, "note": "x" * 401}, "invalid_parameter"),
     ):
-        await world.refused(await post(world, "/ops/payments/ord_1/resolve", body), 400, code)
+        await api.refused(await post(api, "/ops/payments/ord_1/resolve", body), 400, code)
     for unknown in ("ord_2", "x" * 200):
-        response = await post(world, f"/ops/payments/{unknown}/resolve", {"credit": True})
-        await world.refused(response, 404, "payment_order_not_found")
-    assert world.accounts.asked == []
+        response = await post(api, f"/ops/payments/{unknown}/resolve", {"credit": True})
+        await api.refused(response, 404, "payment_order_not_found")
+    assert api.accounts.asked == []

@@ -1,4 +1,4 @@
-"""Card orders and the card provider's webhook over HTTP: each answer's fields, and every way it can be refused."""
+"""Card orders and the card provider's webhook over HTTP: the fields of each response, and each refusal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTime
 from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
-    from tests.http.conftest import World
-    from tests.http.order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderBook
+    from tests.http.conftest import Api
+    from tests.http.order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules
 
 CREATE, WEBHOOK = "/v2/control/payments/cardprovider", "/v2/control/payments/cardprovider/webhook"
 HEADER = "Cardprovider-Signature"
@@ -36,22 +36,22 @@ TIMES = {"credited_at", "failed_at", "refunded_at", "disputed_at", "chargeback_a
 
 
 @pytest.fixture
-def book(world: World) -> OrderBook:
-    return world.open_book()
+def rules(api: Api) -> OrderRules:
+    return api.use_order_rules()
 
 
 @pytest.fixture
-def desk(world: World) -> tuple[FakeCard, FakeUnmatchedEvents]:
-    return world.open_desk()
+def fakes(api: Api) -> tuple[FakeCard, FakeUnmatchedEvents]:
+    return api.configure_card()
 
 
-async def create(world: World, amount: str = "10.00", key: str | None = None) -> Response:
+async def create(api: Api, amount: str = "10.00", key: str | None = None) -> Response:
     headers = {} if key is None else {"Idempotency-Key": key}
-    return await world.as_session("POST", CREATE, json={"amount": amount}, headers=headers)
+    return await api.as_session("POST", CREATE, json={"amount": amount}, headers=headers)
 
 
 def paid_event(order: dict[str, Any], event_id: str = "evt_1", **intent: Any) -> dict[str, Any]:
-    """What the provider tells of a paid intent."""
+    """The provider's event of a paid intent."""
     amount = intent.get("amount_received", 1000)
     found = {
         "id": f"pi_{order['order_id']}",
@@ -72,23 +72,23 @@ def event(kind: str, found: dict[str, Any], event_id: str = "evt_1") -> dict[str
     return {"id": event_id, "object": "event", "type": kind, "created": 1795608000, "data": {"object": found}}
 
 
-async def tell(world: World, told: Any, *, secret: str = SECRET, at_s: int = 0, header: str = HEADER) -> Response:
-    body = told if isinstance(told, bytes) else json.dumps(told).encode()
-    signature = sign(secret, body, at=int(world.now.timestamp()) + at_s)
-    return await world.call("POST", WEBHOOK, data=body, headers={header: signature})
+async def send(api: Api, event: Any, *, secret: str = SECRET, at_s: int = 0, header: str = HEADER) -> Response:
+    body = event if isinstance(event, bytes) else json.dumps(event).encode()
+    signature = sign(secret, body, at=int(api.now.timestamp()) + at_s)
+    return await api.call("POST", WEBHOOK, data=body, headers={header: signature})
 
 
 async def test_an_order_is_stored_before_the_provider_is_called(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    card, _ = desk
-    response = await create(world, "12.34")
+    card, _ = fakes
+    response = await create(api, "12.34")
     body = await response.get_json()
     assert response.status_code == 200
     assert set(body) == PART | {"client_secret", "publishable_key", "expires_at"}
     order_id = body["order_id"]
-    assert [type(command) for _, command in world.accounts.asked] == [CreateOrder, AttachIntent]
-    assert card.asked == [(order_id, world.account_id, 1234, "USD", "development")]
+    assert [type(command) for _, command in api.accounts.asked] == [CreateOrder, AttachIntent]
+    assert card.asked == [(order_id, api.account_id, 1234, "USD", "development")]
     assert (body["provider"], body["status"], body["amount"], body["currency"]) == (
         "cardprovider", "pending", "12.34", "USD"
     )  # fmt: skip
@@ -98,16 +98,16 @@ async def test_an_order_is_stored_before_the_provider_is_called(
     assert body["reconcile_cursor"]["provider_object_type"] == "payment_intent"
     assert body["reconcile_cursor"]["provider_object_id"] == f"pi_{order_id}"
     assert [each["reason"] for each in body["state_history"]] == ["order_created"]
-    assert book.orders[order_id].state.payment_id == f"pi_{order_id}"
+    assert rules.orders[order_id].state.payment_id == f"pi_{order_id}"
 
 
 async def test_the_client_secret_is_not_stored(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    body = await (await create(world, key="one")).get_json()
-    assert body["client_secret"] not in repr(world.accounts.asked)
-    assert body["client_secret"] not in repr(book)
-    read = await world.as_session("GET", f"/v2/control/payments/{body['order_id']}")
+    body = await (await create(api, key="one")).get_json()
+    assert body["client_secret"] not in repr(api.accounts.asked)
+    assert body["client_secret"] not in repr(rules)
+    read = await api.as_session("GET", f"/v2/control/payments/{body['order_id']}")
     assert "secret" not in await read.get_data(as_text=True)
 
 
@@ -120,46 +120,46 @@ async def test_the_client_secret_is_not_stored(
     ],
 )
 async def test_a_provider_fault_leaves_the_order_pending_and_the_key_reusable(  # noqa: PLR0917 - cases
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents], fault: Any, status: int, code: str
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents], fault: Any, status: int, code: str
 ) -> None:
-    card, _ = desk
+    card, _ = fakes
     card.fault = fault
-    response = await create(world, key="one")
-    error = await world.refused(response, status, code)
+    response = await create(api, key="one")
+    error = await api.refused(response, status, code)
     assert error["type"] == "provider_error"
     assert "connection refused" not in error["message"]
     if code == "provider_rate_limited":
         assert response.headers["Retry-After"] == "17"
-    [order] = book.orders.values()
+    [order] = rules.orders.values()
     assert order.status == "pending"
     card.fault = None
-    again = await create(world, key="one")
+    again = await create(api, key="one")
     body = await again.get_json()
     assert (again.status_code, body["order_id"]) == (200, order.order_id)
     assert again.headers["Idempotent-Replayed"] == "true"
     assert [asked[0] for asked in card.asked] == [order.order_id] * 2
-    assert book.orders[order.order_id].state.intent_id == body["provider_payment_id"]
+    assert rules.orders[order.order_id].state.intent_id == body["provider_payment_id"]
 
 
 async def test_a_repeated_key_returns_the_same_order_after_the_payment(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    first = await (await create(world, key="one")).get_json()
-    await tell(world, paid_event(first))
-    assert await (await create(world, key="one")).get_json() == first
+    first = await (await create(api, key="one")).get_json()
+    await send(api, paid_event(first))
+    assert await (await create(api, key="one")).get_json() == first
 
 
 async def test_a_provider_refusal_fails_the_order_and_returns_its_code(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    card, _ = desk
+    card, _ = fakes
     card.fault = CardRejected("amount_too_odd")
-    response = await create(world)
-    error = await world.refused(response, 502, "provider_rejected")
+    response = await create(api)
+    error = await api.refused(response, 502, "provider_rejected")
     assert error["provider_code"] == "amount_too_odd"
     assert response.headers["X-Should-Retry"] == "false"
-    assert isinstance(world.accounts.asked[-1][1], RecordIntentRefused)
-    [order] = book.orders.values()
+    assert isinstance(api.accounts.asked[-1][1], RecordIntentRefused)
+    [order] = rules.orders.values()
     assert (order.status, order.state.history[-1].reason) == ("failed", "create_refused: amount_too_odd")
 
 
@@ -169,39 +169,39 @@ async def test_a_provider_refusal_fails_the_order_and_returns_its_code(
      ("10000.01", "invalid_amount")],
 )  # fmt: skip
 async def test_amounts_outside_the_card_limits_are_refused(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents], amount: Any, code: str
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents], amount: Any, code: str
 ) -> None:
-    error = await world.refused(await create(world, amount), 400, code)
-    assert (error["param"], world.accounts.asked) == ("amount", [])
+    error = await api.refused(await create(api, amount), 400, code)
+    assert (error["param"], api.accounts.asked) == ("amount", [])
 
 
 async def test_an_amount_above_the_card_maximum_is_refused(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    world.configure(order_max_micro=10**13)
-    await world.refused(await create(world, "1000000.00"), 400, "amount_too_large")
-    assert (await create(world, "999999.99")).status_code == 200
+    api.configure(order_max_micro=10**13)
+    await api.refused(await create(api, "1000000.00"), 400, "amount_too_large")
+    assert (await create(api, "999999.99")).status_code == 200
 
 
-async def test_without_a_provider_there_are_no_card_orders_and_no_webhook(world: World, book: OrderBook) -> None:
-    await world.refused(await create(world), 503, "provider_not_configured")
-    await world.refused(await create(world, "x"), 400, "invalid_amount")
-    await world.refused(await tell(world, {}), 503, "provider_not_configured")
-    assert book.orders == {}
+async def test_without_a_provider_there_are_no_card_orders_and_no_webhook(api: Api, rules: OrderRules) -> None:
+    await api.refused(await create(api), 503, "provider_not_configured")
+    await api.refused(await create(api, "x"), 400, "invalid_amount")
+    await api.refused(await send(api, {}), 503, "provider_not_configured")
+    assert rules.orders == {}
 
 
 @pytest.mark.parametrize("secrets", [(), ("",), (" ", "")])
-async def test_an_empty_webhook_secret_disables_the_webhook(world: World, secrets: tuple[str, ...]) -> None:
-    world.open_desk(webhook_secrets=secrets)
-    await world.refused(await tell(world, {}), 503, "provider_not_configured")
+async def test_an_empty_webhook_secret_disables_the_webhook(api: Api, secrets: tuple[str, ...]) -> None:
+    api.configure_card(webhook_secrets=secrets)
+    await api.refused(await send(api, {}), 503, "provider_not_configured")
 
 
 async def test_the_webhook_credits_and_returns_the_order_without_secret(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    order = await (await create(world)).get_json()
-    told = paid_event(order)
-    response = await tell(world, told)
+    order = await (await create(api)).get_json()
+    event = paid_event(order)
+    response = await send(api, event)
     body = await response.get_json()
     assert response.status_code == 200, body
     assert set(body) == PART | TIMES
@@ -210,58 +210,58 @@ async def test_the_webhook_credits_and_returns_the_order_without_secret(
     )  # fmt: skip
     assert (body["provider_charge_id"], body["provider_event_ids"]) == ("ch_1", ["evt_1"])
     assert body["ledger_operation_refs"] == [order["operation_id"]]
-    (_, command) = world.accounts.asked[-1]
+    (_, command) = api.accounts.asked[-1]
     assert isinstance(command, ReceivePaymentEvent)
-    assert command.body == json.dumps(told).encode()
-    again = await tell(world, told)
+    assert command.body == json.dumps(event).encode()
+    again = await send(api, event)
     assert (again.status_code, await again.get_json()) == (200, body)
 
 
 async def test_the_stored_event_lacks_only_its_client_secret(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    order = await (await create(world)).get_json()
-    told = paid_event(order, client_secret='pi_1_secret_"\\x')
-    assert (await tell(world, told)).status_code == 200
-    (_, command) = world.accounts.asked[-1]
+    order = await (await create(api)).get_json()
+    event = paid_event(order, client_secret='pi_1_secret_"\\x')
+    assert (await send(api, event)).status_code == 200
+    (_, command) = api.accounts.asked[-1]
     assert isinstance(command, ReceivePaymentEvent)
     assert json.loads(command.body) == paid_event(order, client_secret=None)
     unmatched = paid_event({"order_id": "ord_" + "9" * 32}, client_secret="pi_2_secret")
-    await tell(world, unmatched)
-    assert b"pi_2_secret" not in desk[1].kept[0][3]
+    await send(api, unmatched)
+    assert b"pi_2_secret" not in fakes[1].stored[0][3]
 
 
 async def test_the_providers_own_signature_header_is_accepted(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    order = await (await create(world)).get_json()
-    assert (await tell(world, paid_event(order), header="Stripe-Signature")).status_code == 200
+    order = await (await create(api)).get_json()
+    assert (await send(api, paid_event(order), header="Stripe-Signature")).status_code == 200
 
 
 async def test_refunds_are_matched_by_payment_or_charge(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    order = await (await create(world)).get_json()
-    await tell(world, paid_event(order))
+    order = await (await create(api)).get_json()
+    await send(api, paid_event(order))
     refund = {
         "id": "re_1", "object": "refund", "amount": 400, "currency": "usd", "status": "succeeded",
         "payment_intent": order["provider_payment_id"], "charge": "ch_1",
     }  # fmt: skip
-    body = await (await tell(world, event("refund.created", refund, "evt_2"))).get_json()
+    body = await (await send(api, event("refund.created", refund, "evt_2"))).get_json()
     assert (body["reversal_status"], body["reversal_refs"]) == ("partially_refunded", ["re_1"])
     assert body["refunded_at"] == "2026-11-20T12:00:00.000Z"
     by_charge = {**refund, "id": "re_2", "payment_intent": None}
-    body = await (await tell(world, event("refund.created", by_charge, "evt_3"))).get_json()
+    body = await (await send(api, event("refund.created", by_charge, "evt_3"))).get_json()
     assert body["reversal_refs"] == ["re_1", "re_2"]
     assert len(body["reversal_operation_ids"]) == 2
     assert body["ledger_operation_refs"] == [order["operation_id"], *body["reversal_operation_ids"]]
 
 
 async def test_a_mismatching_payment_is_200_and_held(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    order = await (await create(world)).get_json()
-    response = await tell(world, paid_event(order, amount_received=900))
+    order = await (await create(api)).get_json()
+    response = await send(api, paid_event(order, amount_received=900))
     body = await response.get_json()
     assert (response.status_code, body["status"], body["risk_status"], body["reconcile_status"]) == (
         200, "held", "mismatch", "mismatch"
@@ -270,25 +270,23 @@ async def test_a_mismatching_payment_is_200_and_held(
 
 
 async def test_an_event_of_an_unknown_order_is_refused_and_stored(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    told = paid_event({"order_id": "ord_" + "9" * 32})
-    await world.refused(await tell(world, told), 404, "payment_order_not_found")
-    assert desk[1].kept == [("evt_1", "payment_intent.succeeded", "unmatched", json.dumps(told).encode())]
+    event = paid_event({"order_id": "ord_" + "9" * 32})
+    await api.refused(await send(api, event), 404, "payment_order_not_found")
+    assert fakes[1].stored == [("evt_1", "payment_intent.succeeded", "unmatched", json.dumps(event).encode())]
 
 
 async def test_an_event_that_names_a_sandbox_order_pays_nothing(
-    world: World, book: OrderBook, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    created = await (
-        await world.as_session("POST", "/v2/control/payments/sandbox", json={"amount": "10"})
-    ).get_json()
-    await world.refused(await tell(world, paid_event(created)), 404, "payment_order_not_found")
-    assert book.orders[created["order_id"]].status == "pending"
+    created = await (await api.as_session("POST", "/v2/control/payments/sandbox", json={"amount": "10"})).get_json()
+    await api.refused(await send(api, paid_event(created)), 404, "payment_order_not_found")
+    assert rules.orders[created["order_id"]].status == "pending"
 
 
 @pytest.mark.parametrize(
-    ("told", "verdict"),
+    ("event", "verdict"),
     [
         (event("customer.created", {"id": "cus_1", "object": "customer"}), "ignored"),
         (event("charge.succeeded", {"id": "ch_9", "object": "charge", "paid": True, "captured": True, "amount": 5,
@@ -297,13 +295,13 @@ async def test_an_event_that_names_a_sandbox_order_pays_nothing(
     ],
 )  # fmt: skip
 async def test_foreign_events_are_acknowledged_ignored_and_stored(
-    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], told: dict[str, Any], verdict: str
+    api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents], event: dict[str, Any], verdict: str
 ) -> None:
-    response = await tell(world, told)
+    response = await send(api, event)
     assert response.status_code == 200
     assert await response.get_json() == {"received": True, "ignored": True, "event_id": "evt_1"}
-    assert [(kept[0], kept[2]) for kept in desk[1].kept] == [("evt_1", verdict)]
-    assert world.accounts.asked == []
+    assert [(stored[0], stored[2]) for stored in fakes[1].stored] == [("evt_1", verdict)]
+    assert api.accounts.asked == []
 
 
 @pytest.mark.parametrize(
@@ -322,19 +320,19 @@ async def test_foreign_events_are_acknowledged_ignored_and_stored(
     ],
 )  # fmt: skip
 async def test_a_signed_malformed_event_is_a_400_and_stored(
-    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], body: bytes
+    api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents], body: bytes
 ) -> None:
-    await world.refused(await tell(world, body), 400, "invalid_event")
-    assert [(verdict, kept) for _, _, verdict, kept in desk[1].kept] == [("invalid_event", body)]
-    assert world.accounts.asked == []
+    await api.refused(await send(api, body), 400, "invalid_event")
+    assert [(verdict, stored) for _, _, verdict, stored in fakes[1].stored] == [("invalid_event", body)]
+    assert api.accounts.asked == []
 
 
-async def test_a_body_of_ten_megabytes_is_413(world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]) -> None:
+async def test_a_body_of_ten_megabytes_is_413(api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents]) -> None:
     body = b'{"id": "' + b"x" * 10_000_000 + b'"}'
-    signature = sign(SECRET, body, at=int(world.now.timestamp()))
+    signature = sign(SECRET, body, at=int(api.now.timestamp()))
     for headers in ({}, {"Content-Length": str(len(body))}):
-        response = await world.call("POST", WEBHOOK, data=body, headers={HEADER: signature, **headers})
-        await world.refused(response, 413, "request_too_large")
+        response = await api.call("POST", WEBHOOK, data=body, headers={HEADER: signature, **headers})
+        await api.refused(response, 413, "request_too_large")
 
 
 @pytest.mark.parametrize(
@@ -343,35 +341,33 @@ async def test_a_body_of_ten_megabytes_is_413(world: World, desk: tuple[FakeCard
      "v1=é", "k=\xff"],
 )  # fmt: skip
 async def test_a_malformed_header_is_an_invalid_signature(
-    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents], header: str
+    api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents], header: str
 ) -> None:
-    response = await world.call("POST", WEBHOOK, data=b"{}", headers={HEADER: header})
-    await world.refused(response, 401, "invalid_signature")
+    response = await api.call("POST", WEBHOOK, data=b"{}", headers={HEADER: header})
+    await api.refused(response, 401, "invalid_signature")
 
 
 async def test_missing_invalid_and_expired_signatures_are_refused(
-    world: World, desk: tuple[FakeCard, FakeUnmatchedEvents]
+    api: Api, fakes: tuple[FakeCard, FakeUnmatchedEvents]
 ) -> None:
-    told = paid_event({"order_id": "ord_1"})
+    event = paid_event({"order_id": "ord_1"})
     for headers in ({}, {HEADER: ""}, {HEADER: "  "}):
-        await world.refused(
-            await world.call("POST", WEBHOOK, data=b"{}", headers=headers), 401, "missing_signature"
-        )
-    await world.refused(await tell(world, told, secret="another"), 401, "invalid_signature")
-    await world.refused(await tell(world, told, at_s=-301), 401, "signature_expired")
-    await world.refused(await tell(world, told, at_s=301), 401, "signature_expired")
-    assert desk[1].kept == []
+        await api.refused(await api.call("POST", WEBHOOK, data=b"{}", headers=headers), 401, "missing_signature")
+    await api.refused(await send(api, event, secret="another"), 401, "invalid_signature")
+    await api.refused(await send(api, event, at_s=-301), 401, "signature_expired")
+    await api.refused(await send(api, event, at_s=301), 401, "signature_expired")
+    assert fakes[1].stored == []
 
 
-async def test_any_of_several_secrets_verifies_during_a_rotation(world: World, book: OrderBook) -> None:
-    world.open_desk(webhook_secrets=("new", SECRET))
-    order = await (await create(world)).get_json()
-    assert (await tell(world, paid_event(order))).status_code == 200
-    assert (await tell(world, paid_event(order), secret="new")).status_code == 200
+async def test_any_of_several_secrets_verifies_during_a_rotation(api: Api, rules: OrderRules) -> None:
+    api.configure_card(webhook_secrets=("new", SECRET))
+    order = await (await create(api)).get_json()
+    assert (await send(api, paid_event(order))).status_code == 200
+    assert (await send(api, paid_event(order), secret="new")).status_code == 200
 
 
-async def test_a_live_order_is_not_paid_by_a_test_payment(world: World, book: OrderBook) -> None:
-    world.open_desk(livemode=True)
-    order = await (await create(world)).get_json()
-    body = await (await tell(world, paid_event(order))).get_json()
+async def test_a_live_order_is_not_paid_by_a_test_payment(api: Api, rules: OrderRules) -> None:
+    api.configure_card(livemode=True)
+    order = await (await create(api)).get_json()
+    body = await (await send(api, paid_event(order))).get_json()
     assert (body["status"], body["risk_status"]) == ("held", "mismatch")

@@ -19,7 +19,7 @@ from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import World
+    from tests.http.conftest import Api
 
 PAYMENTS, LEDGER = "/v2/control/payments", "/v2/control/ledger"
 
@@ -28,66 +28,64 @@ def order_id(number: int) -> str:
     return f"ord_{number:032d}"
 
 
-async def read(world: World, path: str) -> dict[str, Any]:
-    response = await world.as_session("GET", path)
+async def read(api: Api, path: str) -> dict[str, Any]:
+    response = await api.as_session("GET", path)
     assert response.status_code == 200, await response.get_data()
     body: dict[str, Any] = await response.get_json()
     return body
 
 
-async def pages(world: World, path: str) -> list[list[dict[str, Any]]]:
+async def pages(api: Api, path: str) -> list[list[dict[str, Any]]]:
     found, cursor = [], ""
     while True:
-        page = await read(world, f"{path}{cursor}")
+        page = await read(api, f"{path}{cursor}")
         found.append(page["data"])
         if page["next_cursor"] is None:
             return found
         cursor = f"&cursor={page['next_cursor']}"
 
 
-async def add_orders(world: World, count: int) -> None:
+async def add_orders(api: Api, count: int) -> None:
     for number in range(count):
-        await world.add_order(world.order(order_id(number), at=world.now + timedelta(minutes=number // 2)))
+        await api.add_order(api.order(order_id(number), at=api.now + timedelta(minutes=number // 2)))
 
 
-async def test_an_order_is_rendered_from_one_read(world: World) -> None:
-    await world.add_order(world.order(order_id(1)))
-    world.rows.reads = 0
-    body = await read(world, f"{PAYMENTS}/{order_id(1)}")
+async def test_an_order_is_rendered_from_one_read(api: Api) -> None:
+    await api.add_order(api.order(order_id(1)))
+    api.rows.reads = 0
+    body = await read(api, f"{PAYMENTS}/{order_id(1)}")
     assert (body["order_id"], body["status"], body["provider"]) == (order_id(1), "pending", "cardprovider")
     assert body["expires_at"] == "2026-11-21T12:00:00.000Z"
     assert body["refunded_at"] is None
-    assert world.rows.reads == 1
+    assert api.rows.reads == 1
 
 
-async def test_foreign_and_unknown_orders_are_both_not_found(world: World) -> None:
-    await world.add_order(world.order(order_id(1), account_id=world.other_account_id))
+async def test_foreign_and_unknown_orders_are_both_not_found(api: Api) -> None:
+    await api.add_order(api.order(order_id(1), account_id=api.other_account_id))
     for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "%00", "%F0%9F%92%B3"):
-        await world.refused(await world.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
+        await api.refused(await api.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
 
 
 @pytest.mark.parametrize("path", ["/sandbox", "/cardprovider", "/sandbox/callback", "/cardprovider/webhook"])
-async def test_the_name_of_a_post_route_is_not_an_order(world: World, path: str) -> None:
-    response = await world.as_session("GET", f"{PAYMENTS}{path}")
-    await world.refused(response, 405, "method_not_allowed")
+async def test_the_name_of_a_post_route_is_not_an_order(api: Api, path: str) -> None:
+    response = await api.as_session("GET", f"{PAYMENTS}{path}")
+    await api.refused(response, 405, "method_not_allowed")
     assert "POST" in response.headers["Allow"]
 
 
-async def test_the_list_is_newest_first_over_pages_without_gap_or_repetition(world: World) -> None:
-    await add_orders(world, 7)
-    await world.add_order(world.order(order_id(99), account_id=world.other_account_id))
-    found = await pages(world, f"{PAYMENTS}?limit=3")
+async def test_the_list_is_newest_first_over_pages_without_gap_or_repetition(api: Api) -> None:
+    await add_orders(api, 7)
+    await api.add_order(api.order(order_id(99), account_id=api.other_account_id))
+    found = await pages(api, f"{PAYMENTS}?limit=3")
     assert [len(page) for page in found] == [3, 3, 1]
     assert [each["order_id"] for page in found for each in page] == [order_id(n) for n in reversed(range(7))]
 
 
-async def test_the_list_filters_by_status_provider_and_time(world: World) -> None:
-    await add_orders(world, 4)
-    sandbox = world.order(order_id(50), provider="sandbox", sandbox_event_id="evt_1", signed_at=0)
-    await world.add_order(sandbox)
-    await world.write(
-        tables.orders.update().where(tables.orders.c.order_id == order_id(0)).values(status="credited")
-    )
+async def test_the_list_filters_by_status_provider_and_time(api: Api) -> None:
+    await add_orders(api, 4)
+    sandbox = api.order(order_id(50), provider="sandbox", sandbox_event_id="evt_1", signed_at=0)
+    await api.add_order(sandbox)
+    await api.write(tables.orders.update().where(tables.orders.c.order_id == order_id(0)).values(status="credited"))
     for query, wanted in (
         ("status=credited", [0]),
         ("provider=sandbox", [50]),
@@ -95,7 +93,7 @@ async def test_the_list_filters_by_status_provider_and_time(world: World) -> Non
         ("from=2026-11-20T12:01:00Z", [3, 2]),
         ("to=2026-11-20T12:01:00Z&provider=cardprovider", [1, 0]),
     ):
-        body = await read(world, f"{PAYMENTS}?{query}")
+        body = await read(api, f"{PAYMENTS}?{query}")
         assert [each["order_id"] for each in body["data"]] == [order_id(number) for number in wanted], query
 
 
@@ -107,35 +105,35 @@ async def test_the_list_filters_by_status_provider_and_time(world: World) -> Non
         (f"{LEDGER}?limit=101", "limit"),
     ],
 )  # fmt: skip
-async def test_invalid_filters_are_refused(world: World, path: str, param: str) -> None:
-    error = await world.refused(await world.as_session("GET", path), 400, "invalid_parameter")
+async def test_invalid_filters_are_refused(api: Api, path: str, param: str) -> None:
+    error = await api.refused(await api.as_session("GET", path), 400, "invalid_parameter")
     assert error["param"] == param
 
 
-async def test_a_cursor_is_valid_for_its_filters_only(world: World) -> None:
-    await add_orders(world, 3)
-    cursor = (await read(world, f"{PAYMENTS}?limit=1"))["next_cursor"]
+async def test_a_cursor_is_valid_for_its_filters_only(api: Api) -> None:
+    await add_orders(api, 3)
+    cursor = (await read(api, f"{PAYMENTS}?limit=1"))["next_cursor"]
     for path in (f"{PAYMENTS}?provider=cardprovider&cursor={cursor}", f"{PAYMENTS}?cursor=x{cursor}"):
-        await world.refused(await world.as_session("GET", path), 400, "invalid_cursor")
+        await api.refused(await api.as_session("GET", path), 400, "invalid_cursor")
     # The statement counts operations: an order is no place in it.
-    await world.refused(await world.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
+    await api.refused(await api.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
 
 
-async def add_operations(world: World) -> AccountState:
+async def add_operations(api: Api) -> AccountState:
     """A credit, a hold that is charged in part, one that is released, and a charge-back below zero."""
-    state = AccountState(world.account_id)
-    at = world.now
+    state = AccountState(api.account_id)
+    at = api.now
 
     async def add(operation: Any) -> None:
         nonlocal at
         assert isinstance(operation, Operation)
         state.apply(operation)
         columns = {name: getattr(operation, name) for name in operation.__struct_fields__ if name != "postings"}
-        await world.write(tables.operations.insert().values(**columns))
+        await api.write(tables.operations.insert().values(**columns))
         for line, posting in enumerate(operation.postings):
-            await world.write(
+            await api.write(
                 tables.postings.insert().values(
-                    account_id=world.account_id, number=operation.number, line=line, **posting._asdict()
+                    account_id=api.account_id, number=operation.number, line=line, **posting._asdict()
                 )
             )
         at += timedelta(minutes=1)
@@ -162,11 +160,11 @@ async def add_operations(world: World) -> AccountState:
     return state
 
 
-async def test_the_statement_lists_every_operation_and_the_totals_after_it(world: World) -> None:
-    await add_operations(world)
-    world.rows.reads = 0
-    data = (await read(world, LEDGER))["data"]
-    assert world.rows.reads == 1
+async def test_the_statement_lists_every_operation_and_the_totals_after_it(api: Api) -> None:
+    await add_operations(api)
+    api.rows.reads = 0
+    data = (await read(api, LEDGER))["data"]
+    assert api.rows.reads == 1
     assert [
         (each["kind"], each["amount"], each["balance_change"], each["balance"], each["held_total"],
          each["available_balance"])
@@ -198,24 +196,24 @@ async def test_the_statement_lists_every_operation_and_the_totals_after_it(world
     }
 
 
-async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(world: World) -> None:
-    await add_operations(world)
-    found = await pages(world, f"{LEDGER}?limit=4")
+async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(api: Api) -> None:
+    await add_operations(api)
+    found = await pages(api, f"{LEDGER}?limit=4")
     assert [[each["number"] for each in page] for page in found] == [[6, 5, 4, 3], [2, 1]]
     for query, wanted in (
         ("kind=hold", [3, 2]),
         ("from=2026-11-20T12:04:00Z", [6, 5]),
         ("to=2026-11-20T12:01:00Z", [1]),
     ):
-        body = await read(world, f"{LEDGER}?{query}")
+        body = await read(api, f"{LEDGER}?{query}")
         assert [each["number"] for each in body["data"]] == wanted
 
 
-async def test_another_accounts_statement_is_not_readable(world: World) -> None:
-    await add_operations(world)
+async def test_another_accounts_statement_is_not_readable(api: Api) -> None:
+    await add_operations(api)
     token = "hst_" + "B" * 43
-    await world.add_session(world.other_account_id, "ses_2", token)
-    response = await world.call("GET", LEDGER, headers={"Authorization": f"Bearer {token}"})
+    await api.add_session(api.other_account_id, "ses_2", token)
+    response = await api.call("GET", LEDGER, headers={"Authorization": f"Bearer {token}"})
     assert await response.get_json() == {"data": [], "next_cursor": None}
 
 
@@ -224,9 +222,9 @@ async def test_another_accounts_statement_is_not_readable(world: World) -> None:
     [("GET", PAYMENTS), ("GET", f"{PAYMENTS}/ord_1"), ("GET", LEDGER), ("POST", f"{PAYMENTS}/sandbox"),
      ("POST", f"{PAYMENTS}/cardprovider")],
 )  # fmt: skip
-async def test_every_payment_route_requires_a_live_session(world: World, method: str, path: str) -> None:
-    await world.refused(await world.call(method, path), 401, "missing_credentials")
-    headers = {"Authorization": f"Bearer {world.key.secret}"}
-    await world.refused(await world.call(method, path, headers=headers), 401, "wrong_credential_type")
+async def test_every_payment_route_requires_a_live_session(api: Api, method: str, path: str) -> None:
+    await api.refused(await api.call(method, path), 401, "missing_credentials")
+    headers = {"Authorization": f"Bearer {api.key.secret}"}
+    await api.refused(await api.call(method, path, headers=headers), 401, "wrong_credential_type")
     headers = {"Authorization": "Bearer hst_" + "C" * 43}
-    await world.refused(await world.call(method, path, headers=headers), 401, "invalid_session")
+    await api.refused(await api.call(method, path, headers=headers), 401, "invalid_session")

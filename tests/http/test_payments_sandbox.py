@@ -13,8 +13,8 @@ from holdfast.actors.account.order_messages import CreateOrder, PaySandboxOrder
 from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify
 
 if TYPE_CHECKING:
-    from tests.http.conftest import World
-    from tests.http.order_stand_ins import OrderBook
+    from tests.http.conftest import Api
+    from tests.http.order_stand_ins import OrderRules
 
 CREATE, CALLBACK = "/v2/control/payments/sandbox", "/v2/control/payments/sandbox/callback"
 HEADER = "X-Sandbox-Payment-Signature"
@@ -30,33 +30,33 @@ PART = {
 
 
 @pytest.fixture
-def book(world: World) -> OrderBook:
-    return world.open_book()
+def rules(api: Api) -> OrderRules:
+    return api.use_order_rules()
 
 
-async def create(world: World, amount: str = "10.00", **more: Any) -> dict[str, Any]:
+async def create(api: Api, amount: str = "10.00", **more: Any) -> dict[str, Any]:
     headers = more.pop("headers", None)
-    response = await world.as_session("POST", CREATE, json={"amount": amount, **more}, headers=headers)
+    response = await api.as_session("POST", CREATE, json={"amount": amount, **more}, headers=headers)
     assert response.status_code == 200, await response.get_data()
     body: dict[str, Any] = await response.get_json()
     return body
 
 
-async def pay(world: World, created: dict[str, Any], **changed: Any) -> Response:
+async def pay(api: Api, created: dict[str, Any], **changed: Any) -> Response:
     """Send the callback as it was given; ``changed`` values of None leave the field out."""
     callback = created["callback"]
     signature = changed.pop("signature", callback["signature"])
     payload = {name: value for name, value in {**callback["payload"], **changed}.items() if value is not None}
     headers = {} if signature is None else {callback["signature_header"]: signature}
-    return await world.call("POST", CALLBACK, json=payload, headers=headers)
+    return await api.call("POST", CALLBACK, json=payload, headers=headers)
 
 
-async def test_creating_an_order_returns_the_callback_that_pays_it(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    [(account_id, command)] = world.accounts.asked
+async def test_creating_an_order_returns_the_callback_that_pays_it(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    [(account_id, command)] = api.accounts.asked
     assert isinstance(command, CreateOrder)
     request = command.request
-    assert account_id == request.account_id == world.account_id
+    assert account_id == request.account_id == api.account_id
     assert created == {
         "order_id": request.order_id,
         "provider": "sandbox",
@@ -70,7 +70,7 @@ async def test_creating_an_order_returns_the_callback_that_pays_it(world: World,
             "signature_header": HEADER,
             "payload": {
                 "order_id": request.order_id,
-                "account_id": world.account_id,
+                "account_id": api.account_id,
                 "amount": "10.00",
                 "currency": "USD",
                 "status": "paid",
@@ -84,9 +84,9 @@ async def test_creating_an_order_returns_the_callback_that_pays_it(world: World,
     assert verify(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
 
 
-async def test_the_callback_credits_the_order_and_returns_its_fields(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    response = await pay(world, created)
+async def test_the_callback_credits_the_order_and_returns_its_fields(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    response = await pay(api, created)
     body = await response.get_json()
     assert response.status_code == 200
     assert set(body) == PART | {"credited_at", "failed_at"}
@@ -129,32 +129,32 @@ async def test_the_callback_credits_the_order_and_returns_its_fields(world: Worl
         assert body[name] == []
 
 
-async def test_a_replay_changes_nothing_even_after_the_order_expired(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    first = await (await pay(world, created)).get_json()
-    book.now = world.now + timedelta(hours=1)
-    response = await pay(world, created)
+async def test_a_replay_changes_nothing_even_after_the_order_expired(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    first = await (await pay(api, created)).get_json()
+    rules.now = api.now + timedelta(hours=1)
+    response = await pay(api, created)
     assert (response.status_code, await response.get_json()) == (200, first)
-    assert len(book.orders[created["order_id"]].state.moves) == 1
+    assert len(rules.orders[created["order_id"]].state.moves) == 1
 
 
-async def test_the_event_id_may_be_omitted(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    response = await pay(world, created, provider_event_id=None)
+async def test_the_event_id_may_be_omitted(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    response = await pay(api, created, provider_event_id=None)
     assert (await response.get_json())["status"] == "credited"
 
 
 @pytest.mark.parametrize("amount", ["10", "10.0", "10.00", "10.000000"])
-async def test_the_amount_is_compared_as_a_number(world: World, book: OrderBook, amount: str) -> None:
-    created = await create(world)
-    assert (await pay(world, created, amount=amount)).status_code == 200
+async def test_the_amount_is_compared_as_a_number(api: Api, rules: OrderRules, amount: str) -> None:
+    created = await create(api)
+    assert (await pay(api, created, amount=amount)).status_code == 200
 
 
-async def test_values_are_accepted_in_any_order_and_format_with_extra_keys(world: World, book: OrderBook) -> None:
-    created = await create(world)
+async def test_values_are_accepted_in_any_order_and_format_with_extra_keys(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
     payload = dict(reversed(list(created["callback"]["payload"].items()))) | {"note": ["unsigned", 1, None]}
     text = msgspec.json.format(msgspec.json.encode(payload), indent=3).decode().replace("paid", "p\\u0061id")
-    response = await world.call(
+    response = await api.call(
         "POST",
         CALLBACK,
         data=text,
@@ -162,7 +162,7 @@ async def test_values_are_accepted_in_any_order_and_format_with_extra_keys(world
         | {"Content-Type": "application/json"},
     )
     assert response.status_code == 200, await response.get_data()
-    [*_, (_, command)] = world.accounts.asked
+    [*_, (_, command)] = api.accounts.asked
     assert isinstance(command, PaySandboxOrder)
     assert command.body == text.encode()
 
@@ -176,134 +176,134 @@ async def test_values_are_accepted_in_any_order_and_format_with_extra_keys(world
     ],
 )  # fmt: skip
 async def test_altered_values_and_unknown_orders_get_the_same_refusal(
-    world: World, book: OrderBook, altered: dict[str, str]
+    api: Api, rules: OrderRules, altered: dict[str, str]
 ) -> None:
-    created = await create(world)
-    await create(world)
-    response = await pay(world, created, **altered)
-    error = await world.refused(response, 401, "invalid_signature")
+    created = await create(api)
+    await create(api)
+    response = await pay(api, created, **altered)
+    error = await api.refused(response, 401, "invalid_signature")
     assert error["message"] == "The signature does not belong to this payment order."
     assert "WWW-Authenticate" not in response.headers
-    assert book.orders[created["order_id"]].status == "pending"
+    assert rules.orders[created["order_id"]].status == "pending"
 
 
 @pytest.mark.parametrize(
     "signature",
     ["x", "t=1", "v1=00", "t=1,v1=zz", "t=1,t=2,v1=" + "0" * 64, ",,,", "=" * 3000, "t=" + "9" * 500, "\xff\xfe"],
 )
-async def test_a_malformed_header_is_an_invalid_signature(world: World, book: OrderBook, signature: str) -> None:
-    created = await create(world)
-    await world.refused(await pay(world, created, signature=signature), 401, "invalid_signature")
+async def test_a_malformed_header_is_an_invalid_signature(api: Api, rules: OrderRules, signature: str) -> None:
+    created = await create(api)
+    await api.refused(await pay(api, created, signature=signature), 401, "invalid_signature")
 
 
-async def test_a_missing_signature_and_one_with_another_secret(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    await world.refused(await pay(world, created, signature=None), 401, "missing_signature")
-    await world.refused(await pay(world, created, signature=" "), 401, "missing_signature")
+async def test_a_missing_signature_and_one_with_another_secret(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    await api.refused(await pay(api, created, signature=None), 401, "missing_signature")
+    await api.refused(await pay(api, created, signature=" "), 401, "missing_signature")
     values = msgspec.convert(created["callback"]["payload"], SandboxValues)
     event_id = str(values.provider_event_id)
-    forged = sign("another secret", values, event_id=event_id, at=int(world.now.timestamp()))
-    await world.refused(await pay(world, created, signature=forged), 401, "invalid_signature")
+    forged = sign("another secret", values, event_id=event_id, at=int(api.now.timestamp()))
+    await api.refused(await pay(api, created, signature=forged), 401, "invalid_signature")
 
 
-async def test_an_older_secret_still_verifies(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    world.change(sandbox_secrets=("a newer secret", SECRET))
-    assert (await pay(world, created)).status_code == 200
+async def test_an_older_secret_still_verifies(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    api.change(sandbox_secrets=("a newer secret", SECRET))
+    assert (await pay(api, created)).status_code == 200
 
 
 @pytest.mark.parametrize("value", [10, 10.0, None, ["10.00"], {"a": 1}, "", "1" * 129, "1 0", "é"])
-async def test_a_value_must_be_a_short_plain_string(world: World, book: OrderBook, value: object) -> None:
-    created = await create(world)
+async def test_a_value_must_be_a_short_plain_string(api: Api, rules: OrderRules, value: object) -> None:
+    created = await create(api)
     payload = {**created["callback"]["payload"], "amount": value}
     headers = {HEADER: created["callback"]["signature"]}
-    response = await world.call("POST", CALLBACK, json=payload, headers=headers)
-    error = await world.refused(response, 400, "invalid_parameter")
+    response = await api.call("POST", CALLBACK, json=payload, headers=headers)
+    error = await api.refused(response, 400, "invalid_parameter")
     assert error["param"] == "amount"
 
 
-async def test_a_missing_value_is_named(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    error = await world.refused(await pay(world, created, status=None), 400, "missing_parameter")
+async def test_a_missing_value_is_named(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    error = await api.refused(await pay(api, created, status=None), 400, "missing_parameter")
     assert error["param"] == "status"
 
 
-async def test_an_event_id_of_another_order_is_refused(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    response = await pay(world, created, provider_event_id="evt_other")
-    assert (await world.refused(response, 400, "provider_event_mismatch"))["param"] == "provider_event_id"
+async def test_an_event_id_of_another_order_is_refused(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    response = await pay(api, created, provider_event_id="evt_other")
+    assert (await api.refused(response, 400, "provider_event_mismatch"))["param"] == "provider_event_id"
 
 
-async def test_an_expired_order_is_a_final_conflict(world: World, book: OrderBook) -> None:
-    created = await create(world)
-    book.now = world.now + timedelta(minutes=30)
-    response = await pay(world, created)
-    await world.refused(response, 409, "payment_order_expired")
+async def test_an_expired_order_is_a_final_conflict(api: Api, rules: OrderRules) -> None:
+    created = await create(api)
+    rules.now = api.now + timedelta(minutes=30)
+    response = await pay(api, created)
+    await api.refused(response, 409, "payment_order_expired")
     assert response.headers["X-Should-Retry"] == "false"
 
 
 @pytest.mark.parametrize("outcome", ["failed", "canceled"])
 async def test_other_outcomes_fail_the_order_and_leave_it_unpayable(
-    world: World, book: OrderBook, outcome: str
+    api: Api, rules: OrderRules, outcome: str
 ) -> None:
-    created = await create(world, outcome=outcome)
+    created = await create(api, outcome=outcome)
     assert created["callback"]["payload"]["status"] == outcome
-    body = await (await pay(world, created)).get_json()
+    body = await (await pay(api, created)).get_json()
     assert (body["status"], body["processing_status"], body["credited_at"]) == (outcome, outcome, None)
     assert body["failed_at"] == "2026-11-20T12:00:00.000Z"
     assert body["ledger_operation_refs"] == []
-    again = await pay(world, created)
+    again = await pay(api, created)
     assert (again.status_code, await again.get_json()) == (200, body)
     values = msgspec.convert({**created["callback"]["payload"], "status": "paid"}, SandboxValues)
     event_id = str(values.provider_event_id)
-    paid = sign(SECRET, values, event_id=event_id, at=int(world.now.timestamp()))
-    await world.refused(await pay(world, created, status="paid", signature=paid), 409, "payment_order_not_payable")
+    paid = sign(SECRET, values, event_id=event_id, at=int(api.now.timestamp()))
+    await api.refused(await pay(api, created, status="paid", signature=paid), 409, "payment_order_not_payable")
 
 
 @pytest.mark.parametrize(
     "amount", ["0", "0.00", "-1", "+1", "1e3", "1.001", "01", "1.", ".5", " 1", "1,00", "10000.01", "NaN", 10, None]
 )
-async def test_an_invalid_amount_creates_no_order(world: World, book: OrderBook, amount: object) -> None:
-    response = await world.as_session("POST", CREATE, json={"amount": amount})
-    error = await world.refused(response, 400, "invalid_amount")
-    assert (error["param"], world.accounts.asked) == ("amount", [])
+async def test_an_invalid_amount_creates_no_order(api: Api, rules: OrderRules, amount: object) -> None:
+    response = await api.as_session("POST", CREATE, json={"amount": amount})
+    error = await api.refused(response, 400, "invalid_amount")
+    assert (error["param"], api.accounts.asked) == ("amount", [])
 
 
-async def test_the_largest_order_is_a_setting(world: World, book: OrderBook) -> None:
-    world.configure(order_max_micro=5_000_000, sandbox_order_ttl_s=60)
-    await world.refused(await world.as_session("POST", CREATE, json={"amount": "5.01"}), 400, "invalid_amount")
-    created = await create(world, "5")
+async def test_the_largest_order_is_a_setting(api: Api, rules: OrderRules) -> None:
+    api.configure(order_max_micro=5_000_000, sandbox_order_ttl_s=60)
+    await api.refused(await api.as_session("POST", CREATE, json={"amount": "5.01"}), 400, "invalid_amount")
+    created = await create(api, "5")
     assert (created["amount"], created["expires_at"]) == ("5.00", "2026-11-20T12:01:00.000Z")
 
 
-async def test_a_disabled_sandbox_refuses_orders_and_callbacks(world: World, book: OrderBook) -> None:
-    created = await create(world, headers={"Idempotency-Key": "one"})
-    world.configure(sandbox_enabled=False)
-    await world.refused(await world.as_session("POST", CREATE, json={"amount": "1"}), 403, "sandbox_disabled")
-    await world.refused(await pay(world, created), 403, "sandbox_disabled")
+async def test_a_disabled_sandbox_refuses_orders_and_callbacks(api: Api, rules: OrderRules) -> None:
+    created = await create(api, headers={"Idempotency-Key": "one"})
+    api.configure(sandbox_enabled=False)
+    await api.refused(await api.as_session("POST", CREATE, json={"amount": "1"}), 403, "sandbox_disabled")
+    await api.refused(await pay(api, created), 403, "sandbox_disabled")
 
 
-async def test_a_repeated_key_returns_the_same_order_and_signature(world: World, book: OrderBook) -> None:
+async def test_a_repeated_key_returns_the_same_order_and_signature(api: Api, rules: OrderRules) -> None:
     headers = {"Idempotency-Key": "one"}
-    first = await create(world, headers=headers)
-    book.now = world.now + timedelta(minutes=1)
-    response = await world.as_session("POST", CREATE, json={"amount": "10.00"}, headers=headers)
+    first = await create(api, headers=headers)
+    rules.now = api.now + timedelta(minutes=1)
+    response = await api.as_session("POST", CREATE, json={"amount": "10.00"}, headers=headers)
     assert response.headers["Idempotent-Replayed"] == "true"
     assert await response.get_json() == first
-    assert len(book.orders) == 1
+    assert len(rules.orders) == 1
 
 
-async def test_the_brand_is_stored_with_the_order(world: World, book: OrderBook) -> None:
-    world.configure(brand_id="acme", legal_entity_id="acme-ltd", merchant_of_record="Acme Ltd")
-    created = await create(world)
-    world.configure(brand_id="other")
-    body = await (await pay(world, created)).get_json()
+async def test_the_brand_is_stored_with_the_order(api: Api, rules: OrderRules) -> None:
+    api.configure(brand_id="acme", legal_entity_id="acme-ltd", merchant_of_record="Acme Ltd")
+    created = await create(api)
+    api.configure(brand_id="other")
+    body = await (await pay(api, created)).get_json()
     assert (body["brand_id"], body["legal_entity_id"], body["merchant_of_record"]) == (
         "acme", "acme-ltd", "Acme Ltd"
     )  # fmt: skip
 
 
-async def test_a_callback_that_is_not_json_is_a_4xx(world: World, book: OrderBook) -> None:
+async def test_a_callback_that_is_not_json_is_a_4xx(api: Api, rules: OrderRules) -> None:
     for body, status, code in (
         (b"", 400, "invalid_json"),
         (b"\xff\xfe", 400, "invalid_json"),
@@ -314,4 +314,4 @@ async def test_a_callback_that_is_not_json_is_a_4xx(world: World, book: OrderBoo
         (b"{" + b" " * 10_000_000 + b"}", 413, "request_too_large"),
     ):
         headers = {"Content-Type": "application/json", HEADER: "t=1,v1=" + "0" * 64}
-        await world.refused(await world.call("POST", CALLBACK, data=body, headers=headers), status, code)
+        await api.refused(await api.call("POST", CALLBACK, data=body, headers=headers), status, code)

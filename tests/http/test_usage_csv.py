@@ -1,4 +1,4 @@
-"""The usage log as a file: whole, narrowed, harmless to spreadsheets, and read no further than somebody listens."""
+"""The usage log as a CSV file: complete, filtered, safe for spreadsheets, and read only while a client reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
-    from tests.http.conftest import World
+    from tests.http.conftest import Api
 
 T = TypeVar("T")
 
@@ -29,21 +29,21 @@ PATH = "/v2/usage/logs?format=csv"
 FORMULA = '=HYPERLINK("http://evil.test","click")'
 
 
-async def add_many(world: World, count: int, *, error: str | None = None) -> None:
+async def add_many(api: Api, count: int, *, error: str | None = None) -> None:
     """Write ``count`` lines, three at each microsecond before noon."""
-    await world.write(
+    await api.write(
         sqlalchemy.text(
             "insert into usage_entries (account_id, request_id, ts, model, modality, api_key_id, status, "
             "billable_units, tokens_in, tokens_out, latency_ms, cost_micro, error, operation_id, status_history) "
             "select :account, 'task_' || lpad(n::text, 6, '0'), :noon - make_interval(secs => (n / 3) * 1e-6), "
             "'studio/image-1', 'image', 'key_1', 'succeeded', 1, 0, 0, n, n, :error, 'op_' || n, '[]' "
             "from generate_series(1, :count) n"
-        ).bindparams(account=world.account_id, noon=world.now, count=count, error=error)
+        ).bindparams(account=api.account_id, noon=api.now, count=count, error=error)
     )
 
 
-async def lines(world: World, query: str = "") -> list[dict[str, str]]:
-    response = await world.as_session("GET", PATH + query)
+async def lines(api: Api, query: str = "") -> list[dict[str, str]]:
+    response = await api.as_session("GET", PATH + query)
     text = await response.get_data(as_text=True)
     assert response.status_code == 200, text
     assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
@@ -52,34 +52,34 @@ async def lines(world: World, query: str = "") -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
 
 
-async def test_ten_thousand_lines_are_sent_in_short_reads(world: World) -> None:
+async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
     count = 10_500
-    await add_many(world, count)
-    reads = world.rows.reads
+    await add_many(api, count)
+    reads = api.rows.reads
     with trio.fail_after(30):
-        async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
-            text = (await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})).text
+        async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
+            text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    assert world.rows.reads - reads == count // PAGE_ROWS + 1
+    assert api.rows.reads - reads == count // PAGE_ROWS + 1
     assert len({each["request_id"] for each in found}) == len(found) == count
     order = [(each["ts"], each["request_id"]) for each in found]
-    # Times are told in milliseconds, so only the ids tell the order inside one.
+    # Times have milliseconds, so within one only the ids show the order.
     assert [at for at, _ in order] == sorted((at for at, _ in order), reverse=True)
     assert sum(int(each["latency_ms"]) for each in found) == count * (count + 1) // 2
     assert found[0]["cost_credits"].startswith("0.00")
 
 
-async def test_a_line_has_every_column_as_text(world: World) -> None:
-    entry = usage_of(world.task("task_a"))
-    await world.add_usage(msgspec.structs.replace(entry, cost_micro=12_000, latency_ms=7, tokens_out=3))
-    assert await lines(world) == [
+async def test_a_line_has_every_column_as_text(api: Api) -> None:
+    entry = usage_of(api.task("task_a"))
+    await api.add_usage(msgspec.structs.replace(entry, cost_micro=12_000, latency_ms=7, tokens_out=3))
+    assert await lines(api) == [
         {
             "request_id": "task_a",
             "ts": "2026-11-20T12:00:00.000Z",
             "model": "studio/image-1",
             "modality": "image",
             "status": "queued",
-            "api_key_id": world.key_id,
+            "api_key_id": api.key_id,
             "billable_units": "0",
             "tokens_in": "0",
             "tokens_out": "3",
@@ -91,8 +91,8 @@ async def test_a_line_has_every_column_as_text(world: World) -> None:
     ]
 
 
-async def test_an_empty_log_is_a_file_with_a_header(world: World) -> None:
-    response = await world.as_session("GET", PATH)
+async def test_an_empty_log_is_a_file_with_a_header(api: Api) -> None:
+    response = await api.as_session("GET", PATH)
     assert await response.get_data(as_text=True) == ",".join(COLUMNS) + "\r\n"
 
 
@@ -110,12 +110,12 @@ async def test_an_empty_log_is_a_file_with_a_header(world: World) -> None:
         "=\u00fc\u4e16\U0001f600",
     ],
 )
-async def test_no_cell_is_taken_for_a_formula(world: World, evil: str) -> None:
-    entry = usage_of(world.task("task_a"))
-    await world.add_usage(msgspec.structs.replace(entry, error=evil, model=evil, api_key_id=evil))
-    [line] = await lines(world)
-    told = evil if evil.startswith('"') else f"'{evil}"
-    assert (line["error"], line["model"], line["api_key_id"]) == (told, told, told)
+async def test_no_cell_is_taken_for_a_formula(api: Api, evil: str) -> None:
+    entry = usage_of(api.task("task_a"))
+    await api.add_usage(msgspec.structs.replace(entry, error=evil, model=evil, api_key_id=evil))
+    [line] = await lines(api)
+    cell = evil if evil.startswith('"') else f"'{evil}"
+    assert (line["error"], line["model"], line["api_key_id"]) == (cell, cell, cell)
 
 
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=4)))
@@ -129,20 +129,20 @@ def test_every_cell_is_read_back_and_starts_no_formula(table: list[list[str]]) -
 
 
 @pytest.mark.parametrize("form", ["", "&format=csv"])
-async def test_every_filter_applies_to_pages_and_files(world: World, form: str) -> None:
-    entry = usage_of(world.task("task_0"))
+async def test_every_filter_applies_to_pages_and_files(api: Api, form: str) -> None:
+    entry = usage_of(api.task("task_0"))
     different: tuple[dict[str, Any], ...] = (
         {"status": "failed"},
         {"model": "studio/tone-1", "modality": "audio"},
         {"api_key_id": "key_other"},
-        {"ts": world.now + timedelta(hours=1)},
+        {"ts": api.now + timedelta(hours=1)},
     )
     for number, fields in enumerate(different):
-        await world.add_usage(msgspec.structs.replace(entry, request_id=f"task_{number}", **fields))
+        await api.add_usage(msgspec.structs.replace(entry, request_id=f"task_{number}", **fields))
 
     async def ids(query: str) -> list[str]:
         path = f"/v2/usage/logs?{query}{form}"
-        response = await world.as_session("GET", path)
+        response = await api.as_session("GET", path)
         assert response.status_code == 200
         if not form:
             return [each["request_id"] for each in (await response.get_json())["data"]]
@@ -174,57 +174,57 @@ async def test_every_filter_applies_to_pages_and_files(world: World, form: str) 
     ],
 )
 async def test_invalid_queries_are_refused_before_the_file_starts(
-    world: World, query: str, code: str, param: str
+    api: Api, query: str, code: str, param: str
 ) -> None:
-    error = await world.refused(await world.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
+    error = await api.refused(await api.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
     assert error["param"] == param
 
 
-async def test_a_file_requires_a_live_session(world: World) -> None:
-    await world.refused(await world.call("GET", PATH), 401, "missing_credentials")
+async def test_a_file_requires_a_live_session(api: Api) -> None:
+    await api.refused(await api.call("GET", PATH), 401, "missing_credentials")
     headers = {"Authorization": "Bearer hst_" + "B" * 43}
-    await world.refused(await world.call("GET", PATH, headers=headers), 401, "invalid_session")
+    await api.refused(await api.call("GET", PATH, headers=headers), 401, "invalid_session")
 
 
-async def test_a_file_starts_after_a_cursor(world: World) -> None:
-    await add_many(world, 30)
-    page = await (await world.as_session("GET", "/v2/usage/logs?limit=10")).get_json()
-    rest = await lines(world, f"&cursor={page['next_cursor']}")
-    some = await lines(world, f"&cursor={page['next_cursor']}&limit=5")
+async def test_a_file_starts_after_a_cursor(api: Api) -> None:
+    await add_many(api, 30)
+    page = await (await api.as_session("GET", "/v2/usage/logs?limit=10")).get_json()
+    rest = await lines(api, f"&cursor={page['next_cursor']}")
+    some = await lines(api, f"&cursor={page['next_cursor']}&limit=5")
     assert len(rest) == 20
     assert some == rest[:5]
     shown = {each["request_id"] for each in page["data"]}
     assert shown.isdisjoint(each["request_id"] for each in rest)
 
 
-async def test_head_does_not_create_the_file(world: World) -> None:
-    response = await world.as_session("HEAD", PATH)
+async def test_head_does_not_create_the_file(api: Api) -> None:
+    response = await api.as_session("HEAD", PATH)
     assert (response.status_code, response.headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
     assert await response.get_data() == b""
 
 
-async def test_reading_stops_after_a_disconnect(world: World) -> None:
+async def test_reading_stops_after_a_disconnect(api: Api) -> None:
     pages = 40
-    await add_many(world, pages * PAGE_ROWS, error="x" * 500)
+    await add_many(api, pages * PAGE_ROWS, error="x" * 500)
     with trio.fail_after(30):
-        async with world.serving() as base:
+        async with api.serving() as base:
             host, port = base.removeprefix("http://").split(":")
             async with await trio.open_tcp_stream(host, int(port)) as stream:
-                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {world.token}\r\n\r\n"
+                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n\r\n"
                 await stream.send_all(head.encode())
                 assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
             seen = -1
-            while seen != world.rows.reads:
-                seen = world.rows.reads
+            while seen != api.rows.reads:
+                seen = api.rows.reads
                 await trio.sleep(0.3)
-    assert world.rows.reads < pages
+    assert api.rows.reads < pages
 
 
 class FailingRows:
     """Real rows, until they are away."""
 
-    def __init__(self, world: World, good: int) -> None:
-        self._database = world.database
+    def __init__(self, api: Api, good: int) -> None:
+        self._database = api.database
         self.good = good
 
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
@@ -234,14 +234,14 @@ class FailingRows:
         return await self._database.read(query)
 
 
-async def test_an_incomplete_file_breaks_the_connection(world: World) -> None:
-    await add_many(world, 2 * PAGE_ROWS)
-    rows = FailingRows(world, 1)
-    world.change(database=rows)
+async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
+    await add_many(api, 2 * PAGE_ROWS)
+    rows = FailingRows(api, 1)
+    api.change(database=rows)
     with trio.fail_after(30):
-        async with world.serving() as base, httpx2.AsyncClient(base_url=base) as client:
+        async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             with pytest.raises(httpx2.RemoteProtocolError):
-                await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})
+                await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
             rows.good = 100
-            whole = await client.get(PATH, headers={"Authorization": f"Bearer {world.token}"})
+            whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
             assert whole.text.count("\r\n") == 2 * PAGE_ROWS + 1

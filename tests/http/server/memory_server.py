@@ -1,4 +1,4 @@
-"""A server in memory: connections over streams without sockets, an application that does as it is told."""
+"""Connections over streams in memory, and an application that the request controls."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ async def rest_of(stream: Stream) -> bytes:
 
 async def answers(stream: Stream, count: int) -> bytes:
     """What comes until it holds ``count`` heads with the bodies they tell of; the bodies must not hold heads."""
-    told = b""
+    received = b""
     while True:
-        rest, found = told, 0
+        rest, found = received, 0
         while b"\r\n\r\n" in rest:
             head, _, rest = rest.partition(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
@@ -102,7 +102,7 @@ async def answers(stream: Stream, count: int) -> bytes:
                 break
             rest, found = rest[length:], found + 1
         if found >= count:
-            return told
+            return received
         part = await stream.receive_some()
-        assert part, told
-        told += bytes(part)
+        assert part, received
+        received += bytes(part)

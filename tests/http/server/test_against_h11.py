@@ -1,7 +1,7 @@
-"""The same bytes give the same requests as h11 reads from them, wherever they are split; or a meant refusal.
+"""The parser reads the same requests as h11, however the bytes are split, or refuses them on purpose.
 
-Where this server refuses what h11 takes, the table says by which code: a proxy in front may read such a message in
-another way, and that is how requests are smuggled.
+The table lists what this server refuses although h11 accepts it, with the code: a proxy may parse such a message
+differently, which makes request smuggling possible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAME = {
     "a body with its length": POST + b"Content-Length: 5\r\n\r\nhello",
     "a body of no length": POST + b"Content-Length: 0\r\n\r\n",
     "a body cut short": POST + b"Content-Length: 9\r\n\r\nhello",
-    "chunks": CHUNKED + b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n",
+    "chunks": CHUNKED + b"5\r\nhello\r\n6\r\n api\r\n0\r\n\r\n",
     "chunks in capital hex": CHUNKED + b"A\r\n0123456789\r\n0\r\n\r\n",
     "chunk extensions": CHUNKED + b"5;a=b;c\r\nhello\r\n0;last\r\n\r\n",
     "trailers": CHUNKED + b"1\r\nx\r\n0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n",
@@ -91,7 +91,7 @@ SAME = {
 STRICTER = {
     "bare line feeds": (b"GET / HTTP/1.1\nHost: x\n\n", "malformed_request"),
     "a bare line feed in a head": (GET + b"X: a\nY: b\r\n\r\n", "malformed_request"),
-    "a blank behind a chunk size": (CHUNKED + b"1 \r\nx\r\n0\r\n\r\n", "malformed_request"),
+    "a blank after a chunk size": (CHUNKED + b"1 \r\nx\r\n0\r\n\r\n", "malformed_request"),
     "a folded header": (GET + b"X: a\r\n b\r\n\r\n", "malformed_request"),
     "a length twice": (POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", "malformed_request"),
     "a list of lengths": (POST + b"Content-Length: 2, 2\r\n\r\n{}", "malformed_request"),
@@ -104,7 +104,7 @@ STRICTER = {
     "a star": (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "a fragment": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a method nobody knows": (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
+    "an unknown method": (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "SMTP": (b"EHLO example.com\r\n", "malformed_request"),
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http_version_not_supported"),
     "HTTP/3": (b"GET / HTTP/3.0\r\nHost: x\r\n\r\n", "http_version_not_supported"),

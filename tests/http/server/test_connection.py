@@ -27,9 +27,9 @@ async def never(scope: Scope, receive: Receive, send: Send) -> None:
     await trio.sleep_forever()
 
 
-def error_of(told: bytes) -> dict[str, str]:
+def error_of(received: bytes) -> dict[str, str]:
     """The error of an answer, which has the one shape and a request id."""
-    head, _, body = told.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
     error: dict[str, str] = msgspec.json.decode(body)["error"]
     assert f"x-request-id: {error['request_id']}".encode() in head
     assert b"connection: close" in head
@@ -42,8 +42,8 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         bodies = [b"%d" % number for number in range(20)]
         sent = [POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies]
         await stream.send_all(b"".join(sent))
-        told = await answers(stream, 20)
-        assert [part.rpartition(b"|")[2] for part in told.split(b"HTTP/1.1 200 OK")[1:]] == bodies
+        received = await answers(stream, 20)
+        assert [part.rpartition(b"|")[2] for part in received.split(b"HTTP/1.1 200 OK")[1:]] == bodies
         assert server.calls == ["/p"] * 20
 
 
@@ -51,9 +51,9 @@ async def test_a_response_with_a_known_body_is_one_send() -> None:
     async with serving() as server:
         stream = server.connect_unbuffered()
         await stream.send_all(GET)
-        told = bytes(await stream.receive_some())
-        assert told.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert told.endswith(b"/a|")
+        received = bytes(await stream.receive_some())
+        assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert received.endswith(b"/a|")
         await stream.aclose()
 
 
@@ -70,9 +70,9 @@ async def test_chunked_bodies_are_read_and_chunked_responses_written() -> None:
         stream = server.connect()
         await stream.send_all(POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
         await stream.send_all(b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n")
-        told = await rest_of(stream)
-        assert b"transfer-encoding: chunked\r\n" in told
-        assert told.endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+        received = await rest_of(stream)
+        assert b"transfer-encoding: chunked\r\n" in received
+        assert received.endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
 
 
 async def test_100_continue_is_sent_when_the_body_is_read_not_before() -> None:
@@ -102,9 +102,9 @@ async def test_an_early_response_to_a_client_that_waits_for_100_closes(clock: Mo
         stream = server.connect()
         started_s = trio.current_time()
         await stream.send_all(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
-        told = await rest_of(stream)
-        assert b"connection: close" in told
-        assert b"100 Continue" not in told
+        received = await rest_of(stream)
+        assert b"connection: close" in received
+        assert b"100 Continue" not in received
         assert trio.current_time() == started_s
 
 
@@ -112,15 +112,15 @@ async def test_http_1_0_and_head_get_suitable_responses() -> None:
     async with serving() as server:
         old = server.connect()
         await old.send_all(b"GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-        told = await rest_of(old)
-        assert b"connection: close" in told
-        assert told.endswith(b"/old|")
+        received = await rest_of(old)
+        assert b"connection: close" in received
+        assert received.endswith(b"/old|")
         head = server.connect()
         await head.send_all(GET.replace(b"GET", b"HEAD") + GET.replace(b"/a", b"/b"))
-        told = b""
-        while not told.endswith(b"/b|"):
-            told += await head.receive_some()
-        first, _, second = told.partition(b"\r\n\r\n")
+        received = b""
+        while not received.endswith(b"/b|"):
+            received += await head.receive_some()
+        first, _, second = received.partition(b"\r\n\r\n")
         assert b"content-length: 3" in first
         assert second.startswith(b"HTTP/1.1 200")
 
@@ -163,10 +163,10 @@ async def test_an_incomplete_head_times_out(clock: MockClock) -> None:
         async with trio.open_nursery() as nursery:
             await stream.send_all(GET[:-2])
             nursery.start_soon(drip)
-            told = bytes(await stream.receive_some())
+            received = bytes(await stream.receive_some())
             nursery.cancel_scope.cancel()
-        assert told.startswith(b"HTTP/1.1 408 ")
-        assert error_of(told)["code"] == "request_timeout"
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert error_of(received)["code"] == "request_timeout"
         assert 10.0 <= trio.current_time() - started_s <= 11.0
         assert server.calls == []
 
@@ -175,9 +175,9 @@ async def test_an_incomplete_body_times_out(clock: MockClock) -> None:
     async with serving(body_timeout_s=30.0) as server:
         stream = server.connect()
         await stream.send_all(POST + b"Content-Length: 5\r\n\r\nhel")
-        told = await rest_of(stream)
-        assert told.startswith(b"HTTP/1.1 408 ")
-        assert error_of(told)["code"] == "request_timeout"
+        received = await rest_of(stream)
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert error_of(received)["code"] == "request_timeout"
         assert server.cancelled == ["/p"]
 
 
@@ -214,11 +214,11 @@ async def test_a_slow_reader_gets_its_whole_response(clock: MockClock) -> None:
         server.handler = much
         stream = server.connect_unbuffered()
         await stream.send_all(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        told = b""
+        received = b""
         while part := bytes(await stream.receive_some(65536)):
-            told += part
+            received += part
             await trio.sleep(10)
-        assert told.endswith(whole)
+        assert received.endswith(whole)
         await stream.aclose()
 
 
@@ -270,8 +270,8 @@ async def test_a_server_refusal_waits_for_earlier_responses() -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(GET + b"GET ? HTTP/1.1\r\n\r\n" + GET)
-        told = await rest_of(stream)
-        assert [part[:3] for part in told.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+        received = await rest_of(stream)
+        assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
         assert server.calls == ["/a"]
 
 
@@ -281,9 +281,9 @@ async def test_a_malformed_body_is_refused_while_its_handler_waits() -> None:
         await stream.send_all(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
         await wait_all_tasks_blocked()
         await stream.send_all(b"zzz\r\n")
-        told = await rest_of(stream)
-        assert told.startswith(b"HTTP/1.1 400 ")
-        assert error_of(told)["code"] == "malformed_request"
+        received = await rest_of(stream)
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert error_of(received)["code"] == "malformed_request"
 
 
 @pytest.mark.parametrize("when", ["before", "within", "longer", "shorter", "line break"])
@@ -306,12 +306,12 @@ async def test_an_application_fault_closes_its_connection_only(when: str) -> Non
         broken = server.connect()
         with structlog.testing.capture_logs() as logs:
             await broken.send_all(GET)
-            told = await rest_of(broken)
+            received = await rest_of(broken)
         assert [line["event"] for line in logs] == ["the application failed"]
         assert "hunter2" not in str(logs)
         if when in {"before", "line break"}:
-            assert told.startswith(b"HTTP/1.1 500 ")
-            assert error_of(told)["code"] == "internal_error"
+            assert received.startswith(b"HTTP/1.1 500 ")
+            assert error_of(received)["code"] == "internal_error"
         server.handler = echo
         await healthy.send_all(GET)
         assert b"200 OK" in await answers(healthy, 1)

@@ -1,4 +1,4 @@
-"""All connections together: how many there may be, who makes room, and how they end when the server stops."""
+"""All connections: their limits, which one is closed at the limit, and the stop of the server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def never(scope: Scope, receive: Receive, send: Send) -> None:
     await trio.sleep_forever()
 
 
-def refused(told: bytes) -> bool:
+def refused(received: bytes) -> bool:
     """Whether an answer is the 503 of a server with too many connections, in the error shape."""
-    head, _, body = told.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
     return (
         head.startswith(b"HTTP/1.1 503 ")
         and b"retry-after: 1" in head
@@ -95,9 +95,9 @@ async def test_a_stop_serves_one_more_request_of_an_idle_connection(clock: MockC
         await server.connections.stop()
         await trio.sleep(1)
         await asking.send_all(GET)
-        told = await rest_of(asking)
-        assert told.endswith(b"/a|")
-        assert b"connection: close" in told
+        received = await rest_of(asking)
+        assert received.endswith(b"/a|")
+        assert b"connection: close" in received
         assert await rest_of(silent) == b""
         await server.connections.wait_empty()
         assert trio.current_time() - started_s <= 4.0
@@ -120,9 +120,9 @@ async def test_a_stop_finishes_current_requests_and_aborts_the_rest(clock: MockC
         await wait_all_tasks_blocked()
         started_s = trio.current_time()
         await server.connections.stop()
-        told = await rest_of(finishing)
-        assert told.endswith(b"ok")
-        assert b"connection: close" in told
+        received = await rest_of(finishing)
+        assert received.endswith(b"ok")
+        assert b"connection: close" in received
         await server.connections.wait_empty()
         assert trio.current_time() - started_s == 5.0
         assert sorted(server.cancelled) == ["/a", "/b"]  # the one in the middle of its unread answer

@@ -98,7 +98,7 @@ async def mixed(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def try_connection(server: Server, data: bytes, cuts: list[int], *, leave: str) -> None:
-    """Send the bytes cut in places, take what comes, and leave in some way; then somebody else is answered."""
+    """Send the bytes in parts, read the response, disconnect in some way; then another client is served."""
     stream = server.connect()
     places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
     try:

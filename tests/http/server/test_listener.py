@@ -25,7 +25,7 @@ SOON = Backoff(0.01, 0.1, jitter=0.0)
 
 
 class ListeningSocket(socket.socket):
-    """A socket on which accepting fails as told."""
+    """A socket on which accepting raises the given errors."""
 
     fault: OSError | None = None
 
@@ -41,23 +41,23 @@ class ListeningSocket(socket.socket):
 @pytest.fixture
 def listening() -> Any:
     """A socket that listens on loopback."""
-    with ListeningSocket(socket.AF_INET, socket.SOCK_STREAM) as made:
-        made.bind(("127.0.0.1", 0))
-        made.listen(100)
-        yield made
+    with ListeningSocket(socket.AF_INET, socket.SOCK_STREAM) as groups:
+        groups.bind(("127.0.0.1", 0))
+        groups.listen(100)
+        yield groups
 
 
 def tree(listening: socket.socket, *, restarts: int = 3) -> tuple[Supervisor, list[Connections]]:
-    """Connections and their listener as the service has them; and the incarnations of the connections."""
-    made: list[Connections] = []
+    """Connections and their listener as the service has them; and the groups of the connections."""
+    groups: list[Connections] = []
 
     def connections() -> Connections:
-        made.append(Connections(ServerLimits()))
-        return made[-1]
+        groups.append(Connections(ServerLimits()))
+        return groups[-1]
 
     specs = [
         ChildSpec("connections", connections, backoff=SOON, shutdown_s=10.0),
-        ChildSpec("listener", lambda: Listener(listening, echo, lambda: made[-1], is_final=final), backoff=SOON),
+        ChildSpec("listener", lambda: Listener(listening, echo, lambda: groups[-1], is_final=final), backoff=SOON),
     ]
     supervisor = Supervisor(
         "http", specs, strategy="rest_for_one", intensity=Intensity(restarts, 30.0), reporter=Reporter()
@@ -66,21 +66,21 @@ def tree(listening: socket.socket, *, restarts: int = 3) -> tuple[Supervisor, li
     def final() -> bool:
         return supervisor.is_stopping
 
-    return supervisor, made
+    return supervisor, groups
 
 
 async def exchange(stream: trio.SocketStream) -> bytes:
     await stream.send_all(GET)
-    told = b""
-    while not told.endswith(b"/a|"):
+    received = b""
+    while not received.endswith(b"/a|"):
         part = await stream.receive_some()
-        assert part, told
-        told += part
-    return told
+        assert part, received
+        received += part
+    return received
 
 
 async def test_a_crash_of_the_accept_loop_loses_no_connection(listening: ListeningSocket) -> None:
-    supervisor, made = tree(listening)
+    supervisor, groups = tree(listening)
     address = listening.getsockname()
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def test_a_crash_of_the_accept_loop_loses_no_connection(listening: Listeni
             new = await trio.open_tcp_stream(*address)
             assert b"200 OK" in await exchange(new)
             assert b"200 OK" in await exchange(old)
-            assert len(made) == 1
+            assert len(groups) == 1
             assert [child.incarnation for child in supervisor.children()] == [1, 2]
             await old.aclose()
             await new.aclose()
@@ -111,7 +111,7 @@ async def test_without_file_descriptors_new_connections_wait(
             await exchange(busy)
             listening.fault = OSError(errno.EMFILE, "Too many open files")
             waiting = await trio.open_tcp_stream(*address)
-            # Whoever has been idle longest makes room.
+            # The longest idle connection is closed.
             assert await longest.receive_some() == b""
             listening.fault = None
             assert b"200 OK" in await exchange(waiting)
@@ -136,8 +136,8 @@ async def test_a_stop_accepts_queued_connections_and_then_refuses(listening: Lis
                 await listener.stop()
             await connections.stop()
             for stream in waiting:
-                told = await exchange(stream)
-                assert b"connection: close" in told
+                received = await exchange(stream)
+                assert b"connection: close" in received
                 await stream.aclose()
             with pytest.raises(OSError, match="all attempts to connect"):
                 await trio.open_tcp_stream(*address)
