@@ -1,4 +1,4 @@
-"""Stored results by signed link: whole, in parts, and not at all."""
+"""Stored results by signed link: whole files, ranges, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading bodies: what is refused, and that fingerprints see values and not spelling."""
+"""Parsing of bodies: refusals, and fingerprints of values rather than of bytes."""
 
 from __future__ import annotations
 

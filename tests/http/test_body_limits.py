@@ -1,4 +1,4 @@
-"""How much of a body each route takes, from whom, and where the work that it makes is done."""
+"""The body limits of each route and caller, and where bodies are decoded."""
 
 from __future__ import annotations
 

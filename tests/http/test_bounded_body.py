@@ -1,4 +1,4 @@
-"""A request's body is bounded by its own route, though another route takes far more."""
+"""A body is limited by its own route, whatever other routes accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog as it is shown and sold: listings, models on their way out, quotes that outlive a change of it."""
+"""The catalog: listings, deprecated and disabled models, quotes after a change of the catalog."""
 
 from __future__ import annotations
 

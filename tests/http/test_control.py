@@ -1,4 +1,4 @@
-"""Signing in, sessions, keys, the account and sandbox credit."""
+"""Sign-in, sessions, API keys, the account and sandbox credit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, tokens, and how they are read from a request."""
+"""API keys and tokens, and how a request sends them."""
 
 from __future__ import annotations
 

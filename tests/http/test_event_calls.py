@@ -1,4 +1,4 @@
-"""Calls about events over real rows: what was announced, sending it again, the secret, and the body itself."""
+"""Endpoints of events: the list, redelivery, the secret, and the payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads dealt out in turn: one caller's work, however much, delays another's by a piece and no more."""
+"""Threads are shared in turn: however many jobs one caller has, another waits for one of them at most."""
 
 from __future__ import annotations
 

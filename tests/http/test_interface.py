@@ -1,4 +1,4 @@
-"""Listings for compatible clients, health, counters, the OpenAPI document and its page."""
+"""Listings for compatible clients, health, metrics, the OpenAPI document and its page."""
 
 from __future__ import annotations
 

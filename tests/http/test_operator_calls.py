@@ -1,4 +1,4 @@
-"""What operators may ask: who is let in, what they are shown, and what becomes of what they say."""
+"""Endpoints of operators: authentication, lists, and decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The read side of money: payment orders, their list, and the account's statement."""
+"""Reads of payment orders, their list, and the account's statement."""
 
 from __future__ import annotations
 

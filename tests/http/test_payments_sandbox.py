@@ -1,4 +1,4 @@
-"""Sandbox orders over HTTP: the descriptor, the callback with all its rules, and the exact fields of answers."""
+"""Sandbox orders: the callback, its rules, and the exact fields of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection: what is answered and in which order, what is bounded, and what ends it."""
+"""One connection: responses and their order, limits, and its end."""
 
 from __future__ import annotations
 

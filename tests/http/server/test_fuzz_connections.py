@@ -1,4 +1,4 @@
-"""Random connections: the server lives, logs nothing unexpected, and answers a healthy client beside them.
+"""Random connections: the server keeps running, logs nothing unexpected, and serves a valid client.
 
 ``FUZZ_S=600`` goes on for ten minutes instead of for some two hundred connections.
 """

@@ -1,4 +1,4 @@
-"""The accept loop: what survives its crash, what it does without files, and what it takes with it at the end."""
+"""The accept loop: its crash, its behaviour without file descriptors, and its stop."""
 
 from __future__ import annotations
 

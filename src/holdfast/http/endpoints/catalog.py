@@ -107,7 +107,12 @@ class QuoteBody(msgspec.Struct, frozen=True):
     estimate: Estimate
 
 
-@route("GET", "/v1/models", summary="List the models, in the compatible format", reply=CompatibleModelList)
+@route(
+    "GET",
+    "/v1/models",
+    summary="List the models in the format of OpenAI-compatible clients",
+    reply=CompatibleModelList,
+)
 async def list_compatible_models(call: Call) -> Outcome:
     """Compatible clients always send a credential; it is ignored."""
     return CompatibleModelList(object="list", data=_models(call.deps.catalog()))

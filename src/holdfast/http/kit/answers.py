@@ -16,7 +16,7 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, error_answer, refusal_of_fault, refusal_of_http
-from holdfast.http.kit.routes import Answer, Outcome, ReplayedAnswer, Route
+from holdfast.http.kit.routes import Answer, Outcome, Route, replayed
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
 
@@ -30,7 +30,7 @@ def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.S
     """Render an actor's reply to an idempotent command; ``body`` renders a success, new or replayed."""
     if isinstance(reply, Replayed):
         stored = reply.reply
-        return ReplayedAnswer(stored if isinstance(stored, Refusal) else body(stored))
+        return replayed(stored if isinstance(stored, Refusal) else body(stored))
     return reply if isinstance(reply, Refusal) else body(reply)
 
 
@@ -59,12 +59,11 @@ def render(outcome: Outcome) -> Response:
             return outcome
         case Refusal():
             return render_refusal(outcome)
-        case ReplayedAnswer(answer):
-            response = render(answer)
-            response.headers["Idempotent-Replayed"] = "true"
-            return response
         case Answer(body, status, headers):
-            return _json(msgspec.json.encode(body), status, dict(headers))
+            response = render(body)
+            response.status_code = status or response.status_code
+            response.headers.update(headers)
+            return response
         case _:
             return _json(msgspec.json.encode(outcome), 200, {})
 

@@ -22,21 +22,19 @@ from holdfast.ledger.refusals import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response body with a status other than 200, or with headers."""
+    """A response with headers, or with a status other than that of its body."""
 
-    body: msgspec.Struct
-    status: int = 200
+    body: msgspec.Struct | Refusal
+    status: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedAnswer:
-    """The response to an earlier request with the same Idempotency-Key."""
-
-    answer: msgspec.Struct | Refusal
+def replayed(body: msgspec.Struct | Refusal) -> Answer:
+    """Return the response to an earlier request with the same Idempotency-Key."""
+    return Answer(body, headers=(("Idempotent-Replayed", "true"),))
 
 
-Outcome: TypeAlias = msgspec.Struct | Answer | ReplayedAnswer | Refusal | Response
+Outcome: TypeAlias = msgspec.Struct | Answer | Refusal | Response
 Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 
 

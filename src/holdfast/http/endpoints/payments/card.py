@@ -23,7 +23,7 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, read_order_amount, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import CardPayments, Dependencies
-from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, ReplayedAnswer, RouteTable
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
 from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
@@ -96,7 +96,7 @@ async def create_card_order(call: Call) -> Outcome:
     )
     result = written.reply if isinstance(written, Replayed) else written
     if isinstance(result, Refusal):
-        return ReplayedAnswer(result) if isinstance(written, Replayed) else result
+        return replayed(result) if isinstance(written, Replayed) else result
     order = result.order
     intent = await _intent_of(call, card, order)
     if isinstance(intent, Refusal):
@@ -109,7 +109,7 @@ async def create_card_order(call: Call) -> Outcome:
         client_secret=intent.client_secret,
         publishable_key=card.publishable_key,
     )
-    return ReplayedAnswer(body) if isinstance(written, Replayed) else body
+    return replayed(body) if isinstance(written, Replayed) else body
 
 
 @route(
