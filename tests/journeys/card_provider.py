@@ -83,6 +83,10 @@ class CardProviderProcess:
         """Return the id of the charge that paid an intent."""
         return str((await self._read(f"payment_intents/{intent_id}"))["latest_charge"])
 
+    async def is_booked(self, charge_id: str) -> bool:
+        """Whether a charge has its balance transaction."""
+        return (await self._read(f"charges/{charge_id}"))["balance_transaction"] is not None
+
     async def refunds_of(self, intent_id: str) -> list[dict[str, Any]]:
         """Return the refunds of an intent, newest first."""
         return list(await self._read(f"refunds?payment_intent={intent_id}"))

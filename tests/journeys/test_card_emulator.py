@@ -9,13 +9,14 @@ from typing import Any
 
 import trio
 
+from .card_provider import CardProviderProcess
 from .conftest import NewCustomer, NewService
 from .service_process import Customer, Service, loopback_client, ok, until
 
 ORDERS = "/v2/control/payments/cardprovider"
 
 
-async def card_provider(service: Service, method: str, path: str, **said: object) -> Any:
+async def call_emulator(service: Service, method: str, path: str, **said: object) -> Any:
     """Call a control endpoint of the service's card emulator."""
     port = (service.data_dir / "card.port").read_text().strip()
     async with loopback_client() as http:
@@ -32,7 +33,7 @@ async def status_of(customer: Customer, order_id: str) -> str:
     return str(ok(await customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))["status"])
 
 
-def by_hand(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
+def run_reconcile(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdfast", "reconcile", *words]
     return subprocess.run(command, env=service.environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -45,7 +46,9 @@ async def test_emulator_webhooks_credit_orders_also_after_a_restart(
         await trio.to_thread.run_sync(service.start)
         customer = await new_customer(service)
         before, after = await order(customer), await order(customer)
-        await card_provider(service, "POST", f"payment_intents/{before['provider_payment_id']}/pay")
+        reconciled = await trio.to_thread.run_sync(run_reconcile, service)
+        assert reconciled.stdout.splitlines()[-1] == "card orders reconciled: 2 pending"
+        await call_emulator(service, "POST", f"payment_intents/{before['provider_payment_id']}/pay")
 
         async def credited() -> bool:
             return await status_of(customer, before["order_id"]) == "credited"
@@ -53,7 +56,7 @@ async def test_emulator_webhooks_credit_orders_also_after_a_restart(
         await until(credited)
         await trio.to_thread.run_sync(service.kill)
         await trio.to_thread.run_sync(service.start)
-        await card_provider(service, "POST", f"payment_intents/{after['provider_payment_id']}/pay")
+        await call_emulator(service, "POST", f"payment_intents/{after['provider_payment_id']}/pay")
 
         async def both() -> bool:
             return (await customer.totals()).balance == Decimal(20)
@@ -64,28 +67,29 @@ async def test_emulator_webhooks_credit_orders_also_after_a_restart(
 
 
 async def test_reconcile_credits_orders_whose_webhooks_were_lost(
-    new_service: NewService, new_customer: NewCustomer
+    card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
-        service = new_service()
+        service = new_service(**card_provider.settings())
         await trio.to_thread.run_sync(service.start)
         customer = await new_customer(service)
         orders = [await order(customer) for _ in range(3)]
-        await card_provider(service, "PUT", "webhooks", drop=True)
-        for each in orders[:2]:
-            await card_provider(service, "POST", f"payment_intents/{each['provider_payment_id']}/pay")
+        intents = [each["provider_payment_id"] for each in orders]
+        await card_provider.webhooks(drop=True)
+        for intent_id in intents[:2]:
+            await card_provider.act("payment_intents", intent_id, "pay")
 
         async def booked() -> bool:
-            # The booking follows a moment after the money.
-            payments = (await card_provider(service, "GET", "state"))["payments"]
-            charges = [charge for payment in payments for charge in payment["charges"]]
-            return [charge["balance_transaction"] is not None for charge in charges] == [True, True]
+            # The balance transaction follows a moment after the payment.
+            charges = [await card_provider.charge_of(intent_id) for intent_id in intents[:2]]
+            return all([await card_provider.is_booked(charge_id) for charge_id in charges])
 
         await until(booked)
-        looked = await trio.to_thread.run_sync(by_hand, service)
+        looked = await trio.to_thread.run_sync(run_reconcile, service)
         found = [await status_of(customer, each["order_id"]) for each in orders]
         balance = (await customer.totals()).balance
-        every = await trio.to_thread.run_sync(by_hand, service, "--all")
+        every = await trio.to_thread.run_sync(run_reconcile, service, "--all")
+        await card_provider.webhooks()
         assert service.audit() == []
     assert (looked.returncode, looked.stderr) == (0, "")
     assert looked.stdout.splitlines()[-1] == "card orders reconciled: 1 pending, 2 reconciled"
@@ -97,14 +101,15 @@ async def test_reconcile_credits_orders_whose_webhooks_were_lost(
 
 
 async def test_reconcile_fails_while_the_provider_is_away(
-    new_service: NewService, new_customer: NewCustomer
+    card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:
     with trio.fail_after(120):
-        service = new_service()
+        service = new_service(**card_provider.settings())
         await trio.to_thread.run_sync(service.start)
         await order(await new_customer(service))
-        await card_provider(service, "POST", "outages", mode="error", call="payment_intents.retrieve", times=10)
-        looked = await trio.to_thread.run_sync(by_hand, service)
+        await card_provider.fail("payment_intents.retrieve", "error", times=10)
+        looked = await trio.to_thread.run_sync(run_reconcile, service)
+        await card_provider.recover()
     assert looked.returncode == 1
     assert "1 error" in looked.stdout
     assert "could not be compared" in looked.stderr
