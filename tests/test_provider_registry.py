@@ -88,7 +88,7 @@ async def test_a_removed_provider_has_a_grace_period(setup: Setup) -> None:
     # It gets no new jobs, and updates of its jobs are accepted.
     assert ("box" in registry.slots(), registry.traits("box").listed, registry.providers["box"]) == (
         False,
-        "lately",
+        "recently",
         box,
     )
     assert list(registry.callback_secrets("box")) == ["secret of the box"]
@@ -105,7 +105,7 @@ async def test_a_removed_provider_has_a_grace_period(setup: Setup) -> None:
 async def test_an_unknown_provider_has_a_grace_period_from_its_first_use(
     setup: Setup,
 ) -> None:
-    assert setup.registry.traits("unknown").listed == "lately"
+    assert setup.registry.traits("unknown").listed == "recently"
     setup.counted_s += 300
     assert setup.registry.traits("unknown").listed == "no"
 

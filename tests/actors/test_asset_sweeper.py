@@ -37,7 +37,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task, usage_of
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
@@ -200,7 +200,10 @@ class Setup:
         """Return the report that an output was stored."""
         await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
-        output = HostedOutput(position, new_id("asset"), hash_of(data), len(data), TYPE, until)
+        output = OutputItem(
+            position=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
+            expires_at=until,
+        )  # fmt: skip
         return RecordHosting(1, round_number, (output,))
 
     async def storing(self, first: bytes) -> str:
@@ -501,7 +504,7 @@ async def test_storing_content_waits_for_its_removal(setup: Setup) -> None:
         hosting.tell(host(shared))
         _, received = await messages.next()
     (stored,) = received.results
-    assert isinstance(stored, HostedOutput)
+    assert isinstance(stored, OutputItem)
     assert stored.expires_at == setup.at + timedelta(seconds=RETENTION_S)
     assert await setup.has(shared)
 
@@ -553,7 +556,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
     task = msgspec.structs.replace(base, status="processing", state=state)
     assert isinstance(await setup.world.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
     data = picture(1)
-    result = HostedOutput(
+    result = OutputItem(
         position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
         expires_at=setup.at + timedelta(seconds=task.request.terms.hosting.retention_s),
         width=2, height=2, duration_s=None,

@@ -19,7 +19,7 @@ from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
 from holdfast.actors.workers.worker import WorkerRef
-from holdfast.ledger.tasks.deliveries import PAUSES_S, Answer, pause_after
+from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent
@@ -47,7 +47,7 @@ class Setup:
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
     reported: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
-    answer: Callable[[str], Answer] = lambda _: Answer(200)
+    answer: Callable[[str], DeliveryResponse] = lambda _: DeliveryResponse(200)
     answer_after_s: Callable[[str], float] = lambda _: 0.0
     render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
 
@@ -101,7 +101,7 @@ class Setup:
         assert isinstance(message, RecordAnnouncement)
         self.reported.append((key, message))
 
-    async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def send(self, account_id: str, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResponse:
         assert url == f"https://{account_id}.test/"
         self.sent.append((trio.current_time() - self.started_s, url, dict(headers), body))
         self.running[url] += 1
@@ -135,7 +135,7 @@ class Setup:
 async def test_a_dead_receiver_is_tried_ten_times_and_then_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    setup = Setup(answer=lambda _: Answer(503))
+    setup = Setup(answer=lambda _: DeliveryResponse(503))
     setup.add("evt_1")
     async with trio.open_nursery() as nursery:
         await setup.run(nursery)
@@ -157,7 +157,7 @@ async def test_a_dead_receiver_is_tried_ten_times_and_then_given_up(
 
 
 async def test_each_attempt_is_signed_with_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
-    setup = Setup(answer=lambda _: Answer(500 if len(setup.sent) < 3 else 204))
+    setup = Setup(answer=lambda _: DeliveryResponse(500 if len(setup.sent) < 3 else 204))
     setup.add("evt_1")
     async with trio.open_nursery() as nursery:
         await setup.run(nursery)
@@ -219,7 +219,7 @@ async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: t
 async def test_the_outcome_of_assets_ready_is_written_by_the_task(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    answers = iter([Answer(None, error="unreachable"), Answer(200)])
+    answers = iter([DeliveryResponse(None, error="unreachable"), DeliveryResponse(200)])
     setup = Setup(answer=lambda _: next(answers))
     setup.add("evt_1", kind="task.assets_ready")
     async with trio.open_nursery() as nursery:

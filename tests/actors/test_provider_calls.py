@@ -8,7 +8,7 @@ import trio
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordPoll, RecordSubmission
-from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
+from holdfast.actors.task.worker_messages import Cancel, Poll, Submit
 from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.providers.media.base import Accepted, Job, NotSent
@@ -100,7 +100,7 @@ async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
             ref.tell(submit("broken", "task_o"))
             ref.tell(submit("good", "task_1"))
             ref.tell(Poll("good", "task_1", 1, "job"))
-            ref.tell(CancelJob("unknown", "task_1", 1, "job"))
+            ref.tell(Cancel("unknown", "task_1", 1, "job"))
             await trio.sleep(1)
             received = [
                 ("task_1", RecordSubmission(1, Accepted("task_1", "queued"))),

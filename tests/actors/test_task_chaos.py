@@ -39,8 +39,8 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
-from holdfast.ledger.tasks.task import Task
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.task import OutputItem, Task
+from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.contents import Content, claim_content
 from holdfast.persistence.claims.outbox import claim_due
@@ -205,7 +205,7 @@ class Chaos:
                 return RecordPoll(attempt, None)
         return Wake(recovering=rng.random() < 0.3)
 
-    async def stored(self, task: Task, position: int) -> HostedOutput | HostingFailure:
+    async def stored(self, task: Task, position: int) -> OutputItem | HostingFailure:
         if self.rng.random() < 0.3:
             return HostingFailure(position, "not found", final=self.rng.random() < 0.4)
         content, at = (
@@ -213,7 +213,10 @@ class Chaos:
             self.now,
         )
         await self.database.work(lambda rows: claim_content(rows, content, at))
-        return HostedOutput(position, new_id("asset"), content.sha256, 9, content.content_type, at + RETENTION)
+        return OutputItem(
+            position=position, asset_id=new_id("asset"), sha256=content.sha256, bytes=9,
+            content_type=content.content_type, expires_at=at + RETENTION,
+        )  # fmt: skip
 
     async def delivers(self, world: World, tasks: KeyedDirectory) -> None:
         """Some events are taken, others given up."""

@@ -18,7 +18,8 @@ from holdfast.actors.task.worker_messages import Host, SlotFreed
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.decisions import on_submitted, on_wake
+from holdfast.ledger.tasks.decisions import on_wake
+from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits

@@ -1,4 +1,4 @@
-"""Builders of tasks and news, and of payment orders and card events, for the tests of the ledger's rules."""
+"""Builders of tasks and provider updates, and of payment orders and card events, for the tests of the ledger."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from holdfast.ledger.orders.decisions import create_order, on_event
 from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
 from holdfast.ledger.orders.payment_facts import PaymentEvent
 from holdfast.ledger.orders.transitions import OrderStep
-from holdfast.ledger.tasks.decisions import ProviderTraits, on_submitted, on_wake
+from holdfast.ledger.tasks.decisions import on_wake
+from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.card.events import CardEvent, parse_card_event
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -67,7 +69,7 @@ def noon() -> datetime:
 
 @pytest.fixture
 def traits() -> ProviderTraits:
-    """A provider that can do everything."""
+    """Return a provider that supports everything."""
     return ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
 
 
@@ -94,7 +96,7 @@ def make_task() -> Callable[..., Task]:
 
 @pytest.fixture
 def make_acked(make_task: Callable[..., Task], traits: ProviderTraits) -> Callable[..., Task]:
-    """Build a task whose first attempt the provider took a second after noon."""
+    """Build a task whose first attempt the provider accepted a second after noon."""
 
     def make(**options: Any) -> Task:
         sent = on_wake(make_task(**options), NOON, traits=traits, operation_id="op_1").task
@@ -107,8 +109,8 @@ def make_acked(make_task: Callable[..., Task], traits: ProviderTraits) -> Callab
 
 
 @pytest.fixture
-def make_news() -> Callable[..., ProviderUpdate]:
-    """Build news of the first attempt, each with an event id of its own; ``made`` is a number of outputs."""
+def make_update() -> Callable[..., ProviderUpdate]:
+    """Build updates of the first attempt, each with its own event id; ``made`` is a number of outputs."""
     numbers = itertools.count(1)
 
     def make(status: str, *, made: int = 0, **fields: Any) -> ProviderUpdate:
@@ -121,17 +123,17 @@ def make_news() -> Callable[..., ProviderUpdate]:
             "status": status,
             "outputs": tuple(Output(index=n, url=f"https://studio.test/{n}.png") for n in range(made)),
         }
-        news = ProviderUpdate(**(base | fields))
-        assert msgspec.json.decode(msgspec.json.encode(news), type=ProviderUpdate) == news
-        return news
+        update = ProviderUpdate(**(base | fields))
+        assert msgspec.json.decode(msgspec.json.encode(update), type=ProviderUpdate) == update
+        return update
 
     return make
 
 
-class TellTarget:
-    """A card provider that tells about one order: each method makes one webhook, as our reader reads it.
+class CardProvider:
+    """A card provider with one order: each method returns one webhook as the service reads it.
 
-    Amounts are in cents, as on the wire. The clock goes on by a second with each event.
+    Amounts are in cents, as on the wire. The clock advances by a second with each event.
     """
 
     def __init__(self) -> None:
@@ -140,7 +142,7 @@ class TellTarget:
         self._operations = itertools.count(1)
 
     def order(self, cents: int = 1000, **request: Any) -> Order:
-        """A new order of this much, made at noon and good for a day."""
+        """Return a new order of this amount, created at noon and valid for a day."""
         base: dict[str, Any] = {
             "order_id": "ord_1",
             "account_id": "acct_1",
@@ -160,11 +162,11 @@ class TellTarget:
         return create_order(OrderRequest(**(base | request)))
 
     def new_operation_id(self) -> str:
-        """An operation id of its own."""
+        """Return the next operation id."""
         return f"op_{next(self._operations)}"
 
     def read(self, kind: str, found: dict[str, Any], **event: Any) -> CardEvent:
-        """The event as our reader understands it."""
+        """Return the event as the service reads it."""
         number = next(self._events)
         body = {"id": f"evt_{number}", "type": kind, "created": 1_700_000_000 + number, "data": {"object": found}}
         card = parse_card_event(msgspec.json.encode(body | event))
@@ -172,13 +174,13 @@ class TellTarget:
         return card
 
     def event(self, kind: str, found: dict[str, Any], **event: Any) -> PaymentEvent:
-        """The event's facts."""
+        """Return the facts of an event."""
         card = self.read(kind, found, **event)
         assert card.is_handled
         return card.event
 
     def intent(self, **fields: Any) -> dict[str, Any]:
-        """An intent of ten dollars that has been paid by its one charge."""
+        """Return an intent of ten dollars, paid by its one charge."""
         return {
             "id": "pi_1",
             "object": "payment_intent",
@@ -192,7 +194,7 @@ class TellTarget:
         } | fields
 
     def charge(self, **fields: Any) -> dict[str, Any]:
-        """The charge of that intent."""
+        """Return the charge of that intent."""
         return {
             "id": "ch_1",
             "object": "charge",
@@ -209,20 +211,20 @@ class TellTarget:
         } | fields
 
     def refund_object(self, name: str, status: str, cents: int, **fields: Any) -> dict[str, Any]:
-        """A refund of the charge."""
+        """Return a refund of the charge."""
         base = {"id": name, "object": "refund", "status": status, "amount": cents, "currency": "usd"}
         return base | {"charge": "ch_1", "payment_intent": "pi_1"} | fields
 
     def dispute_object(
         self, status: str, cents: int = 1000, *, moves: tuple[int, ...] = (), **fields: Any
     ) -> dict[str, Any]:
-        """A dispute of the charge; ``moves`` are the gross cents of its balance transactions."""
+        """Return a dispute of the charge; ``moves`` are the gross cents of its balance transactions."""
         lines = [self.balance(f"txn_dp_{n}", move, kind="dispute") for n, move in enumerate(moves, 1)]
         base = {"id": "dp_1", "object": "dispute", "status": status, "amount": cents, "currency": "usd"}
         return base | {"charge": "ch_1", "payment_intent": "pi_1", "balance_transactions": lines} | fields
 
     def balance(self, name: str, cents: int, *, fee: int = 0, kind: str = "charge") -> dict[str, Any]:
-        """A line of the provider's books."""
+        """Return a balance transaction."""
         category = "dispute_reversal" if kind == "dispute" and cents > 0 else kind
         base = {"id": name, "object": "balance_transaction", "amount": cents, "fee": fee, "net": cents - fee}
         return base | {
@@ -244,8 +246,8 @@ class TellTarget:
         event = {} if created is None else {"created": created}
         return self.event(f"payment_intent.{what}", self.intent(amount_received=0, **fields), **event)
 
-    def refund(self, name: str, status: str, cents: int, *, told_by: str = "created") -> PaymentEvent:
-        return self.event(f"refund.{told_by}", self.refund_object(name, status, cents))
+    def refund(self, name: str, status: str, cents: int, *, event: str = "created") -> PaymentEvent:
+        return self.event(f"refund.{event}", self.refund_object(name, status, cents))
 
     def charge_refunded(self, total_cents: int, **fields: Any) -> PaymentEvent:
         return self.event("charge.refunded", self.charge(amount_refunded=total_cents, **fields))
@@ -263,13 +265,13 @@ class TellTarget:
         return self.event(f"review.{what}", found)
 
     def step(self, order: Order, event: PaymentEvent, now: datetime = NOON) -> OrderStep:
-        """Tell one event, and check what holds after any: the net, the history, the operations, the JSON form."""
+        """Apply one event, and check the invariants: net amount, history, operations, JSON form."""
         step = on_event(order, event, now, new_operation_id=self.new_operation_id)
         self.check(order, step)
         return step
 
     def check(self, before: Order, step: OrderStep) -> None:
-        """What holds after every step of an order."""
+        """Check the invariants of every step of an order."""
         after = step.order
         assert 0 <= after.net_micro <= after.request.amount_micro
         assert after.state.history[-1].statuses == after.statuses
@@ -281,13 +283,13 @@ class TellTarget:
         assert (after == before) == (after is before)
         assert msgspec.json.decode(msgspec.json.encode(after), type=Order) == after
 
-    def tell(self, order: Order, *events: PaymentEvent) -> Order:
-        """The order after all these events, told at noon."""
+    def apply(self, order: Order, *events: PaymentEvent) -> Order:
+        """Return the order after all these events, applied at noon."""
         for event in events:
             order = self.step(order, event).order
         return order
 
 
 @pytest.fixture(scope="session")
-def teller() -> TellTarget:
-    return TellTarget()
+def provider() -> CardProvider:
+    return CardProvider()

@@ -1,4 +1,4 @@
-"""An account's decisions, watched by an auditor that only adds up postings."""
+"""An account's decisions, compared with a model that only adds up postings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ amounts = st.one_of(st.integers(-3, 50), st.integers(1, AMOUNT_MICRO_MAX))
 
 
 class Account(RuleBasedStateMachine):
-    """Any commands in any order, the wrong ones among them."""
+    """Valid and invalid commands in any order."""
 
     holds = Bundle("holds")
 
@@ -155,7 +155,7 @@ class Account(RuleBasedStateMachine):
         assert self.sums["revenue"] == captured
 
     def teardown(self) -> None:
-        """The history tells everything again: numbers, outcomes, running totals and the chain."""
+        """Recompute numbers, outcomes, running totals and the chain from the history."""
         head, replayed = CHAIN_START, AccountState("acct_1")
         opened: Counter[str] = Counter()
         settled: Counter[str] = Counter()

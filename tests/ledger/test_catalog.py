@@ -1,4 +1,4 @@
-"""The catalog file: what it becomes, what its version depends on, and how faults are told."""
+"""The catalog file: its values, its version, and the report of its faults."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def read(schemas: dict[str, object] | None = None) -> Callable[[str], str]:
-    """A reader of schemas held in memory; an unknown name is a KeyError, as from a missing file."""
+    """Return a reader of schemas in memory; an unknown name is a KeyError, like a missing file."""
     known = {"image-1.json": SCHEMA, **(schemas or {})}
     return lambda name: json.dumps(known[name])
 
@@ -93,6 +93,7 @@ def test_a_provider_is_read_and_never_shows_its_secret() -> None:
     assert provider.secret == "a secret of the gpu box"
     assert provider.concurrency == 16
     assert "a secret" not in repr(provider)
+    assert "a secret" not in repr(list(provider.__rich_repr__()))
     assert "a secret" not in repr(parse().providers)
 
 
@@ -108,25 +109,25 @@ def test_a_hosted_provider_is_read_and_never_shows_its_token() -> None:
         ('token = "r8_0123456789"', "", "provider hosted: token is missing"),
         ("r8_0123456789", "r8 0123456789", "provider hosted: token must be 8 to 500 printable characters"),
         ("r8_0123456789", "r8_0", "provider hosted: token must be 8 to 500 printable characters"),
-        ("whsec_", "", "provider hosted: secret and previous_secrets of the hosted service are whsec_"),
+        ("whsec_", "", "provider hosted: secret and previous_secrets must be whsec_"),
         (
             "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             "c2hvcnQ",
-            "provider hosted: secret and previous_secrets of the hosted",
+            "provider hosted: secret and previous_secrets must be whsec_",
         ),
         ('token = "r8', 'polls = true\ntoken = "r8', "provider hosted: polls is not a known key"),
         ('token = "r8', 'callback_bytes_max = 1\ntoken = "r8', "callback_bytes_max must be an integer from 65536"),
     ],
 )
-def test_a_fault_of_a_hosted_provider_is_named_and_shows_no_secret(old: str, new: str, fault: str) -> None:
+def test_a_fault_of_a_hosted_provider_shows_no_secret(old: str, new: str, fault: str) -> None:
     assert old in HOSTED
-    told = "\n".join(faults_of(CATALOG + HOSTED.replace(old, new)))
-    assert fault in told
-    assert "0123456789" not in told
-    assert "MfKQ" not in told
+    reported = "\n".join(faults_of(CATALOG + HOSTED.replace(old, new)))
+    assert fault in reported
+    assert "0123456789" not in reported
+    assert "MfKQ" not in reported
 
 
-def test_a_container_is_asked_after_jobs_as_the_catalog_says() -> None:
+def test_a_container_is_polled_as_the_catalog_states() -> None:
     gpu = parse().providers["gpu"]
     assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 8 * 1024 * 1024, None)
     for word, expected in (("true", True), ("false", False)):
@@ -143,7 +144,7 @@ def test_the_studio_needs_no_address() -> None:
     assert catalog.providers["gpu"].concurrency == 4
 
 
-def test_a_schema_may_stand_in_the_file_itself() -> None:
+def test_a_schema_may_be_part_of_the_catalog_file() -> None:
     number = '{ type = "integer", minimum = 1, maximum = 2 }'
     inline = f'input_schema = {{ type = "object", properties = {{ n = {number} }} }}'
     model = parse(CATALOG.replace('input_schema = "image-1.json"', inline)).models["gpu/image-1"]
@@ -151,12 +152,12 @@ def test_a_schema_may_stand_in_the_file_itself() -> None:
     assert not model.schema.validator.is_valid({"n": 3})
 
 
-def test_models_keep_the_order_of_the_file() -> None:
+def test_models_are_in_file_order() -> None:
     second = CATALOG[CATALOG.index("[[models]]") :].replace("gpu/image-1", "a-first-by-name")
     assert list(parse(CATALOG + second).models) == ["gpu/image-1", "a-first-by-name"]
 
 
-def test_the_version_does_not_depend_on_comments_blanks_or_the_order_of_keys() -> None:
+def test_the_version_ignores_comments_blanks_and_the_order_of_keys() -> None:
     lines = CATALOG.strip().splitlines()
     models = lines.index("[[models]]")
     turned = [*lines[: models + 1], *reversed(lines[models + 1 :])]
@@ -187,11 +188,11 @@ def test_the_version_changes_with_a_schema() -> None:
     assert parse(schema={**SCHEMA, "title": "Another"}).version != parse().version
 
 
-def test_the_version_tells_nothing_of_a_secret() -> None:
+def test_the_version_does_not_depend_on_a_secret() -> None:
     assert parse(CATALOG.replace("a secret of the gpu box", "quite another secret")).version == parse().version
 
 
-def test_every_fault_is_told_at_once_with_its_model_and_field() -> None:
+def test_all_faults_are_reported_at_once_with_their_entry_and_key() -> None:
     lines = faults_of(
         """
 [catalog]
@@ -219,28 +220,28 @@ id = "no good"
 type = "async"
 """
     )
-    told = "\n".join(lines)
+    reported = "\n".join(lines)
     for expected in (
-        "[catalog]: schema must be an integer from 1 to 1",
+        "[catalog]: schema must be an integer from 1 to 1, not 2",
         "[catalog]: curency is not a known key",
-        "provider gpu: kind must be one of studio, cog, replicate",
+        "provider gpu: kind must be one of studio, cog, replicate, not 'gog'",
         "provider cloud: url must be an http or https address",
-        "provider cloud: secret and previous_secrets must have at least 8 characters",
+        "provider cloud: secret must be at least 8 characters long",
         "provider cloud: speed is not a known key",
-        "model gpu/image-1: modality must be one of llm, image, video, audio",
-        "model gpu/image-1: created must be a date YYYY-MM-DD",
+        "model gpu/image-1: modality must be one of llm, image, video, audio, not 'picture'",
+        "model gpu/image-1: created must be a date YYYY-MM-DD, not 'yesterday'",
         'model gpu/image-1: pricing: unit_price must be a string such as "0.05"',
         "model gpu/image-1: pricing: price is not a known key",
         "model gpu/image-1: markup_multiplier must be a string",
         "model gpu/image-1: upstream: provider 'nobody' is not one of [providers]",
         "model gpu/image-1: input_schema 'missing.json' cannot be read",
         "model gpu/image-1: colour is not a known key",
-        "model no good: id has a form that is not allowed",
-        "model no good: pricing: mode is missing",
+        "model no good: id must be up to four names of letters, digits and . _ : -, joined by /, not 'no good'",
+        "model no good: pricing is missing",
         "model no good: input_schema is missing",
     ):
-        assert expected in told
-    assert "short" not in told
+        assert expected in reported
+    assert "short" not in reported
     assert len(set(lines)) == len(lines)
 
 
@@ -255,12 +256,16 @@ type = "async"
         ('unit_price = "0.010"', 'unit_price = "1e3"', "pricing: unit_price must be a string"),
         ('unit_price = "0.010"', 'input_price = "1"', "pricing: input_price is not used by per_image"),
         ('unit_price = "0.010"', 'input_price = "1"', "pricing: unit_price is missing"),
-        ('"1.20"', '"0.00"', "markup_multiplier must be greater than zero"),
-        ('unit_price = "0.010"', 'unit_price = "0.01", unit_size = 5', "unit_size must be an integer from 1 to 1"),
+        ('"1.20"', '"0.00"', "markup_multiplier must be a string above zero"),
+        (
+            'unit_price = "0.010"',
+            'unit_price = "0.01", unit_size = 5',
+            "pricing: unit_size must be 1 for per_image",
+        ),
         (
             'unit_price = "0.010"',
             'unit_price = "0.01", tiers = [{ when = { quality = "hgih" }, unit_price = "1" }]',
-            "pricing: tiers 1: when.quality has a value the input schema never admits",
+            "tiers 1: when.quality has a value that the input schema does not allow: 'hgih'",
         ),
         (
             'unit_price = "0.010"',
@@ -273,13 +278,13 @@ type = "async"
             '{ when = { n = 1 }, unit_price = "1" }, { when = { n = 1 }, unit_price = "2" }]',
             "pricing: tiers 2: repeats the condition",
         ),
-        ('"http://gpu.internal:5000/"', '"http://user:pass@gpu/"', "provider gpu: url must not carry a user"),
+        ('"http://gpu.internal:5000/"', '"http://user:pass@gpu/"', "provider gpu: url must not contain a user"),
         ('"http://gpu.internal:5000/"', '"http://gpu:99999/"', "provider gpu: url is not a URL"),
         ("run_s = 100", "run_s = 0", "deadlines: run_s must be an integer from 1"),
         ("run_s = 100", "runs = 1", "deadlines: runs is not a known key"),
     ],
 )
-def test_a_fault_in_one_place_is_named(old: str, new: str, fault: str) -> None:
+def test_a_fault_names_its_place_and_value(old: str, new: str, fault: str) -> None:
     assert old in CATALOG
     assert any(fault in line for line in faults_of(CATALOG.replace(old, new)))
 
@@ -310,16 +315,16 @@ def test_a_fault_in_one_place_is_named(old: str, new: str, fault: str) -> None:
         ),
     ],
 )
-def test_a_schema_that_could_not_judge_is_refused(schema: object, fault: str) -> None:
+def test_a_schema_that_cannot_validate_inputs_is_refused(schema: object, fault: str) -> None:
     assert any("model gpu/image-1: input_schema" in line and fault in line for line in faults_of(CATALOG, schema))
 
 
-def test_a_model_is_listed_once() -> None:
+def test_two_models_cannot_have_one_id() -> None:
     twice = CATALOG + CATALOG[CATALOG.index("[[models]]") :]
-    assert faults_of(twice) == ("model gpu/image-1: id is taken by another model",)
+    assert faults_of(twice) == ("model gpu/image-1: id is used by another model",)
 
 
-def test_a_price_that_no_ledger_could_hold_is_refused() -> None:
+def test_a_price_above_the_largest_amount_is_refused() -> None:
     dear = CATALOG.replace('"0.010"', '"999999"').replace('"1.20"', '"9"')
     text_priced = dear.replace("per_image", "per_character").replace('n = "n"', 'text = "prompt"')
     assert any("more than the ledger can hold" in line for line in faults_of(text_priced))
@@ -333,7 +338,7 @@ def test_what_is_not_toml_or_has_no_models_is_refused() -> None:
 
 def test_a_sync_model_needs_no_configured_provider() -> None:
     catalog = parse(CATALOG.replace('"async"', '"sync"').replace('provider = "gpu"', 'provider = "elsewhere"'))
-    assert catalog.models["gpu/image-1"].provider == "elsewhere"
+    assert catalog.models["gpu/image-1"].upstream.provider == "elsewhere"
 
 
 def test_a_catalog_is_loaded_with_the_schemas_beside_it(tmp_path: Path) -> None:
@@ -343,7 +348,7 @@ def test_a_catalog_is_loaded_with_the_schemas_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../image-1.json", "/etc/hostname"])
-def test_a_schema_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
+def test_a_schema_outside_the_catalogs_folder_is_not_read(tmp_path: Path, name: str) -> None:
     below = tmp_path / "below"
     below.mkdir()
     (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
@@ -401,45 +406,45 @@ input_schema = "shapes/still.json"
 
 
 def operators_catalog(folder: Path, text: str = OPERATORS_CATALOG) -> Catalog:
-    """The operator's file laid out as on disk, and read from there."""
+    """Write the operator's file and its schema to disk, and read it from there."""
     (folder / "shapes").mkdir(exist_ok=True)
     (folder / "shapes" / "still.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
     (folder / "mine.toml").write_text(text, encoding="utf-8")
     return load_catalog(folder / "mine.toml")
 
 
-def test_an_operators_catalog_is_read_with_every_key_it_may_have(tmp_path: Path) -> None:
+def test_an_operators_catalog_is_read_with_all_its_keys(tmp_path: Path) -> None:
     catalog = operators_catalog(tmp_path)
     still, reel = catalog.models.values()
     assert (still.hosting.retention_s, still.hosting.bytes_max) == (48 * 3600, 1_000_000)
     assert (still.deadlines.dispatch_s, still.deadlines.run_s) == (45, 600)
-    assert (still.provider, still.upstream_model) == ("studio", "poster")
+    assert (still.upstream.provider, still.upstream.model) == ("studio", "poster")
     assert reel.pricing.tiers[0].when == {"quality": "high"}
     assert reel.pricing.tiers[0].unit_price == "0.070"
 
 
-def test_the_studio_is_there_without_being_configured(tmp_path: Path) -> None:
+def test_the_studio_needs_no_provider_table(tmp_path: Path) -> None:
     implied = operators_catalog(tmp_path)
-    said = operators_catalog(tmp_path, OPERATORS_CATALOG + '[providers.studio]\nkind = "studio"\n')
-    assert implied.providers["studio"] == said.providers["studio"]
+    configured = operators_catalog(tmp_path, OPERATORS_CATALOG + '[providers.studio]\nkind = "studio"\n')
+    assert implied.providers["studio"] == configured.providers["studio"]
     assert implied.providers["studio"].url is None
-    assert implied.version == said.version
+    assert implied.version == configured.version
     assert "studio" not in parse().providers
 
 
-def test_a_studio_elsewhere_is_used_where_it_is_configured(tmp_path: Path) -> None:
+def test_a_configured_studio_replaces_the_in_tree_one(tmp_path: Path) -> None:
     table = '[providers.studio]\nkind = "studio"\nurl = "http://studio.example"\nsecret = "long enough"\n'
     assert operators_catalog(tmp_path, OPERATORS_CATALOG + table).providers["studio"].url == "http://studio.example"
 
 
-def test_a_cog_server_needs_no_more_than_an_address_and_a_secret(tmp_path: Path) -> None:
+def test_a_cog_server_needs_only_a_url_and_a_secret(tmp_path: Path) -> None:
     table = '[providers.box]\nkind = "cog"\nurl = "http://box.example:5000"\nsecret = "box-secret"\n'
     text = OPERATORS_CATALOG.replace('provider = "studio", model = "poster"', 'provider = "box"') + table
     catalog = operators_catalog(tmp_path, text)
     box = catalog.providers["box"]
     assert (box.url, box.secret) == ("http://box.example:5000", "box-secret")
     assert (box.concurrency, box.submit_timeout_s, box.polls) == (16, 15, None)
-    assert catalog.models["studio/still"].provider == "box"
+    assert catalog.models["studio/still"].upstream.provider == "box"
     assert "studio" in catalog.providers
 
 
@@ -457,17 +462,23 @@ def test_the_size_of_outputs_is_limited_under_either_name(tmp_path: Path) -> Non
         ('["succeeded"]', "[]", 'charge: on must be ["succeeded"]'),
         ('"cap"', '"bill"', "charge: overrun must be one of cap"),
         ('overrun = "cap"', 'overun = "cap"', "charge: overun is not a known key"),
-        ("max_bytes = 1000000", "max_bytes = 1, bytes_max = 2", "hosting: max_bytes and bytes_max mean the same"),
+        (
+            "max_bytes = 1000000",
+            "max_bytes = 1, bytes_max = 2",
+            "hosting: max_bytes and bytes_max are the same setting",
+        ),
     ],
 )
-def test_a_catalog_cannot_promise_what_is_not_kept(tmp_path: Path, old: str, new: str, fault: str) -> None:
+def test_settings_that_the_service_does_not_support_are_refused(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
     assert old in OPERATORS_CATALOG
     with pytest.raises(CatalogFault) as caught:
         operators_catalog(tmp_path, OPERATORS_CATALOG.replace(old, new))
     assert any(fault in line for line in caught.value.lines)
 
 
-def test_the_shipped_catalog_is_whole() -> None:
+def test_the_shipped_catalog_has_no_faults() -> None:
     catalog = load_catalog(None)
     assert list(catalog.models) == [
         "gateway/chat-1",
@@ -484,4 +495,4 @@ def test_the_shipped_catalog_is_whole() -> None:
         assert model.type == ("sync" if model.modality == "llm" else "async")
         assert model.created > 0
         assert model.owned_by
-        assert not model.tariff.fields or model.tariff.tiers
+        assert len(model.tiers) == len(model.pricing.tiers)

@@ -17,14 +17,14 @@ def test_ids_are_unique_and_sort_by_creation_time() -> None:
 
 
 def test_ids_created_by_several_threads_are_unique() -> None:
-    made: list[list[str]] = []
+    created: list[list[str]] = []
 
     def make() -> None:
-        made.append([new_id("op") for _ in range(2000)])
+        created.append([new_id("op") for _ in range(2000)])
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({made_id for ids in made for made_id in ids}) == 8000
+    assert len({created_id for ids in created for created_id in ids}) == 8000

@@ -1,4 +1,4 @@
-"""Input schemas: defaults, messages in our own words, and agreement with an independent validator."""
+"""Input schemas: defaults, descriptions of violations, and agreement with an independent validator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def filled(schema: dict[str, object], value: dict[str, object]) -> dict[str, obj
     return value
 
 
-def told(schema: dict[str, object], value: object) -> list[str]:
+def violations(schema: dict[str, object], value: object) -> list[str]:
     return [
         f"{'.'.join(each.path)} {each.expected}".strip()
         for each in InputSchema({"type": "object", **schema}).violations(value)
@@ -74,11 +74,11 @@ def test_a_default_is_never_shared_between_inputs() -> None:
         ({"uniqueItems": True}, [1, 1], "must not repeat an item"),
         ({"pattern": "^a"}, "b", "does not have the expected form"),
         ({"anyOf": [{"type": "null"}], "description": "nothing"}, 1, "has none of the allowed forms: nothing"),
-        ({"not": {}}, 1, "breaks the rule not of the model's schema"),
+        ({"not": {}}, 1, "violates the rule not of the model's schema"),
     ],
 )
-def test_each_rule_is_told_in_words_of_our_own(rule: dict[str, object], value: object, expected: str) -> None:
-    assert told({"properties": {"field": rule}}, {"field": value}) == [f"field {expected}"]
+def test_each_violated_rule_is_described(rule: dict[str, object], value: object, expected: str) -> None:
+    assert violations({"properties": {"field": rule}}, {"field": value}) == [f"field {expected}"]
 
 
 def test_missing_and_unknown_fields_are_named() -> None:
@@ -87,7 +87,7 @@ def test_missing_and_unknown_fields_are_named() -> None:
         "required": ["a", "b"],
         "properties": {"a": {}, "b": {}},
     }
-    assert sorted(told(schema, {"c": 1, "d": 2})) == [
+    assert sorted(violations(schema, {"c": 1, "d": 2})) == [
         "a is required",
         "b is required",
         "c is not a known field",
@@ -95,9 +95,9 @@ def test_missing_and_unknown_fields_are_named() -> None:
     ]
 
 
-def test_nothing_of_a_large_value_is_repeated() -> None:
+def test_a_violation_repeats_nothing_of_a_large_value() -> None:
     schema: dict[str, object] = {"additionalProperties": False, "properties": {"a": {"enum": ["x" * 500]}}}
-    lines = told(schema, {"a": "secret" * 1000, "k" * 1000: 1})
+    lines = violations(schema, {"a": "secret" * 1000, "k" * 1000: 1})
     assert len(lines) == 2
     assert all(len(line) < 120 and "secret" not in line for line in lines)
 
@@ -145,9 +145,9 @@ def test_an_independent_validator_agrees(schema: InputSchema, value: dict[str, o
     assert (schema.violations(value) == []) == Draft202012Validator(schema.document).is_valid(value)
 
 
-def test_rules_behind_references_are_named_by_their_own_values() -> None:
+def test_a_rule_in_a_referenced_schema_is_described_by_its_value() -> None:
     schema: dict[str, object] = {"properties": {"a": {"$ref": "#/$defs/side"}}, "$defs": {"side": {"maximum": 9}}}
-    assert told(schema, {"a": 10}) == ["a must be at most 9"]
+    assert violations(schema, {"a": 10}) == ["a must be at most 9"]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,6 @@ def test_rules_behind_references_are_named_by_their_own_values() -> None:
         {"type": "object", "properties": {"a": {"type": "objec"}}},
     ],
 )
-def test_a_schema_that_cannot_be_compiled_is_refused_and_nothing_is_fetched(document: dict[str, object]) -> None:
+def test_an_invalid_schema_is_refused_and_nothing_is_fetched(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="is not a valid JSON Schema"):
         InputSchema(document)

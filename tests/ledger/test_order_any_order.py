@@ -1,4 +1,4 @@
-"""Events repeated and in every order: one end for each story, whatever the post office does."""
+"""Events repeated and in every order: each scenario has one result, however its webhooks arrive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.payment_facts import PaymentEvent
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import TellTarget
+    from tests.ledger.conftest import CardProvider
 
-Story = Callable[["TellTarget"], list[PaymentEvent]]
+Scenario = Callable[["CardProvider"], list[PaymentEvent]]
 
-STORIES: dict[str, tuple[Story, int]] = {
+SCENARIOS: dict[str, tuple[Scenario, int]] = {
     "paid": (lambda t: [t.attempt("processing"), t.paid(), t.charged()], 1000),
     "failed, then paid": (
         lambda t: [t.attempt("payment_failed"), t.attempt("requires_action"), t.paid(), t.charged()],
@@ -35,7 +35,7 @@ STORIES: dict[str, tuple[Story, int]] = {
             t.charge_refunded(300),
             t.refund("re_2", "pending", 200),
             t.charge_refunded(500),
-            t.refund("re_2", "succeeded", 200, told_by="updated"),
+            t.refund("re_2", "succeeded", 200, event="updated"),
         ],
         500,
     ),
@@ -44,7 +44,7 @@ STORIES: dict[str, tuple[Story, int]] = {
             t.paid(),
             t.refund("re_1", "succeeded", 1000),
             t.charge_refunded(1000),
-            t.refund("re_1", "failed", 1000, told_by="failed"),
+            t.refund("re_1", "failed", 1000, event="failed"),
         ],
         1000,
     ),
@@ -52,7 +52,7 @@ STORIES: dict[str, tuple[Story, int]] = {
         lambda t: [
             t.paid(),
             t.refund("re_1", "succeeded", 300),
-            t.refund("re_1", "failed", 300, told_by="updated"),
+            t.refund("re_1", "failed", 300, event="updated"),
             t.refund("re_2", "succeeded", 1000),
             t.charge_refunded(1000),
         ],
@@ -138,14 +138,14 @@ STORIES: dict[str, tuple[Story, int]] = {
         1000,
     ),
 }
-"""Each story as it happened, and the cents it leaves."""
+"""The events of each scenario in order, and the cents that are left."""
 
 
 def end_of(order: Order) -> object:
-    """All that may not depend on the order of events.
+    """Return everything that must not depend on the order of events.
 
     ``failed_at`` may: an overtaken failure was never shown. So may ``refunded_at`` of an order paid twice: whether
-    the refund took the order's only payment or its second one is decided by which of the two was told first.
+    the refund took the order's only payment or its second one is decided by which of the two was applied first.
     """
     state = order.state
     happened = [state.credited_at, state.disputed_at, state.chargeback_at]
@@ -163,62 +163,64 @@ def end_of(order: Order) -> object:
     )
 
 
-def run(teller: TellTarget, events: list[PaymentEvent], *, expires_after: int | None = None) -> Order:
-    """Tell the events a second apart; every step is checked."""
-    order, now = teller.order(), teller.noon
+def run(provider: CardProvider, events: list[PaymentEvent], *, expires_after: int | None = None) -> Order:
+    """Apply the events a second apart; every step is checked."""
+    order, now = provider.order(), provider.noon
     for number, event in enumerate(events):
         if number == expires_after:
-            order = expire(teller, order)
+            order = expire(provider, order)
         now += timedelta(seconds=1)
-        order = teller.step(order, event, now).order
+        order = provider.step(order, event, now).order
     return order
 
 
-def expire(teller: TellTarget, order: Order) -> Order:
+def expire(provider: CardProvider, order: Order) -> Order:
     late: datetime = order.request.expires_at
     step = on_expiry(order, late)
-    teller.check(order, step)
+    provider.check(order, step)
     return step.order
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_every_order_of_the_same_events_gives_the_same_result(teller: TellTarget, name: str) -> None:
-    story, left_cents = STORIES[name]
-    events = story(teller)
-    usual = run(teller, events)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_order_of_the_same_events_gives_the_same_result(provider: CardProvider, name: str) -> None:
+    scenario, left_cents = SCENARIOS[name]
+    events = scenario(provider)
+    usual = run(provider, events)
     assert usual.net_micro == left_cents * 10_000
-    for told in itertools.islice(itertools.permutations(events), 720):
-        assert end_of(run(teller, list(told))) == end_of(usual)
+    for shuffled in itertools.islice(itertools.permutations(events), 720):
+        assert end_of(run(provider, list(shuffled))) == end_of(usual)
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_repetition_changes_nothing(teller: TellTarget, name: str) -> None:
-    events = STORIES[name][0](teller)
-    usual = run(teller, events)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_repetition_changes_nothing(provider: CardProvider, name: str) -> None:
+    events = SCENARIOS[name][0](provider)
+    usual = run(provider, events)
     chance = random.Random(7)
     for _ in range(40):
-        told = [*events, *events, *events]
-        chance.shuffle(told)
-        assert end_of(run(teller, told)) == end_of(usual)
+        shuffled = [*events, *events, *events]
+        chance.shuffle(shuffled)
+        assert end_of(run(provider, shuffled)) == end_of(usual)
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_mixed_and_truncated_event_sequences_stay_within_bounds(teller: TellTarget, data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from(sorted(STORIES)), min_size=1, max_size=3))
-    events = [event for name in names for event in STORIES[name][0](teller)]
-    told = data.draw(st.lists(st.sampled_from(range(len(events))), max_size=2 * len(events)))
-    other = data.draw(st.permutations(sorted(set(told))))
-    first = run(teller, [events[n] for n in told])
-    second = run(teller, [events[n] for n in other])
+def test_mixed_and_truncated_event_sequences_stay_within_bounds(
+    provider: CardProvider, data: st.DataObject
+) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(SCENARIOS)), min_size=1, max_size=3))
+    events = [event for name in names for event in SCENARIOS[name][0](provider)]
+    shuffled = data.draw(st.lists(st.sampled_from(range(len(events))), max_size=2 * len(events)))
+    other = data.draw(st.permutations(sorted(set(shuffled))))
+    first = run(provider, [events[n] for n in shuffled])
+    second = run(provider, [events[n] for n in other])
     assert end_of(first) == end_of(second)
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_an_expiry_between_any_two_events_costs_no_money(teller: TellTarget, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(STORIES)))
-    story, left_cents = STORIES[name]
-    events = data.draw(st.permutations(story(teller)))
+def test_an_expiry_between_any_two_events_costs_no_money(provider: CardProvider, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(SCENARIOS)))
+    scenario, left_cents = SCENARIOS[name]
+    events = data.draw(st.permutations(scenario(provider)))
     at = data.draw(st.integers(0, len(events) - 1))
-    assert run(teller, list(events), expires_after=at).net_micro == left_cents * 10_000
+    assert run(provider, list(events), expires_after=at).net_micro == left_cents * 10_000

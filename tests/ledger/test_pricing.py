@@ -106,7 +106,7 @@ def test_megapixels_round_up_for_each_image(
     ("given_input", "expected"),
     [({"size": "1000x1001"}, (2, 2)), ({"size": "auto"}, (1, 4)), ({}, (1, 4))],
 )
-def test_a_size_in_words_is_read(given_input: dict[str, object], expected: tuple[int, int]) -> None:
+def test_a_size_string_is_read(given_input: dict[str, object], expected: tuple[int, int]) -> None:
     terms = terms_of(catalog_of('mode = "per_megapixel", unit_price = "1"', 'size = "size"'), given_input)
     assert (terms.smallest.units, terms.largest.units) == expected
 
@@ -120,7 +120,7 @@ def test_a_size_in_words_is_read(given_input: dict[str, object], expected: tuple
         ({}, (1, 3, 10)),
     ],
 )
-def test_a_started_second_counts_whole(given_input: dict[str, object], units: tuple[int, int, int]) -> None:
+def test_a_started_second_counts_in_full(given_input: dict[str, object], units: tuple[int, int, int]) -> None:
     catalog = catalog_of('mode = "per_second", unit_price = "0.05"', 'seconds = "seconds", typical = 3', "1.20")
     terms = terms_of(catalog, given_input)
     assert amounts(terms) == tuple(60_000 * each for each in units)
@@ -138,7 +138,7 @@ def test_characters_are_code_points() -> None:
     assert amounts(terms_of(catalog, {})) == (0, 0, 0)
 
 
-def test_tokens_are_bounded_by_bytes_and_by_the_most_that_may_come_out() -> None:
+def test_tokens_are_bounded_by_bytes_and_by_the_maximum_output() -> None:
     catalog = catalog_of(
         'mode = "per_token", unit = "1M tokens", unit_size = 1000000, input_price = "1", output_price = "10"',
         'text = "messages", output_tokens = "max_tokens", typical = 20',
@@ -153,7 +153,7 @@ def test_tokens_are_bounded_by_bytes_and_by_the_most_that_may_come_out() -> None
     assert charge_for(terms, Units(tokens_in=3, tokens_out=1)) == 13
 
 
-def test_the_minimum_is_marked_up_and_said() -> None:
+def test_the_minimum_is_marked_up_and_part_of_the_basis() -> None:
     terms = terms_of(catalog_of('mode = "per_image", unit_price = "0.01", minimum = "0.02"', 'n = "n"', "1.5"), {})
     assert amounts(terms) == (30_000,) * 3
     assert terms.basis == "per_image: 1 x 0.015, at least 0.03"
@@ -183,7 +183,7 @@ TIERED = (
         ({"grade": 1}, 5),
     ],
 )
-def test_the_first_tier_that_fits_sets_the_price(given_input: dict[str, object], credit: int) -> None:
+def test_the_first_matching_tier_sets_the_price(given_input: dict[str, object], credit: int) -> None:
     assert terms_of(catalog_of(TIERED), given_input).hold_micro == credit * 1_000_000
 
 
@@ -195,7 +195,7 @@ def test_an_unknown_tier_is_refused_not_guessed(given_input: dict[str, object]) 
     assert refusal.param == f"input.{next(iter(given_input))}"
 
 
-def test_the_proof_of_the_price_differs_by_tier_and_base_price_but_not_by_markup() -> None:
+def test_the_price_hash_differs_by_tier_and_base_price_not_by_markup() -> None:
     proofs = [
         terms_of(catalog_of(TIERED), {"resolution": "low"}).provider_quote_hash,
         terms_of(catalog_of(TIERED), {"resolution": "high"}).provider_quote_hash,
@@ -303,7 +303,7 @@ def test_quotes_are_ordered_and_the_hold_covers_every_charge(
     input_price=prices,
     output_price=prices,
 )
-def test_token_quotes_are_ordered_too(
+def test_token_quotes_are_ordered_and_bounded(
     texts: list[str], most_out: int | None, input_price: str, output_price: str
 ) -> None:
     catalog = catalog_of(
@@ -324,14 +324,14 @@ GAPPY = (
 )
 
 
-def test_what_no_tier_fits_is_priced_at_the_base_only_where_the_catalog_says_so() -> None:
+def test_an_input_without_a_tier_has_the_base_price_only_if_configured() -> None:
     refused = quote_input(catalog_of(GAPPY), "m", {"resolution": "low"})
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.param) == ("quote_unavailable", "input.resolution")
     assert terms_of(catalog_of(GAPPY), {}).estimate_micro == 50_000
-    said = catalog_of(f'{GAPPY}, otherwise = "base"')
-    assert terms_of(said, {"resolution": "low"}).estimate_micro == 50_000
-    assert terms_of(said, {"resolution": "high"}).estimate_micro == 80_000
+    base_priced = catalog_of(f'{GAPPY}, otherwise = "base"')
+    assert terms_of(base_priced, {"resolution": "low"}).estimate_micro == 50_000
+    assert terms_of(base_priced, {"resolution": "high"}).estimate_micro == 80_000
 
 
 @pytest.mark.parametrize(
@@ -352,20 +352,20 @@ def test_what_no_tier_fits_is_priced_at_the_base_only_where_the_catalog_says_so(
         ),
     ],
 )
-def test_valid_inputs_without_a_price_are_told_as_a_warning(tiers: str, gaps: str) -> None:
+def test_valid_inputs_without_a_price_are_a_warning(tiers: str, gaps: str) -> None:
     pricing = f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]'
     (warning,) = catalog_of(pricing).warnings
     assert warning.startswith(f"model m: pricing: no tier has a price for {gaps}: such inputs are refused")
     assert catalog_of(f'{pricing}, otherwise = "base"').warnings == ()
 
 
-def test_a_price_for_every_value_leaves_nothing_to_warn_of() -> None:
+def test_a_price_for_every_value_gives_no_warning() -> None:
     tiers = ", ".join(f'{{ when = {{ resolution = "{r}" }}, unit_price = "1" }}' for r in ("low", "high", "vast"))
     assert catalog_of(f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]').warnings == ()
     assert load_catalog(None).warnings == ()
 
 
-def test_the_hold_is_the_most_a_run_can_cost_unless_the_catalog_holds_what_is_expected() -> None:
+def test_the_hold_is_the_maximum_cost_or_as_configured_the_estimate() -> None:
     pricing, units = 'mode = "per_second", unit_price = "0.05"', 'seconds = "seconds", typical = 4'
     wide = terms_of(catalog_of(pricing, units), {"seconds": "auto"})
     narrow = terms_of(catalog_of(pricing, units, hold="estimate"), {"seconds": "auto"})
@@ -376,6 +376,6 @@ def test_the_hold_is_the_most_a_run_can_cost_unless_the_catalog_holds_what_is_ex
     assert not narrow.exact
 
 
-def test_the_version_tells_what_is_held() -> None:
+def test_the_version_depends_on_what_is_held() -> None:
     pricing = 'mode = "per_request", unit_price = "1"'
     assert catalog_of(pricing).version != catalog_of(pricing, hold="estimate").version

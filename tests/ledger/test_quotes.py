@@ -1,4 +1,4 @@
-"""Quotes: refusals in order, hostile inputs, one canonical form, and ids that only we can seal."""
+"""Quotes: refusals in order, hostile inputs, canonical JSON, and ids that cannot be forged."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 from holdfast.ledger import plain_json
 from holdfast.ledger.catalog import quotes
 from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
-from holdfast.ledger.catalog.quotes import (
-    PricedInput,
-    SealedQuote,
-    canonical_json,
-    quote_input,
-    quote_matches,
-    seal_quote,
-    unseal_quote,
-)
-from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX
+from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX, SealedQuote, quote_matches, seal_quote, unseal_quote
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
 
 CATALOG = load_catalog(None)
@@ -47,11 +40,11 @@ input_schema = { type = "object" }
 
 
 def loose() -> Catalog:
-    """A catalog whose one model takes any object."""
+    """Return a catalog whose one model accepts any object."""
     return parse_catalog(LOOSE, read_schema=lambda name: "{}")
 
 
-def accepted(input: object, model: str = "studio/image-1") -> PricedInput:  # noqa: A002 - the word of the API
+def accepted(input: object, model: str = "studio/image-1") -> PricedInput:  # noqa: A002 - the API's name
     priced = quote_input(CATALOG, model, input)
     assert isinstance(priced, PricedInput), priced
     return priced
@@ -93,7 +86,7 @@ def test_an_input_is_priced_with_its_defaults_filled_in() -> None:
     assert given_input == {"prompt": "x", "n": 2.0}
 
 
-def test_a_default_spoken_out_makes_no_difference() -> None:
+def test_an_explicit_default_makes_no_difference() -> None:
     assert accepted({**IMAGE, "n": 1, "style": "gradient"}).terms == accepted(IMAGE).terms
     assert accepted({**IMAGE, "n": 2}).terms.input_hash != accepted(IMAGE).terms.input_hash
 
@@ -124,7 +117,7 @@ def test_an_input_is_an_object(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_input", "param", "said"),
+    ("given_input", "param", "text"),
     [
         ({}, "input.prompt", "input.prompt is required"),
         ({"prompt": "x", "n": 5}, "input.n", "input.n must be at most 4"),
@@ -136,8 +129,10 @@ def test_an_input_is_an_object(value: object) -> None:
         ({"prompt": "x", "seed": 1.5}, "input.seed", "must be of type integer"),
     ],
 )
-def test_what_the_schema_forbids_is_refused(given_input: dict[str, object], param: str, said: str) -> None:
-    assert said in refused(quote_input(CATALOG, "studio/image-1", given_input), "invalid_input", param).message
+def test_an_input_that_violates_the_schema_is_refused(
+    given_input: dict[str, object], param: str, text: str
+) -> None:
+    assert text in refused(quote_input(CATALOG, "studio/image-1", given_input), "invalid_input", param).message
 
 
 def test_all_violations_are_listed_in_one_refusal() -> None:
@@ -177,7 +172,7 @@ def test_a_hostile_input_is_refused(value: object, param: str) -> None:
     refused(quote_input(loose(), "loose", value), "invalid_input", param)
 
 
-def test_an_input_may_be_nested_so_deep_and_no_deeper() -> None:
+def test_an_input_may_be_nested_up_to_the_limit() -> None:
     assert isinstance(quote_input(loose(), "loose", nested(plain_json.DEPTH_LEVELS_MAX)), PricedInput)
     for levels in (plain_json.DEPTH_LEVELS_MAX + 1, 100_000):
         refusal = quote_input(loose(), "loose", nested(levels))
@@ -191,13 +186,13 @@ def test_an_input_that_contains_itself_is_refused() -> None:
     assert isinstance(quote_input(loose(), "loose", value), Refusal)
 
 
-def test_an_input_may_have_so_many_values_and_no_more() -> None:
+def test_an_input_may_have_values_up_to_the_limit() -> None:
     assert isinstance(quote_input(loose(), "loose", {"a": [1] * (plain_json.VALUES_MAX - 2)}), PricedInput)
     refusal = quote_input(loose(), "loose", {"a": [1] * plain_json.VALUES_MAX})
     assert isinstance(refusal, Refusal)
 
 
-def test_a_place_named_by_the_caller_is_shown_cut_and_clean() -> None:
+def test_a_path_with_the_callers_keys_is_shortened_and_printable() -> None:
     value = {"k\n" + "x" * 1000: float("nan")}
     refusal = quote_input(loose(), "loose", value)
     assert isinstance(refusal, Refusal)
@@ -241,7 +236,7 @@ plain_values: st.SearchStrategy[object] = st.recursive(
 
 
 def turned(value: object) -> object:
-    """The same value with the keys of every object in the opposite order."""
+    """Return the value with the keys of every object reversed."""
     if isinstance(value, dict):
         return {key: turned(value[key]) for key in reversed(value)}
     return [turned(item) for item in value] if isinstance(value, list) else value
@@ -273,9 +268,7 @@ def test_equal_inputs_have_equal_terms_however_they_are_written(prompt: str, n: 
     key=st.binary(min_size=1, max_size=80),
     minutes=st.integers(1, 10_000),
 )
-def test_a_sealed_quote_comes_back_as_it_was(
-    account_id: str | None, brand_id: str, key: bytes, minutes: int
-) -> None:
+def test_a_sealed_quote_unseals_to_itself(account_id: str | None, brand_id: str, key: bytes, minutes: int) -> None:
     quote = sealed(account_id=account_id, brand_id=brand_id, expires_at=NOW + timedelta(minutes=minutes))
     assert unseal_quote(seal_quote(quote, key), key, NOW) == quote
 
@@ -311,11 +304,11 @@ def test_each_flipped_bit_is_refused() -> None:
 @example(garbage=PUBLIC_ID.rpartition(".")[0])
 @example(garbage="quo_1.\ud800.x")
 @example(garbage="x" * (QUOTE_ID_CHARS_MAX + 1))
-def test_garbage_is_no_quote(garbage: str) -> None:
+def test_garbage_is_not_a_quote(garbage: str) -> None:
     refused(unseal_quote(garbage, KEY, NOW), "quote_mismatch", "quote_id")
 
 
-def test_another_key_opens_nothing() -> None:
+def test_another_key_unseals_nothing() -> None:
     refused(unseal_quote(PUBLIC_ID, KEY + b"!", NOW), "quote_mismatch", "quote_id")
 
 
@@ -329,7 +322,7 @@ def test_parts_of_two_quotes_do_not_make_a_third() -> None:
         refused(unseal_quote(".".join(mixed), KEY, NOW), "quote_mismatch", "quote_id")
 
 
-def test_a_quote_ends_at_its_time() -> None:
+def test_a_quote_expires_at_its_time() -> None:
     quote = sealed()
     public = seal_quote(quote, KEY)
     assert unseal_quote(public, KEY, quote.expires_at - timedelta(milliseconds=1)) == quote
@@ -342,7 +335,7 @@ def test_a_changed_expired_quote_is_a_mismatch_not_expired() -> None:
     refused(unseal_quote("x" + public[1:], KEY, late), "quote_mismatch", "quote_id")
 
 
-def test_a_quote_holds_for_its_model_input_and_account_only() -> None:
+def test_a_quote_is_valid_for_its_model_input_and_account_only() -> None:
     terms = accepted(IMAGE).terms
     anyone, owned = sealed(), sealed(account_id="acct_1")
 

@@ -1,4 +1,4 @@
-"""The sandbox callback's signature: values are signed, however the JSON around them was written."""
+"""The sandbox callback's signature: the values are signed, not their JSON encoding."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def verdict(header: str | None, given: SandboxValues, *secrets: str | bytes, eve
     return "valid" if refused is None else refused.code
 
 
-def test_the_payload_as_it_was_given_verifies() -> None:
+def test_the_documented_payload_verifies() -> None:
     assert SIGNATURE.startswith(f"t={AT},v1=")
     assert verdict(SIGNATURE, values()) == "valid"
 
 
 def forge(key: bytes) -> str:
-    """The signature as anybody could work it out who knew the key."""
+    """Return the signature, computed independently."""
     signed = f'["sandbox-payment.v1","{AT}","ord_1","acct_1","10.00","USD","paid","evt_1"]'
     return f"t={AT},v1={hmac.new(key, signed.encode(), hashlib.sha256).hexdigest()}"
 
@@ -114,7 +114,7 @@ def test_an_unknown_order_is_refused_like_a_wrong_signature() -> None:
     assert verdict(made_up, values(), event_id=None) == "invalid_signature"
 
 
-def test_the_old_secret_holds_while_it_is_listed() -> None:
+def test_an_old_secret_verifies_while_it_is_listed() -> None:
     old = sign(OLD_SECRET, values(), event_id=EVENT, at=AT)
     assert verdict(old, values(), SECRET, OLD_SECRET) == "valid"
     assert verdict(old, values(), SECRET) == "invalid_signature"
@@ -173,7 +173,7 @@ DIGEST = SIGNATURE.partition("v1=")[2]
         "\udcff",
     ],
 )
-def test_rubbish_in_the_header_is_a_wrong_signature_and_never_an_error(header: str) -> None:
+def test_garbage_in_the_header_is_an_invalid_signature(header: str) -> None:
     assert verdict(header, values()) == "invalid_signature"
 
 

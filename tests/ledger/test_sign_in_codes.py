@@ -1,4 +1,4 @@
-"""The sums behind one-time codes: whatever strangers do, guessing stays bounded and a right code works."""
+"""The limits of one-time codes: guessing is bounded and a right code works, whatever other origins do."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def requested(state: CodesState, origin: str, otp_id: str, at: datetime, limits:
     return found
 
 
-def test_the_most_that_any_number_of_origins_can_guess_in_a_day() -> None:
-    """Twenty tries at full measure and one for each further code: docs/decisions.md counts with 60."""
+def test_the_guesses_of_any_number_of_origins_in_a_day_are_bounded() -> None:
+    """Twenty tries, then one for each further code; docs/decisions.md computes with 60."""
     state, at, wrong, number = CodesState(), NOON, 0, 0
     while at < NOON + timedelta(days=1):
         for _ in range(25):
@@ -73,8 +73,8 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_whatever_happens_a_right_code_works_and_counts_stay_bounded(steps: list[tuple[str, str, int]]) -> None:
-    """Against a model that knows only codes: who has the right digits of a live one, with tries left, is let in."""
+def test_right_digits_always_work_and_counts_stay_bounded(steps: list[tuple[str, str, int]]) -> None:
+    """Compare with a model of codes alone: the right digits of a live code with tries left always sign in."""
     state, at = CodesState(), NOON
     live: dict[str, tuple[str, datetime]] = {}
     spent: Counter[str] = Counter()
@@ -86,13 +86,13 @@ def test_whatever_happens_a_right_code_works_and_counts_stay_bounded(steps: list
             found = request_code(state, LIMITS, origin=origin, otp_id=f"c{number}", mac=RIGHT, at=at)
             if isinstance(found, Refusal):
                 assert found.retry_after_s is not None
-                # A refusal that says when it ends keeps its word.
+                # A request is accepted when the refusal's time has passed.
                 later = at + timedelta(seconds=found.retry_after_s)
                 again = request_code(state, LIMITS, origin=origin, otp_id="x", mac=RIGHT, at=later)
                 assert isinstance(again, CodesState) or again.message != found.message or again != found
             else:
                 state = found
-                live = {code: kept for code, kept in live.items() if kept[0] != origin}
+                live = {code: entry for code, entry in live.items() if entry[0] != origin}
                 live[f"c{number}"] = (origin, at + timedelta(seconds=600))
         elif newest is not None:
             owed = at < live[newest][1] and spent[newest] < next(

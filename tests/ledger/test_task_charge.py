@@ -1,4 +1,4 @@
-"""What a task is charged when its provider and its files do not agree about the work."""
+"""The charge of a task whose provider's report differs from the measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRICE_MICRO = 100_000
 def terms_of(
     *, mode: PricingMode = "per_second", least: int = 1, expected: int = 4, most: int = 12, **changes: Any
 ) -> Terms:
-    """An input that leaves the amount of work open: from ``least`` to ``most``."""
+    """Return terms of an input with an open amount of work, from ``least`` to ``most``."""
     spans: dict[str, Any] = {
         name: Units(tokens_in=count, tokens_out=count) if mode == "per_token" else Units(units=count)
         for name, count in (("smallest", least), ("estimated", expected), ("largest", most))
@@ -39,25 +39,25 @@ def clip(duration_s: float | None = None, *, claimed: bool = False) -> OutputIte
 
 
 def charged(units: int | None, *items: OutputItem, lost: int = 0, **terms: Any) -> Charge:
-    made = terms_of(**terms)
-    return charge_of(made, made.hold_micro, None if units is None else ReportedUsage(units=units), items, lost)
+    fixed = terms_of(**terms)
+    return charge_of(fixed, fixed.hold_micro, None if units is None else ReportedUsage(units=units), items, lost)
 
 
 @pytest.mark.parametrize(
-    ("reported", "duration_s", "units", "is_told"),
+    ("reported", "duration_s", "units", "is_mismatch"),
     [
         (None, 3.0, 3, False),
         (3, 3.0, 3, False),
-        # Within the tolerance the smaller counts, and nothing is told.
+        # Within the tolerance the smaller counts, and there is no mismatch.
         (4, 3.0, 3, False),
         (2, 3.0, 2, False),
-        # A report far above, far below, and of nothing.
+        # A report far above, far below, and of zero.
         (10**9, 3.0, 3, True),
         (10**18, 3.0, 3, True),
         (9, 3.0, 3, True),
         (1, 11.0, 1, True),
         (0, 11.0, 11, True),
-        # Nothing could be measured: the report counts as far as it could be ordered.
+        # Without a measurement the report counts up to what could be ordered.
         (7, None, 7, False),
         (12, None, 12, False),
         (10**18, None, 4, True),
@@ -66,15 +66,15 @@ def charged(units: int | None, *items: OutputItem, lost: int = 0, **terms: Any) 
         (None, None, 4, False),
     ],
 )
-def test_the_measure_decides_and_a_smaller_report_is_charged(
-    reported: int | None, duration_s: float | None, units: int, is_told: bool
+def test_the_measurement_is_charged_or_a_smaller_report(
+    reported: int | None, duration_s: float | None, units: int, is_mismatch: bool
 ) -> None:
     charge = charged(reported, clip(duration_s))
     assert (charge.units.units, charge.amount_micro) == (units, units * PRICE_MICRO)
-    assert (charge.mismatch is not None) == is_told
+    assert (charge.mismatch is not None) == is_mismatch
 
 
-def test_what_a_provider_says_of_its_files_is_a_report_too() -> None:
+def test_reported_sizes_and_durations_count_as_a_report() -> None:
     assert charged(None, clip(7.0, claimed=True)).units.units == 7
     beyond = charged(None, clip(1e9, claimed=True))
     assert beyond.units.units == 4
@@ -83,16 +83,19 @@ def test_what_a_provider_says_of_its_files_is_a_report_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens_in", "tokens_out", "counted", "is_told"),
+    ("tokens_in", "tokens_out", "counted", "is_mismatch"),
     [(10, 2, (10, 2), False), (12, 13, (12, 13), False), (0, 0, (4, 4), True), (5, 10**15, (4, 4), True)],
 )
-def test_tokens_are_believed_up_to_what_could_be_asked_for(
-    tokens_in: int, tokens_out: int, counted: tuple[int, int], is_told: bool
+def test_reported_tokens_count_up_to_what_could_be_ordered(
+    tokens_in: int, tokens_out: int, counted: tuple[int, int], is_mismatch: bool
 ) -> None:
     terms = terms_of(mode="per_token")
     usage = ReportedUsage(tokens_in=tokens_in, tokens_out=tokens_out)
     charge = charge_of(terms, terms.hold_micro, usage, [clip()], 0)
-    assert ((charge.units.tokens_in, charge.units.tokens_out), charge.mismatch is not None) == (counted, is_told)
+    assert ((charge.units.tokens_in, charge.units.tokens_out), charge.mismatch is not None) == (
+        counted,
+        is_mismatch,
+    )
 
 
 @pytest.mark.parametrize("mode", ["per_request", "per_character"])
@@ -103,19 +106,19 @@ def test_a_request_is_measured_by_itself(mode: PricingMode) -> None:
     assert charged(1, clip(), mode=mode, **exact).units.units == 1
 
 
-def test_the_tolerance_is_the_terms_own() -> None:
+def test_the_tolerance_is_that_of_the_terms() -> None:
     assert charged(60, clip(100.0), most=200).mismatch is not None
     assert charged(60, clip(100.0), most=200, tolerance_percent=50).mismatch is None
 
 
-def test_of_several_outputs_the_kept_ones_are_charged() -> None:
+def test_only_stored_outputs_are_charged() -> None:
     assert charged(8, clip(4.0), lost=1) == (Units(units=4), 4 * PRICE_MICRO, None)
     assert charged(8, clip(), lost=1).units.units == 4
-    # A started unit counts: what is delivered is never free.
+    # A started unit counts, so that a delivered output is never free.
     assert charged(1, clip(), lost=3).units.units == 1
 
 
-def test_terms_of_earlier_versions_have_the_usual_tolerance() -> None:
+def test_terms_without_a_tolerance_have_the_default_one() -> None:
     written = msgspec.json.decode(msgspec.json.encode(terms_of()))
     assert not {"tolerance_percent", "on_mismatch"} & written.keys()
     read = msgspec.convert(written, Terms)
@@ -143,7 +146,7 @@ def test_terms_of_earlier_versions_have_the_usual_tolerance() -> None:
     lost=st.integers(0, 3),
     on_mismatch=st.sampled_from(["smaller", "review"]),
 )
-def test_no_report_costs_more_than_the_hold_or_makes_a_result_free(
+def test_no_report_exceeds_the_hold_or_makes_a_result_free(
     *,
     mode: PricingMode,
     span: list[int],
@@ -162,7 +165,7 @@ def test_no_report_costs_more_than_the_hold_or_makes_a_result_free(
     measurable = mode != "per_token" and not any(item.size_claimed or item.duration_claimed for item in items)
     measurable = measurable and all(item.width and item.height and item.duration_s is not None for item in items)
     if measurable:
-        # Nothing a provider says makes a measured result dearer.
+        # No report raises the charge above the measurement.
         assert charge.amount_micro <= without.amount_micro
     elif (units or 0) > most * 2 + 10 and mode == "per_second":
         # A report beyond what could be ordered raises nothing; its share of the outputs may still be the smaller.

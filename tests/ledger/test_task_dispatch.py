@@ -1,4 +1,4 @@
-"""A job is handed to its provider once, and a task never waits for ever."""
+"""Dispatch: a job is submitted once, and every wait of a task ends."""
 
 from __future__ import annotations
 
@@ -9,25 +9,15 @@ import msgspec
 import pytest
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.decisions import (
-    CancelJob,
-    PollJob,
-    ProviderTraits,
-    Step,
-    SubmitJob,
-    on_cancel,
-    on_cancel_answered,
-    on_poll,
-    on_submit_failed,
-    on_submitted,
-    on_update,
-    on_wake,
-)
+from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_wake
+from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task, usage_of
+from holdfast.ledger.tasks.transitions import CancelJob, PollJob, ProviderTraits, Step, SubmitJob
 
 MakeTask = Callable[..., Task]
-MakeNews = Callable[..., ProviderUpdate]
+MakeUpdate = Callable[..., ProviderUpdate]
 ONE_SHOT = ProviderTraits(idempotent_submit=False, polls=True, cancels=True)
 
 
@@ -35,7 +25,7 @@ def at(noon: datetime, seconds: float) -> datetime:
     return noon + timedelta(seconds=seconds)
 
 
-def moved(step: Step | Refusal) -> Task:
+def task_after(step: Step | Refusal) -> Task:
     assert isinstance(step, Step)
     assert step.task is not None
     return step.task
@@ -52,13 +42,13 @@ def test_a_new_task_is_queued_and_due_at_once(make_task: MakeTask, noon: datetim
     assert [(entry.status, entry.ts) for entry in task.state.status_history] == [("queued", noon)]
 
 
-def test_both_json_columns_come_back_as_they_went(make_acked: MakeTask) -> None:
+def test_both_json_columns_decode_to_what_was_encoded(make_acked: MakeTask) -> None:
     task = make_acked()
     assert msgspec.json.decode(msgspec.json.encode(task.request), type=TaskRequest) == task.request
     assert msgspec.json.decode(msgspec.json.encode(task.state), type=TaskState) == task.state
 
 
-def test_input_that_is_no_object_is_refused(make_task: MakeTask, noon: datetime) -> None:
+def test_an_input_that_is_not_an_object_is_refused(make_task: MakeTask, noon: datetime) -> None:
     with pytest.raises(msgspec.ValidationError):
         accept_task(
             account_id="a",
@@ -72,11 +62,11 @@ def test_input_that_is_no_object_is_refused(make_task: MakeTask, noon: datetime)
         )
 
 
-def test_the_intent_is_written_before_the_job_goes_out(
+def test_the_intent_is_committed_before_the_job_is_submitted(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     step = wake(make_task(), noon, traits)
-    task = moved(step)
+    task = task_after(step)
     assert step.effects == (SubmitJob("task_01", 1),)
     assert (task.state.dispatch, task.state.attempt, task.dispatched) == ("intent", 1, True)
     assert (task.version, task.wake_at) == (2, at(noon, 15))
@@ -84,84 +74,84 @@ def test_the_intent_is_written_before_the_job_goes_out(
 
 
 def test_an_intent_in_flight_is_left_alone(make_task: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
-    sent = moved(wake(make_task(), noon, traits))
+    sent = task_after(wake(make_task(), noon, traits))
     step = wake(sent, at(noon, 5), traits)
     assert (step.task, step.verdict, step.effects) == (None, "ignored", ())
 
 
-def test_an_unanswered_intent_is_handed_in_again_where_that_is_harmless(
+def test_an_unanswered_intent_is_submitted_again_if_idempotent(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = moved(wake(make_task(), noon, traits))
+    sent = task_after(wake(make_task(), noon, traits))
     step = wake(sent, at(noon, 15), traits)
     assert step.effects == (SubmitJob("task_01", 1),)
-    assert moved(step).state.maybe_sent
+    assert task_after(step).state.maybe_sent
 
 
-def test_an_unanswered_intent_is_never_repeated_blindly(make_task: MakeTask, noon: datetime) -> None:
-    sent = moved(wake(make_task(), noon, ONE_SHOT))
+def test_an_unanswered_intent_is_not_repeated_if_not_idempotent(make_task: MakeTask, noon: datetime) -> None:
+    sent = task_after(wake(make_task(), noon, ONE_SHOT))
     left = wake(sent, at(noon, 15), ONE_SHOT)
     assert left.effects == ()
-    task = moved(left)
+    task = task_after(left)
     assert task.state.dispatch == "ambiguous"
     assert task.wake_at == at(noon, 60)
     failed = wake(task, at(noon, 60), ONE_SHOT)
     assert failed.effects == ()
     assert failed.settle is not None
     assert failed.settle.kind == "release"
-    assert (moved(failed).state.error or "").startswith("submit_ambiguous: ")
+    assert (task_after(failed).state.error or "").startswith("submit_ambiguous: ")
 
 
-def test_a_callback_settles_the_doubt_about_an_ambiguous_submit(
-    make_task: MakeTask, make_news: MakeNews, noon: datetime
+def test_a_callback_resolves_an_ambiguous_submit(
+    make_task: MakeTask, make_update: MakeUpdate, noon: datetime
 ) -> None:
-    sent = moved(wake(make_task(), noon, ONE_SHOT))
-    doubt = moved(on_submit_failed(sent, 1, "ambiguous", "read timed out", at(noon, 9), operation_id="op_1"))
+    sent = task_after(wake(make_task(), noon, ONE_SHOT))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "read timed out", at(noon, 9), operation_id="op_1"))
     assert doubt.state.dispatch == "ambiguous"
-    heard = moved(
-        on_update(doubt, make_news("processing", provider_ref="job-1"), at(noon, 20), operation_id="op_1")
+    updated = task_after(
+        on_update(doubt, make_update("processing", provider_ref="job-1"), at(noon, 20), operation_id="op_1")
     )
-    assert (heard.status, heard.state.dispatch, heard.state.provider_ref) == ("processing", "acked", "job-1")
-    assert heard.state.run_deadline_at == at(noon, 20 + 900)
+    assert (updated.status, updated.state.dispatch, updated.state.provider_ref) == ("processing", "acked", "job-1")
+    assert updated.state.run_deadline_at == at(noon, 20 + 900)
 
 
 @pytest.mark.parametrize("outcome", ["not_sent", "busy"])
-def test_what_was_not_sent_is_tried_until_the_dispatch_deadline(
+def test_a_submit_that_was_not_sent_is_retried_until_the_deadline(
     make_task: MakeTask, noon: datetime, outcome: str
 ) -> None:
     task, tries = make_task(), 0
     while not task.is_terminal:
         assert task.wake_at is not None
         step = wake(task, task.wake_at, ONE_SHOT)
-        now, task = task.wake_at, moved(step)
+        now, task = task.wake_at, task_after(step)
         if step.effects:
             assert step.effects == (SubmitJob("task_01", 1),)
             tries += 1
-            told = on_submit_failed(task, 1, outcome, "no route", now, operation_id="op_1")  # type: ignore[arg-type]  # a parameter
-            task = moved(told)
+            recorded = on_submit_failed(task, 1, outcome, "no route", now, operation_id="op_1")  # type: ignore[arg-type]  # a parameter
+            task = task_after(recorded)
             assert not task.dispatched
     assert now == at(noon, 60)
     assert 3 < tries < 12
     assert (task.state.error or "").startswith("provider_unavailable: ")
 
 
-def test_a_try_that_was_not_sent_does_not_clear_the_doubt_about_an_earlier_one(
+def test_an_ambiguous_attempt_stays_in_doubt_after_an_unsent_retry(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_task(), noon, traits))
-    task = moved(on_submit_failed(task, 1, "ambiguous", "timeout", at(noon, 1), operation_id="op_1"))
-    task = moved(wake(task, at(noon, 10), traits))
-    task = moved(on_submit_failed(task, 1, "not_sent", "refused", at(noon, 11), operation_id="op_1"))
+    task = task_after(wake(make_task(), noon, traits))
+    task = task_after(on_submit_failed(task, 1, "ambiguous", "timeout", at(noon, 1), operation_id="op_1"))
+    task = task_after(wake(task, at(noon, 10), traits))
+    task = task_after(on_submit_failed(task, 1, "not_sent", "refused", at(noon, 11), operation_id="op_1"))
     assert (task.state.dispatch, task.dispatched) == ("ambiguous", True)
-    assert (moved(wake(task, at(noon, 60), traits)).state.error or "").startswith("submit_ambiguous: ")
+    assert (task_after(wake(task, at(noon, 60), traits)).state.error or "").startswith("submit_ambiguous: ")
 
 
 def test_a_rejected_job_fails_and_releases(make_task: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
-    sent = moved(wake(make_task(), noon, traits))
+    sent = task_after(wake(make_task(), noon, traits))
     step = on_submit_failed(
         sent, 1, "rejected", "size too big", at(noon, 1), operation_id="op_9", error_code="invalid_upstream_input"
     )
-    task = moved(step)
+    task = task_after(step)
     assert (task.status, task.state.error) == ("failed", "invalid_upstream_input: size too big")
     assert step.settle is not None
     assert (step.settle.kind, step.settle.charge_micro, step.settle.operation_id) == ("release", 0, "op_9")
@@ -169,12 +159,12 @@ def test_a_rejected_job_fails_and_releases(make_task: MakeTask, noon: datetime, 
     assert (entry.cost_micro, entry.latency_ms, entry.operation_id) == (0, 1000, "op_9")
 
 
-def test_an_answer_to_an_earlier_attempt_stops_the_stray_job(make_acked: MakeTask, noon: datetime) -> None:
+def test_an_answer_to_an_earlier_attempt_cancels_its_job(make_acked: MakeTask, noon: datetime) -> None:
     step = on_submitted(make_acked(), 0, "job-0", at(noon, 2))
     assert (step.task, step.verdict, step.effects) == (None, "stale", (CancelJob("task_01", 0, "job-0"),))
 
 
-def test_hearing_twice_that_the_job_was_taken_changes_nothing(make_acked: MakeTask, noon: datetime) -> None:
+def test_a_second_acknowledgement_changes_nothing(make_acked: MakeTask, noon: datetime) -> None:
     assert on_submitted(make_acked(), 1, "job-1", at(noon, 2)) == Step(task=None, verdict="duplicate")
 
 
@@ -185,65 +175,65 @@ def test_a_silent_job_is_polled_and_polled_again(
     assert task.wake_at == at(noon, 31)
     step = wake(task, at(noon, 31), traits)
     assert step.effects == (PollJob("task_01", 1, "job-1"),)
-    assert moved(step).wake_at == at(noon, 61)
+    assert task_after(step).wake_at == at(noon, 61)
 
 
-def test_a_job_known_from_a_callback_alone_is_polled_under_our_name(
-    make_task: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_a_job_known_only_from_a_callback_is_polled_by_our_name(
+    make_task: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = moved(wake(make_task(), noon, traits))
-    doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = moved(on_update(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    sent = task_after(wake(make_task(), noon, traits))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
+    task = task_after(on_update(doubt, make_update("processing"), at(noon, 2), operation_id="op_1"))
     assert (task.state.dispatch, task.state.provider_ref, task.wake_at) == ("acked", None, at(noon, 32))
     step = wake(task, at(noon, 32), traits)
     assert step.effects == (PollJob("task_01", 1, None),)
-    assert moved(step).wake_at == at(noon, 62)
-    overdue = wake(moved(step), at(noon, 2 + 900), traits)
+    assert task_after(step).wake_at == at(noon, 62)
+    overdue = wake(task_after(step), at(noon, 2 + 900), traits)
     assert overdue.effects == (PollJob("task_01", 1, None, last=True),)
 
 
-def test_a_job_known_from_a_callback_alone_waits_for_news_where_it_bears_the_providers_name(
-    make_task: MakeTask, make_news: MakeNews, noon: datetime
+def test_a_job_with_an_unknown_provider_name_waits_for_updates(
+    make_task: MakeTask, make_update: MakeUpdate, noon: datetime
 ) -> None:
-    sent = moved(wake(make_task(), noon, ONE_SHOT))
-    doubt = moved(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = moved(on_update(doubt, make_news("processing"), at(noon, 2), operation_id="op_1"))
+    sent = task_after(wake(make_task(), noon, ONE_SHOT))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
+    task = task_after(on_update(doubt, make_update("processing"), at(noon, 2), operation_id="op_1"))
     step = wake(task, at(noon, 32), ONE_SHOT)
     assert step.effects == ()
-    assert moved(step).wake_at == at(noon, 2 + 900)
+    assert task_after(step).wake_at == at(noon, 2 + 900)
 
 
-def test_news_postpones_the_poll(make_acked: MakeTask, make_news: MakeNews, noon: datetime) -> None:
-    heard = moved(on_update(make_acked(), make_news("processing"), at(noon, 25), operation_id="op_1"))
-    assert heard.wake_at == at(noon, 55)
+def test_an_update_postpones_the_poll(make_acked: MakeTask, make_update: MakeUpdate, noon: datetime) -> None:
+    updated = task_after(on_update(make_acked(), make_update("processing"), at(noon, 25), operation_id="op_1"))
+    assert updated.wake_at == at(noon, 55)
 
 
 def test_jitter_spreads_polls(make_acked: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
     step = on_wake(make_acked(), at(noon, 31), traits=traits, operation_id="op_1", jitter=1.0)
-    assert moved(step).wake_at == at(noon, 31 + 37.5)
+    assert task_after(step).wake_at == at(noon, 31 + 37.5)
 
 
-def test_a_poll_that_tells_nothing_new_is_not_written(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_a_poll_without_changes_is_not_recorded(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 31), traits))
-    news = make_news("processing", source="poll", percent=10)
-    task = moved(on_poll(task, news, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    again = on_poll(task, news, at(noon, 62), attempt=1, traits=traits, operation_id="op_1")
+    task = task_after(wake(make_acked(), at(noon, 31), traits))
+    update = make_update("processing", source="poll", percent=10)
+    task = task_after(on_poll(task, update, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
+    again = on_poll(task, update, at(noon, 62), attempt=1, traits=traits, operation_id="op_1")
     assert again == Step(task=None, verdict="duplicate")
 
 
 def test_a_lost_callback_is_found_by_polling(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 31), traits))
-    news = make_news("succeeded", source="poll", made=4)
-    step = on_poll(task, news, at(noon, 32), attempt=1, traits=traits, operation_id="op_1")
-    assert moved(step).state.hosting.status == "transferring"
-    assert moved(step).state.progress[-1].source_ref == "poll:1"
+    task = task_after(wake(make_acked(), at(noon, 31), traits))
+    update = make_update("succeeded", source="poll", made=4)
+    step = on_poll(task, update, at(noon, 32), attempt=1, traits=traits, operation_id="op_1")
+    assert task_after(step).state.hosting.status == "transferring"
+    assert task_after(step).state.progress[-1].source_ref == "poll:1"
 
 
-def test_a_provider_that_never_answers_is_asked_once_more_and_then_given_up(
+def test_an_unanswered_job_is_polled_once_more_and_then_failed(
     make_acked: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     task, polls = make_acked(), 0
@@ -251,7 +241,7 @@ def test_a_provider_that_never_answers_is_asked_once_more_and_then_given_up(
         assert task.wake_at is not None
         now = task.wake_at
         step = wake(task, now, traits)
-        task = moved(step)
+        task = task_after(step)
         if task.is_terminal:
             break
         polls += 1
@@ -267,85 +257,87 @@ def test_a_provider_that_never_answers_is_asked_once_more_and_then_given_up(
 
 
 @pytest.mark.parametrize("answer", ["unknown", "processing"])
-def test_the_last_poll_decides(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits, answer: str
+def test_the_last_poll_is_final(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits, answer: str
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 901), traits))
-    news = None if answer == "unknown" else make_news(answer, source="poll", percent=99)
-    step = on_poll(task, news, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
-    assert moved(step).status == "failed"
-    assert (moved(step).state.error or "").startswith("provider_timeout: ")
+    task = task_after(wake(make_acked(), at(noon, 901), traits))
+    update = None if answer == "unknown" else make_update(answer, source="poll", percent=99)
+    step = on_poll(task, update, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
+    assert task_after(step).status == "failed"
+    assert (task_after(step).state.error or "").startswith("provider_timeout: ")
     assert step.settle is not None
 
 
-def test_the_last_poll_can_still_save_the_task(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_a_success_in_the_last_poll_counts(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 901), traits))
-    news = make_news("succeeded", source="poll", made=4)
-    step = on_poll(task, news, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
-    assert (moved(step).status, moved(step).state.hosting.status) == ("processing", "transferring")
+    task = task_after(wake(make_acked(), at(noon, 901), traits))
+    update = make_update("succeeded", source="poll", made=4)
+    step = on_poll(task, update, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
+    assert (task_after(step).status, task_after(step).state.hosting.status) == ("processing", "transferring")
 
 
 def test_a_deadline_without_polling_fails_at_once(make_acked: MakeTask, noon: datetime) -> None:
-    deaf = ProviderTraits(idempotent_submit=True, polls=False, cancels=False)
-    quiet = moved(wake(make_acked(), at(noon, 31), deaf))
+    no_polls = ProviderTraits(idempotent_submit=True, polls=False, cancels=False)
+    quiet = task_after(wake(make_acked(), at(noon, 31), no_polls))
     assert quiet.wake_at == at(noon, 901)
-    assert moved(wake(quiet, at(noon, 901), deaf)).status == "failed"
+    assert task_after(wake(quiet, at(noon, 901), no_polls)).status == "failed"
 
 
-def test_a_lost_job_is_given_anew_and_its_old_callbacks_are_stale(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_a_lost_job_is_submitted_again_and_its_callbacks_are_stale(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(on_update(make_acked(), make_news("processing", percent=40), at(noon, 5), operation_id="op_1"))
-    task = moved(wake(task, at(noon, 35), traits))
+    task = task_after(
+        on_update(make_acked(), make_update("processing", percent=40), at(noon, 5), operation_id="op_1")
+    )
+    task = task_after(wake(task, at(noon, 35), traits))
     step = on_poll(task, None, at(noon, 36), attempt=1, traits=traits, operation_id="op_1")
-    task = moved(step)
+    task = task_after(step)
     assert step.effects == (SubmitJob("task_01", 2),)
     assert (task.status, task.state.attempt, task.state.provider_ref) == ("processing", 2, None)
-    stale = on_update(task, make_news("succeeded", made=4), at(noon, 37), operation_id="op_1")
+    stale = on_update(task, make_update("succeeded", made=4), at(noon, 37), operation_id="op_1")
     assert stale.verdict == "stale"
     assert stale.settle is None
-    assert moved(stale).state.progress[-1].status == "stale"
-    assert moved(stale).state.hosting.status == "pending"
-    old_poll = on_poll(moved(stale), None, at(noon, 38), attempt=1, traits=traits, operation_id="op_1")
+    assert task_after(stale).state.progress[-1].status == "stale"
+    assert task_after(stale).state.hosting.status == "pending"
+    old_poll = on_poll(task_after(stale), None, at(noon, 38), attempt=1, traits=traits, operation_id="op_1")
     assert old_poll == Step(task=None, verdict="stale")
 
 
-def test_a_stray_job_that_still_runs_is_stopped(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_a_running_job_of_an_earlier_attempt_is_canceled(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 31), traits))
-    task = moved(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    step = on_update(task, make_news("processing", provider_ref="job-1"), at(noon, 33), operation_id="op_1")
+    task = task_after(wake(make_acked(), at(noon, 31), traits))
+    task = task_after(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
+    step = on_update(task, make_update("processing", provider_ref="job-1"), at(noon, 33), operation_id="op_1")
     assert step.effects == (CancelJob("task_01", 1, "job-1"),)
 
 
-def test_a_provider_that_keeps_losing_jobs_is_given_up(
+def test_a_task_fails_after_its_job_was_lost_several_times(
     make_acked: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = make_acked()
     for attempt in (1, 2, 3):
         assert task.wake_at is not None
-        task = moved(wake(task, task.wake_at, traits))
+        task = task_after(wake(task, task.wake_at, traits))
         assert task.wake_at is not None
         step = on_poll(task, None, task.wake_at, attempt=attempt, traits=traits, operation_id="op_1")
-        task = moved(step)
+        task = task_after(step)
         if attempt < 3:
-            task = moved(on_submitted(task, attempt + 1, f"job-{attempt + 1}", task.updated_at))
+            task = task_after(on_submitted(task, attempt + 1, f"job-{attempt + 1}", task.updated_at))
     assert task.state.error == "provider_error: the provider lost the job"
     assert step.settle is not None
 
 
-def test_an_unknown_job_of_a_one_shot_provider_waits_for_the_deadline(make_acked: MakeTask, noon: datetime) -> None:
-    task = moved(wake(make_acked(), at(noon, 31), ONE_SHOT))
+def test_an_unknown_job_waits_for_the_deadline_if_not_idempotent(make_acked: MakeTask, noon: datetime) -> None:
+    task = task_after(wake(make_acked(), at(noon, 31), ONE_SHOT))
     step = on_poll(task, None, at(noon, 32), attempt=1, traits=ONE_SHOT, operation_id="op_1")
     assert step == Step(task=None, verdict="ignored")
 
 
 def test_canceling_before_dispatch_never_calls_the_provider(make_task: MakeTask, noon: datetime) -> None:
     step = on_cancel(make_task(), at(noon, 1), operation_id="op_c")
-    task = moved(step)
+    task = task_after(step)
     assert isinstance(step, Step)
     assert (task.status, step.effects, task.wake_at) == ("canceled", (), None)
     assert step.settle is not None
@@ -354,66 +346,64 @@ def test_canceling_before_dispatch_never_calls_the_provider(make_task: MakeTask,
     assert task.state.hosting.status == "skipped"
 
 
-def test_canceling_stops_the_current_attempts_job(
+def test_canceling_cancels_the_current_attempts_job(
     make_acked: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = moved(wake(make_acked(), at(noon, 31), traits))
-    task = moved(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
+    task = task_after(wake(make_acked(), at(noon, 31), traits))
+    task = task_after(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
     undispatched = on_cancel(task, at(noon, 33), operation_id="op_c")
     assert isinstance(undispatched, Step)
     assert undispatched.effects == ()
-    task = moved(on_submitted(task, 2, "job-2", at(noon, 33)))
+    task = task_after(on_submitted(task, 2, "job-2", at(noon, 33)))
     step = on_cancel(task, at(noon, 34), operation_id="op_c")
     assert isinstance(step, Step)
     assert step.effects == (CancelJob("task_01", 2, "job-2"),)
 
 
-def test_a_job_taken_after_the_cancel_is_stopped_once(
+def test_a_job_accepted_after_the_cancel_is_canceled_once(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = moved(wake(make_task(), noon, traits))
-    canceled = moved(on_cancel(sent, at(noon, 1), operation_id="op_c"))
+    sent = task_after(wake(make_task(), noon, traits))
+    canceled = task_after(on_cancel(sent, at(noon, 1), operation_id="op_c"))
     step = on_submitted(canceled, 1, "job-1", at(noon, 2))
     assert (step.verdict, step.effects) == ("late", (CancelJob("task_01", 1, "job-1"),))
-    assert moved(step).status == "canceled"
-    assert on_submitted(moved(step), 1, "job-1", at(noon, 3)) == Step(task=None, verdict="late")
-    told = moved(on_cancel_answered(moved(step), 1, "too_late", at(noon, 4)))
-    assert told.state.progress[-1].message == "provider cancel too late"
+    assert task_after(step).status == "canceled"
+    assert on_submitted(task_after(step), 1, "job-1", at(noon, 3)) == Step(task=None, verdict="late")
+    recorded = task_after(on_cancel_answered(task_after(step), 1, "too_late", at(noon, 4)))
+    assert recorded.state.progress[-1].message == "provider cancel too late"
 
 
 def test_canceling_twice_is_one_cancel(make_acked: MakeTask, noon: datetime) -> None:
-    canceled = moved(on_cancel(make_acked(), at(noon, 1), operation_id="op_c"))
+    canceled = task_after(on_cancel(make_acked(), at(noon, 1), operation_id="op_c"))
     assert on_cancel(canceled, at(noon, 2), operation_id="op_d") == Step(task=None, verdict="duplicate")
 
 
-def test_a_failed_task_cannot_be_canceled(make_acked: MakeTask, make_news: MakeNews, noon: datetime) -> None:
-    failed = moved(on_update(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
+def test_a_failed_task_cannot_be_canceled(make_acked: MakeTask, make_update: MakeUpdate, noon: datetime) -> None:
+    failed = task_after(on_update(make_acked(), make_update("failed"), at(noon, 2), operation_id="op_1"))
     refusal = on_cancel(failed, at(noon, 3), operation_id="op_c")
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.final) == ("task_already_terminal", True)
 
 
-def test_the_overall_deadline_ends_a_task_that_never_found_a_place(
+def test_the_overall_deadline_fails_a_task_that_was_never_submitted(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     step = wake(make_task(), at(noon, 24 * 3600), traits)
-    assert (moved(step).state.error or "").startswith("provider_unavailable: ")
+    assert (task_after(step).state.error or "").startswith("provider_unavailable: ")
     assert step.effects == ()
 
 
-def test_answers_that_come_after_the_end_change_nothing(
-    make_acked: MakeTask, make_news: MakeNews, noon: datetime, traits: ProviderTraits
+def test_answers_after_the_end_change_nothing(
+    make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    ended = moved(on_update(make_acked(), make_news("failed"), at(noon, 2), operation_id="op_1"))
+    ended = task_after(on_update(make_acked(), make_update("failed"), at(noon, 2), operation_id="op_1"))
     late = Step(task=None, verdict="late")
     assert on_submit_failed(ended, 1, "rejected", "no", at(noon, 3), operation_id="op_2") == late
     assert on_poll(ended, None, at(noon, 3), attempt=1, traits=traits, operation_id="op_2") == late
     assert wake(ended, at(noon, 9999), traits).verdict == "ignored"
 
 
-def test_a_job_whose_follower_is_gone_is_asked_for_at_once(
-    make_acked: MakeTask, noon: datetime, traits: ProviderTraits
-) -> None:
+def test_a_recovered_job_is_polled_at_once(make_acked: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
     task = make_acked()
     soon = at(noon, 2)
 
@@ -423,10 +413,10 @@ def test_a_job_whose_follower_is_gone_is_asked_for_at_once(
     assert [type(effect) for effect in step.effects] == [PollJob]
 
 
-def test_a_submit_whose_sender_is_gone_is_sent_again_only_where_that_is_harmless(
+def test_a_recovered_submit_is_repeated_only_if_idempotent(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = moved(wake(make_task(), noon, traits))
+    sent = task_after(wake(make_task(), noon, traits))
     soon = at(noon, 2)
 
     again = on_wake(sent, soon, traits=traits, operation_id="op_1", recovering=True)
@@ -436,11 +426,11 @@ def test_a_submit_whose_sender_is_gone_is_sent_again_only_where_that_is_harmless
     assert once.effects == ()
 
 
-def test_a_task_that_waits_to_be_sent_keeps_its_pause(
+def test_recovery_does_not_shorten_the_pause_before_a_submit(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = moved(wake(make_task(), noon, traits))
-    refused = moved(on_submit_failed(sent, 1, "not_sent", "unreachable", noon, operation_id="op_1"))
+    sent = task_after(wake(make_task(), noon, traits))
+    refused = task_after(on_submit_failed(sent, 1, "not_sent", "unreachable", noon, operation_id="op_1"))
 
     step = on_wake(refused, at(noon, 0.1), traits=traits, operation_id="op_1", recovering=True)
 

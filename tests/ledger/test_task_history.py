@@ -1,4 +1,4 @@
-"""Random lives of a task, watched by an auditor that knows nothing of how decisions are made.
+"""Random histories of a task, checked against invariants that are independent of the decisions' code.
 
 The machine plays everyone around a task: the clock, a provider that answers or does not, a store, the owner, an
 operator, and crashes that lose work and reload the task from its JSON. After each step the auditor checks what
@@ -18,43 +18,35 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from holdfast.ledger.catalog.terms import Hosting, PricingMode, Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.decisions import (
+from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_review, on_wake
+from holdfast.ledger.tasks.dispatch import SubmitOutcome, on_submit_failed, on_submitted
+from holdfast.ledger.tasks.hosting import on_hosted
+from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage, UpdateStatus
+from holdfast.ledger.tasks.provider_updates import on_poll, on_update
+from holdfast.ledger.tasks.task import OutputItem, Task, accept_task, usage_of
+from holdfast.ledger.tasks.transitions import (
     CancelJob,
     Effect,
-    HostedOutput,
     HostingFailure,
     HostOutputs,
     PollJob,
     ProviderTraits,
     Step,
     SubmitJob,
-    on_cancel,
-    on_cancel_answered,
-    on_hosted,
-    on_poll,
-    on_review,
-    on_submit_failed,
-    on_submitted,
-    on_update,
-    on_wake,
-    usage_of,
 )
-from holdfast.ledger.tasks.dispatch import SubmitOutcome
-from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage, UpdateStatus
-from holdfast.ledger.tasks.task import Task, accept_task
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ENDED = ("succeeded", "failed", "canceled")
 STATUSES: tuple[UpdateStatus, ...] = ("queued", "failed", "canceled", "processing", "succeeded")
 LIKELY: tuple[UpdateStatus, ...] = ("processing", "succeeded")
-"""Weighted towards what goes well, so that histories get far."""
+"""Weighted towards success, so that histories get far."""
 DRAIN_MAX_WAKES = 200
-# Shrinking a life of forty steps takes minutes; the failing life itself is short enough to read.
+# Shrinking a history of forty steps takes minutes; the failing one is short enough to read.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 class Auditor:
-    """Checks each step of one task against laws that need no knowledge of the state machine."""
+    """Checks each step of one task against invariants that are independent of the state machine."""
 
     def __init__(self, task: Task, *, one_shot: bool) -> None:
         self.task = task
@@ -139,7 +131,7 @@ class TaskLife(RuleBasedStateMachine):
         self.now = NOON
         self.todo: list[Effect] = []
         self.numbers = itertools.count(1)
-        self.sent_news: list[ProviderUpdate] = []
+        self.sent_updates: list[ProviderUpdate] = []
 
     @initialize(
         mode=st.sampled_from(["per_image", "per_second", "per_request", "per_token", "per_megapixel"]),
@@ -202,7 +194,7 @@ class TaskLife(RuleBasedStateMachine):
         self.todo.clear()
         self.take(on_submitted(self.task, 1, "job-1", self.now))
         if begin == "hosting":
-            news = ProviderUpdate(
+            update = ProviderUpdate(
                 source="callback",
                 provider="studio",
                 event_id="evt_0",
@@ -211,7 +203,7 @@ class TaskLife(RuleBasedStateMachine):
                 status="succeeded",
                 outputs=tuple(Output(index=n, url=f"https://p.test/{n}") for n in range(made)),
             )
-            self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
+            self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
 
     @property
     def task(self) -> Task:
@@ -262,9 +254,11 @@ class TaskLife(RuleBasedStateMachine):
             case SubmitJob(attempt=attempt):
                 self._submit(attempt, data)
             case PollJob(attempt=attempt):
-                news = data.draw(st.one_of(st.none(), self._news(attempt=st.just(attempt), source="poll")))
+                update = data.draw(st.one_of(st.none(), self._update(attempt=st.just(attempt), source="poll")))
                 op = self.operation_id()
-                self.take(on_poll(self.task, news, self.now, attempt=attempt, traits=self.traits, operation_id=op))
+                self.take(
+                    on_poll(self.task, update, self.now, attempt=attempt, traits=self.traits, operation_id=op)
+                )
             case CancelJob(attempt=attempt):
                 self.take(on_cancel_answered(self.task, attempt, "requested", self.now))
             case HostOutputs(attempt=attempt, round=number, outputs=outputs):
@@ -285,13 +279,13 @@ class TaskLife(RuleBasedStateMachine):
         op = self.operation_id()
         self.take(on_submit_failed(self.task, attempt, answer, "x", self.now, operation_id=op))
 
-    def _store(self, position: int, data: st.DataObject) -> HostedOutput | HostingFailure:
-        fate = data.draw(st.sampled_from(["stored"] * 6 + ["shaky", "lost"]))
+    def _store(self, position: int, data: st.DataObject) -> OutputItem | HostingFailure:
+        fate = data.draw(st.sampled_from(["stored"] * 6 + ["retryable", "lost"]))
         if fate != "stored":
             return HostingFailure(position=position, message="x", final=fate == "lost")
         asset_id = f"asset_{next(self.numbers)}"
         self.auditor.in_store.add(asset_id)
-        return HostedOutput(
+        return OutputItem(
             position=position,
             asset_id=asset_id,
             sha256="ab",
@@ -303,10 +297,10 @@ class TaskLife(RuleBasedStateMachine):
             duration_s=data.draw(st.sampled_from([None, 0.5, 3.2])),
         )
 
-    def _hosted(self, attempt: int, number: int, results: tuple[HostedOutput | HostingFailure, ...]) -> None:
+    def _hosted(self, attempt: int, number: int, results: tuple[OutputItem | HostingFailure, ...]) -> None:
         self.take(on_hosted(self.task, attempt, number, results, self.now, operation_id=self.operation_id()))
 
-    def _news(
+    def _update(
         self, *, attempt: st.SearchStrategy[int], source: Literal["callback", "poll"]
     ) -> st.SearchStrategy[ProviderUpdate]:
         outputs = st.lists(
@@ -336,15 +330,15 @@ class TaskLife(RuleBasedStateMachine):
     def a_callback_comes(self, data: st.DataObject) -> None:
         current = self.task.state.attempt
         attempts = st.sampled_from([current] * 6 + [max(0, current - 1), current + 1])
-        news = data.draw(self._news(attempt=attempts, source="callback"))
-        self.sent_news.append(news)
-        self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
+        update = data.draw(self._update(attempt=attempts, source="callback"))
+        self.sent_updates.append(update)
+        self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
 
-    @precondition(lambda self: self.sent_news)
+    @precondition(lambda self: self.sent_updates)
     @rule(data=st.data())
     def a_callback_comes_again(self, data: st.DataObject) -> None:
-        news = data.draw(st.sampled_from(self.sent_news))
-        self.take(on_update(self.task, news, self.now, operation_id=self.operation_id()))
+        update = data.draw(st.sampled_from(self.sent_updates))
+        self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
 
     @rule(certain=st.sampled_from([False] * 5 + [True]))
     def the_owner_cancels(self, certain: bool) -> None:

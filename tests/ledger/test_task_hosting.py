@@ -1,4 +1,4 @@
-"""A task succeeds when its outputs are stored, and pays for what is stored, never more than its hold."""
+"""Hosting: a task succeeds when its outputs are stored and is charged for those, never above its hold."""
 
 from __future__ import annotations
 
@@ -11,39 +11,29 @@ import pytest
 
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.decisions import (
-    HostedOutput,
-    HostingFailure,
-    HostOutputs,
-    ProviderTraits,
-    Step,
-    on_assets_announced,
-    on_assets_expired,
-    on_cancel,
-    on_hosted,
-    on_review,
-    on_update,
-    on_wake,
-)
+from holdfast.ledger.tasks.decisions import on_assets_announced, on_assets_expired, on_cancel, on_review, on_wake
+from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage
-from holdfast.ledger.tasks.task import Task, usage_of
+from holdfast.ledger.tasks.provider_updates import on_update
+from holdfast.ledger.tasks.task import OutputItem, Task, usage_of
+from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs, ProviderTraits, Step
 
 MakeTask = Callable[..., Task]
-MakeNews = Callable[..., ProviderUpdate]
+MakeUpdate = Callable[..., ProviderUpdate]
 
 
 def at(task: Task, seconds: float) -> datetime:
     return task.created_at + timedelta(seconds=seconds)
 
 
-def moved(step: Step | Refusal) -> Task:
+def task_after(step: Step | Refusal) -> Task:
     assert isinstance(step, Step)
     assert step.task is not None
     return step.task
 
 
-def stored(position: int, **measures: Any) -> HostedOutput:
-    return HostedOutput(
+def stored(position: int, **measures: Any) -> OutputItem:
+    return OutputItem(
         position=position,
         asset_id=f"asset_{position}",
         sha256="ab" * 32,
@@ -58,24 +48,24 @@ def lost(position: int) -> HostingFailure:
     return HostingFailure(position=position, message="404 from https://studio.test/x", final=True)
 
 
-def shaky(position: int) -> HostingFailure:
+def retryable(position: int) -> HostingFailure:
     return HostingFailure(position=position, message="connection reset", final=False)
 
 
 @pytest.fixture
-def make_hosting(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
-    """Build a task whose provider made ``made`` outputs, five seconds after noon."""
+def make_hosting(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
+    """Build a task whose provider reported ``made`` outputs, five seconds after noon."""
 
     def make(*, made: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
         task = make_acked(**options)
-        return moved(
-            on_update(task, make_news("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
+        return task_after(
+            on_update(task, make_update("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
         )
 
     return make
 
 
-def host(task: Task, *results: HostedOutput | HostingFailure, seconds: float = 8) -> Step:
+def host(task: Task, *results: OutputItem | HostingFailure, seconds: float = 8) -> Step:
     return on_hosted(task, 1, task.state.hosting.round, results, at(task, seconds), operation_id="op_cap")
 
 
@@ -83,7 +73,7 @@ def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
     step = host(
         make_hosting(webhook_url="https://ada.test/h"), *(stored(n, width=512, height=512) for n in range(4))
     )
-    task = moved(step)
+    task = task_after(step)
     assert (task.status, task.state.error, task.wake_at) == ("succeeded", None, None)
     assert step.settle is not None
     assert (step.settle.kind, step.settle.charge_micro, step.settle.hold_id) == ("capture", 240_000, "hold_1")
@@ -98,36 +88,36 @@ def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
 
 
 def test_outputs_may_be_stored_over_several_rounds(make_hosting: MakeTask, traits: ProviderTraits) -> None:
-    step = host(make_hosting(), stored(0), shaky(1), stored(2), shaky(3))
-    task = moved(step)
+    step = host(make_hosting(), stored(0), retryable(1), stored(2), retryable(3))
+    task = task_after(step)
     assert (task.status, step.settle, len(task.state.output)) == ("processing", None, 2)
     assert task.state.hosting.error == "hosting_failed: connection reset"
     assert task.wake_at == at(task, 10)
     again = on_wake(task, at(task, 10), traits=traits, operation_id="op_1")
     assert isinstance(again.effects[0], HostOutputs)
     assert [output.index for output in again.effects[0].outputs] == [1, 3]
-    done = host(moved(again), stored(3), stored(1), seconds=12)
-    assert [item.position for item in moved(done).state.output] == [0, 1, 2, 3]
-    assert moved(done).state.hosting.error is None
+    done = host(task_after(again), stored(3), stored(1), seconds=12)
+    assert [item.position for item in task_after(done).state.output] == [0, 1, 2, 3]
+    assert task_after(done).state.hosting.error is None
 
 
-def test_lost_outputs_are_not_paid_for(make_hosting: MakeTask) -> None:
+def test_lost_outputs_are_not_charged(make_hosting: MakeTask) -> None:
     step = host(make_hosting(), stored(0), stored(1), lost(2), stored(3))
-    task = moved(step)
+    task = task_after(step)
     assert (task.status, task.state.error) == ("succeeded", "partial: 3 of 4")
     assert (task.state.cost_micro, task.state.billable_units) == (180_000, 3)
     hosting = task.state.hosting
     assert (hosting.status, hosting.error) == ("ready", "hosting_failed: 404 from [url]")
 
 
-def test_fewer_pictures_than_ordered_are_a_partial_result(make_hosting: MakeTask) -> None:
-    task = moved(host(make_hosting(made=3, usage=ReportedUsage(units=4)), *(stored(n) for n in range(3))))
+def test_fewer_images_than_ordered_are_a_partial_result(make_hosting: MakeTask) -> None:
+    task = task_after(host(make_hosting(made=3, usage=ReportedUsage(units=4)), *(stored(n) for n in range(3))))
     assert (task.state.error, task.state.cost_micro) == ("partial: 3 of 4", 180_000)
 
 
 def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> None:
     task = make_hosting(made=1, mode="per_second", unit="second", units=4)
-    assert moved(host(task, stored(0, duration_s=12.0))).state.cost_micro == 240_000
+    assert task_after(host(task, stored(0, duration_s=12.0))).state.cost_micro == 240_000
 
 
 @pytest.mark.parametrize(
@@ -141,41 +131,39 @@ def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> Non
         (None, {}, 240_000),
     ],
 )
-def test_the_smaller_of_report_and_measure_is_charged_else_the_estimate(
+def test_the_smaller_of_report_and_measurement_is_charged(
     make_hosting: MakeTask, usage: ReportedUsage | None, measures: dict[str, float], cost_micro: int
 ) -> None:
     task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
-    assert moved(host(task, stored(0, **measures))).state.cost_micro == cost_micro
+    assert task_after(host(task, stored(0, **measures))).state.cost_micro == cost_micro
 
 
 def test_megapixels_are_measured_on_each_output(make_hosting: MakeTask) -> None:
     task = make_hosting(made=2, mode="per_megapixel", unit="megapixel", units=9)
     sizes = ({"width": 1000, "height": 1000}, {"width": 1001, "height": 1000})
-    assert moved(host(task, *(stored(n, **size) for n, size in enumerate(sizes)))).state.billable_units == 3
+    assert task_after(host(task, *(stored(n, **size) for n, size in enumerate(sizes)))).state.billable_units == 3
 
 
-def test_a_price_that_does_not_count_outputs_falls_in_proportion(make_hosting: MakeTask) -> None:
+def test_lost_outputs_reduce_a_request_price_in_proportion(make_hosting: MakeTask) -> None:
     task = make_hosting(made=4, mode="per_request", unit="request", units=1)
-    assert moved(host(task, stored(0), lost(1), lost(2), lost(3))).state.cost_micro == 15_000
+    assert task_after(host(task, stored(0), lost(1), lost(2), lost(3))).state.cost_micro == 15_000
 
 
 def test_tokens_are_charged_as_reported(make_hosting: MakeTask) -> None:
     usage = ReportedUsage(tokens_in=10, tokens_out=20)
     task = make_hosting(made=1, usage=usage, mode="per_token", unit="token", units=20, hold_micro=1_000_000)
-    done = moved(host(task, stored(0)))
+    done = task_after(host(task, stored(0)))
     assert (done.state.tokens_in, done.state.tokens_out, done.state.cost_micro) == (10, 20, 50_000)
 
 
-def test_the_price_of_the_terms_is_charged_whatever_the_catalog_says_now(make_hosting: MakeTask) -> None:
+def test_the_price_of_the_terms_is_charged(make_hosting: MakeTask) -> None:
     task = make_hosting(made=4, hold_micro=1_000_000)
-    assert moved(host(task, *(stored(n) for n in range(4)))).state.cost_micro == 240_000
+    assert task_after(host(task, *(stored(n) for n in range(4)))).state.cost_micro == 240_000
 
 
-def test_nothing_storable_goes_to_review_and_is_released_in_time(
-    make_hosting: MakeTask, traits: ProviderTraits
-) -> None:
+def test_unstorable_outputs_go_to_review_and_lapse(make_hosting: MakeTask, traits: ProviderTraits) -> None:
     step = host(make_hosting(), *(lost(n) for n in range(4)))
-    task = moved(step)
+    task = task_after(step)
     assert (task.status, step.settle) == ("review", None)
     assert task.state.review is not None
     assert (task.state.review.reason, task.state.review.case_id) == ("hosting_failed", "rev_01")
@@ -183,46 +171,46 @@ def test_nothing_storable_goes_to_review_and_is_released_in_time(
     assert task.wake_at == at(task, 8 + 24 * 3600)
     assert on_wake(task, at(task, 900), traits=traits, operation_id="op_r").verdict == "ignored"
     lapsed = on_wake(task, task.wake_at, traits=traits, operation_id="op_r")
-    assert moved(lapsed).status == "failed"
+    assert task_after(lapsed).status == "failed"
     assert lapsed.settle is not None
     assert lapsed.settle.kind == "release"
-    review = moved(lapsed).state.review
+    review = task_after(lapsed).state.review
     assert review is not None
     assert review.decision == "released_by_timeout"
 
 
-def test_a_shaky_store_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
     task, rounds, seconds = make_hosting(made=1, units=1), 0, 6.0
     while task.status == "processing":
         rounds += 1
-        task = moved(host(task, shaky(0), seconds=seconds))
+        task = task_after(host(task, retryable(0), seconds=seconds))
         if task.status == "processing":
             assert task.wake_at is not None
             seconds = (task.wake_at - task.created_at).total_seconds()
             step = on_wake(task, task.wake_at, traits=traits, operation_id="op_1")
             assert [type(effect) for effect in step.effects] == [HostOutputs]
-            task = moved(step)
+            task = task_after(step)
     assert (rounds, task.status) == (5, "review")
 
 
-def test_what_a_round_brings_after_its_time_is_kept_and_counts_as_no_further_try(
+def test_results_after_a_rounds_timeout_are_stored_without_another_try(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
-    task = moved(on_wake(make_hosting(made=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1"))
+    task = task_after(on_wake(make_hosting(made=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1"))
     assert (task.state.hosting.tries, task.state.hosting.deadline_at) == (1, None)
-    late = moved(host(task, stored(0), shaky(1), seconds=1206))
+    late = task_after(host(task, stored(0), retryable(1), seconds=1206))
     assert (late.state.hosting.tries, late.state.due_at) == (1, task.state.due_at)
     assert [item.position for item in late.state.output] == [0]
     assert [output.index for output in late.state.hosting.wanted] == [1]
 
 
-def test_trying_ends_with_what_is_there(make_hosting: MakeTask, traits: ProviderTraits) -> None:
-    task = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
+def test_the_last_try_delivers_what_is_stored(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+    task = task_after(host(make_hosting(made=2, units=2), stored(0), retryable(1)))
     for _ in range(4):
         assert task.wake_at is not None
-        task = moved(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
-        task = moved(
-            on_hosted(task, 1, task.state.hosting.round, (shaky(1),), task.updated_at, operation_id="op_cap")
+        task = task_after(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        task = task_after(
+            on_hosted(task, 1, task.state.hosting.round, (retryable(1),), task.updated_at, operation_id="op_cap")
         )
     assert (task.status, task.state.error, task.state.cost_micro) == ("succeeded", "partial: 1 of 2", 60_000)
 
@@ -233,27 +221,27 @@ def test_hosting_cut_short_by_a_crash_is_resumed_and_bounded(
     task = make_hosting(made=1, units=1)
     resumed = on_wake(task, at(task, 65), traits=traits, operation_id="op_1")
     assert [type(effect) for effect in resumed.effects] == [HostOutputs]
-    task, wakes = moved(resumed), 1
+    task, wakes = task_after(resumed), 1
     while task.status == "processing":
         assert task.wake_at is not None
-        task = moved(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        task = task_after(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
         wakes += 1
     assert task.status == "review"
     assert wakes < 50
 
 
-def test_results_told_twice_count_once(make_hosting: MakeTask) -> None:
-    task = moved(host(make_hosting(), stored(0), shaky(1), shaky(2), shaky(3)))
+def test_repeated_results_count_once(make_hosting: MakeTask) -> None:
+    task = task_after(host(make_hosting(), stored(0), retryable(1), retryable(2), retryable(3)))
     assert host(task, stored(0), seconds=9) == Step(task=None, verdict="duplicate")
-    done = moved(host(task, stored(1), stored(2), stored(3), seconds=9))
+    done = task_after(host(task, stored(1), stored(2), stored(3), seconds=9))
     assert host(done, stored(1), seconds=10) == Step(task=None, verdict="late")
     assert on_hosted(task, 2, 1, (stored(1),), at(task, 9), operation_id="op_x") == Step(task=None, verdict="stale")
 
 
 def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None:
-    task = moved(host(make_hosting(), stored(0), shaky(1), shaky(2), shaky(3)))
+    task = task_after(host(make_hosting(), stored(0), retryable(1), retryable(2), retryable(3)))
     step = on_cancel(task, at(task, 9), operation_id="op_c")
-    canceled = moved(step)
+    canceled = task_after(step)
     assert isinstance(step, Step)
     assert step.effects == ()
     assert (canceled.status, canceled.state.output, canceled.state.hosting.final_url_ready) == (
@@ -265,41 +253,41 @@ def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None
 
 
 @pytest.fixture
-def flagged(make_acked: MakeTask, make_news: MakeNews) -> MakeTask:
+def flagged(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
     def make(**options: Any) -> Task:
         task = make_acked(**options)
-        news = make_news("succeeded", made=4, moderation=Moderation(flagged=True))
-        return moved(on_update(task, news, at(task, 5), operation_id="op_1"))
+        update = make_update("succeeded", made=4, moderation=Moderation(flagged=True))
+        return task_after(on_update(task, update, at(task, 5), operation_id="op_1"))
 
     return make
 
 
 def test_an_approved_review_stores_first_and_charges_then(flagged: MakeTask) -> None:
     step = on_review(flagged(), True, at(flagged(), 100), operation_id="op_r")
-    task = moved(step)
+    task = task_after(step)
     assert isinstance(step, Step)
     assert [type(effect) for effect in step.effects] == [HostOutputs]
     assert (task.status, step.settle) == ("review", None)
     assert on_review(task, True, at(task, 101), operation_id="op_r") == Step(task=None, verdict="duplicate")
     done = host(task, *(stored(n) for n in range(4)), seconds=102)
-    assert (moved(done).status, moved(done).state.error) == ("succeeded", None)
+    assert (task_after(done).status, task_after(done).state.error) == ("succeeded", None)
     assert done.settle is not None
     assert done.settle.kind == "capture"
-    review = moved(done).state.review
+    review = task_after(done).state.review
     assert review is not None
     assert review.decision == "capture_approved"
 
 
 def test_an_approved_passthrough_is_charged_at_once(flagged: MakeTask) -> None:
     task = flagged(hosting=Hosting(mode="passthrough"))
-    done = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
+    done = task_after(on_review(task, True, at(task, 100), operation_id="op_r"))
     assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 4)
 
 
 def test_a_rejected_review_fails_and_releases(flagged: MakeTask) -> None:
     task = flagged()
     step = on_review(task, False, at(task, 100), operation_id="op_r")
-    ended = moved(step)
+    ended = task_after(step)
     assert isinstance(step, Step)
     assert (ended.status, ended.state.error) == ("failed", "content_policy: the output was flagged")
     assert step.settle is not None
@@ -311,61 +299,61 @@ def test_a_rejected_review_fails_and_releases(flagged: MakeTask) -> None:
 
 def test_the_same_decision_again_is_known_also_after_the_end(flagged: MakeTask) -> None:
     task = flagged()
-    approved = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
-    done = moved(host(approved, *(stored(n) for n in range(4)), seconds=102))
-    rejected = moved(on_review(task, False, at(task, 100), operation_id="op_r"))
+    approved = task_after(on_review(task, True, at(task, 100), operation_id="op_r"))
+    done = task_after(host(approved, *(stored(n) for n in range(4)), seconds=102))
+    rejected = task_after(on_review(task, False, at(task, 100), operation_id="op_r"))
     again = Step(task=None, verdict="duplicate")
     for ended, decision in ((done, True), (rejected, False)):
         assert on_review(ended, decision, at(task, 200), operation_id="op_s") == again
         refusal = on_review(ended, not decision, at(task, 200), operation_id="op_s")
         assert isinstance(refusal, Refusal)
         assert (refusal.code, refusal.final) == ("review_not_open", True)
-    canceled = moved(on_cancel(approved, at(task, 101), operation_id="op_c"))
+    canceled = task_after(on_cancel(approved, at(task, 101), operation_id="op_c"))
     assert isinstance(on_review(canceled, True, at(task, 200), operation_id="op_s"), Refusal)
 
 
-def test_an_approval_can_be_taken_back_while_outputs_are_stored(flagged: MakeTask) -> None:
-    approved = moved(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
+def test_an_approval_can_be_revoked_while_outputs_are_stored(flagged: MakeTask) -> None:
+    approved = task_after(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
     step = on_review(approved, False, at(approved, 101), operation_id="op_s")
-    assert (moved(step).status, moved(step).state.output) == ("failed", ())
+    assert (task_after(step).status, task_after(step).state.output) == ("failed", ())
     assert isinstance(step, Step)
     assert step.settle is not None
     assert step.settle.kind == "release"
-    assert host(moved(step), stored(0), seconds=102) == Step(task=None, verdict="late")
+    assert host(task_after(step), stored(0), seconds=102) == Step(task=None, verdict="late")
 
 
 @pytest.mark.parametrize(("approve", "word"), [(True, "approved"), (False, "rejected")])
-def test_an_operators_note_is_told_without_what_might_open_something(
-    flagged: MakeTask, approve: bool, word: str
-) -> None:
+def test_an_operators_note_is_recorded_without_urls_and_keys(flagged: MakeTask, approve: bool, word: str) -> None:
     task = flagged()
     note = "looked at it, see https://desk.test/7?token=abc"
-    line = moved(on_review(task, approve, at(task, 100), operation_id="op_r", note=note)).state.progress[-1]
+    line = task_after(on_review(task, approve, at(task, 100), operation_id="op_r", note=note)).state.progress[-1]
     assert (line.source_ref, line.stage) == ("system:review", "review")
     assert line.message == f"{word}: looked at it, see [url]"
 
 
-def test_an_approval_whose_storing_fails_after_the_deadline_lapses_at_once(
+def test_an_approval_that_fails_after_the_deadline_lapses_at_once(
     flagged: MakeTask, traits: ProviderTraits
 ) -> None:
     task = flagged()
     assert task.state.review is not None
     deadline = task.state.review.deadline_at
     late_s = (deadline - task.created_at).total_seconds()
-    approved = moved(on_review(task, True, at(task, late_s - 1), operation_id="op_r"))
+    approved = task_after(on_review(task, True, at(task, late_s - 1), operation_id="op_r"))
     # Past its deadline the review does not lapse while outputs are being stored.
     assert on_wake(approved, at(task, late_s + 1), traits=traits, operation_id="op_w").settle is None
-    blocked = moved(host(approved, *(lost(n) for n in range(4)), seconds=late_s + 2))
+    blocked = task_after(host(approved, *(lost(n) for n in range(4)), seconds=late_s + 2))
     assert (blocked.status, blocked.wake_at) == ("review", deadline)
     step = on_wake(blocked, at(task, late_s + 3), traits=traits, operation_id="op_w")
-    assert (moved(step).status, moved(step).wake_at) == ("failed", None)
-    assert moved(step).state.review == msgspec.structs.replace(task.state.review, decision="released_by_timeout")
+    assert (task_after(step).status, task_after(step).wake_at) == ("failed", None)
+    assert task_after(step).state.review == msgspec.structs.replace(
+        task.state.review, decision="released_by_timeout"
+    )
     assert step.settle is not None
     assert step.settle.kind == "release"
 
 
-def test_an_approval_that_nobody_answers_comes_to_an_end(flagged: MakeTask, traits: ProviderTraits) -> None:
-    task = moved(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
+def test_an_approval_without_any_result_lapses(flagged: MakeTask, traits: ProviderTraits) -> None:
+    task = task_after(on_review(flagged(), True, at(flagged(), 100), operation_id="op_r"))
     wakes = 0
     while not task.is_terminal:
         assert task.wake_at is not None
@@ -378,24 +366,24 @@ def test_an_approval_that_nobody_answers_comes_to_an_end(flagged: MakeTask, trai
 
 
 def test_a_review_whose_storing_fails_again_is_blocked_again(make_hosting: MakeTask) -> None:
-    task = moved(host(make_hosting(made=1, units=1), lost(0)))
-    approved = moved(on_review(task, True, at(task, 100), operation_id="op_r"))
-    blocked = moved(host(approved, lost(0), seconds=101))
+    task = task_after(host(make_hosting(made=1, units=1), lost(0)))
+    approved = task_after(on_review(task, True, at(task, 100), operation_id="op_r"))
+    blocked = task_after(host(approved, lost(0), seconds=101))
     assert blocked.status == "review"
     assert blocked.state.review is not None
     assert task.state.review is not None
     assert blocked.state.review.decision == "capture_blocked"
     assert blocked.wake_at == task.state.review.deadline_at
     assert [output.index for output in blocked.state.hosting.wanted] == [0]
-    saved = moved(on_review(blocked, True, at(task, 200), operation_id="op_r"))
-    assert moved(host(saved, stored(0), seconds=201)).status == "succeeded"
+    saved = task_after(on_review(blocked, True, at(task, 200), operation_id="op_r"))
+    assert task_after(host(saved, stored(0), seconds=201)).status == "succeeded"
 
 
 def test_a_task_in_review_can_be_canceled(flagged: MakeTask) -> None:
     task = flagged()
     step = on_cancel(task, at(task, 50), operation_id="op_c")
     assert isinstance(step, Step)
-    assert (moved(step).status, step.effects) == ("canceled", ())
+    assert (task_after(step).status, step.effects) == ("canceled", ())
 
 
 def test_a_review_that_is_not_open_is_refused(make_hosting: MakeTask) -> None:
@@ -405,15 +393,15 @@ def test_a_review_that_is_not_open_is_refused(make_hosting: MakeTask) -> None:
     assert (refusal.code, refusal.final) == ("review_not_open", False)
 
 
-def test_what_was_stored_before_a_review_is_kept_from_its_delivery_on(
-    make_hosting: MakeTask, make_news: MakeNews
-) -> None:
-    begun = moved(host(make_hosting(made=2, units=2), stored(0), shaky(1)))
-    conflict = moved(on_update(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+def test_retention_begins_with_the_delivery_after_a_review(make_hosting: MakeTask, make_update: MakeUpdate) -> None:
+    begun = task_after(host(make_hosting(made=2, units=2), stored(0), retryable(1)))
+    conflict = task_after(
+        on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
+    )
     assert (conflict.status, len(conflict.state.output)) == ("review", 1)
     month_s = 30 * 24 * 3600
-    approved = moved(on_review(conflict, True, at(begun, month_s), operation_id="op_r"))
-    done = moved(host(approved, stored(1), seconds=month_s + 60))
+    approved = task_after(on_review(conflict, True, at(begun, month_s), operation_id="op_r"))
+    done = task_after(host(approved, stored(1), seconds=month_s + 60))
     retention = timedelta(seconds=done.request.terms.hosting.retention_s)
     assert done.status == "succeeded"
     assert [item.expires_at for item in done.state.output] == [at(begun, month_s + 60) + retention] * 2
@@ -423,71 +411,78 @@ def test_what_was_stored_before_a_review_is_kept_from_its_delivery_on(
     ("mode", "measures"),
     [("per_megapixel", {"width": 10**15, "height": 10**15}), ("per_second", {"duration_s": 1e300})],
 )
-def test_measures_that_cannot_be_true_stay_within_what_rows_can_hold(
+def test_impossible_measurements_are_limited_to_column_ranges(
     make_hosting: MakeTask, mode: str, measures: dict[str, Any]
 ) -> None:
-    task = moved(host(make_hosting(made=1, mode=mode, unit=mode[4:], units=4), stored(0, **measures)))
+    task = task_after(host(make_hosting(made=1, mode=mode, unit=mode[4:], units=4), stored(0, **measures)))
     assert (task.state.billable_units, task.state.cost_micro) == (10**15, task.request.hold_micro)
 
 
-def test_the_ready_event_and_the_end_of_retention_are_kept(make_hosting: MakeTask) -> None:
-    task = moved(host(make_hosting(webhook_url="https://ada.test/h"), *(stored(n) for n in range(4))))
-    told = moved(on_assets_announced(task, True, at(task, 20)))
-    assert told.state.hosting.assets_ready_event == "sent"
-    assert on_assets_announced(told, False, at(task, 21)).verdict == "ignored"
-    gone = moved(on_assets_expired(told, at(task, 9999)))
+def test_the_assets_event_and_the_expiry_are_recorded(make_hosting: MakeTask) -> None:
+    task = task_after(host(make_hosting(webhook_url="https://ada.test/h"), *(stored(n) for n in range(4))))
+    reported = task_after(on_assets_announced(task, True, at(task, 20)))
+    assert reported.state.hosting.assets_ready_event == "sent"
+    assert on_assets_announced(reported, False, at(task, 21)).verdict == "ignored"
+    gone = task_after(on_assets_expired(reported, at(task, 9999)))
     assert (gone.state.hosting.status, gone.state.hosting.final_url_ready) == ("expired", False)
     assert (gone.status, gone.state.cost_micro) == ("succeeded", 240_000)
     assert on_assets_expired(gone, at(task, 10_000)).verdict == "ignored"
 
 
-def test_more_outputs_than_can_be_kept_are_said_to_be_lost(make_acked: MakeTask, make_news: MakeNews) -> None:
+def test_outputs_beyond_the_limit_count_as_lost(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = make_acked()
     many = tuple(Output(index=n, url=f"https://studio.test/{n}") for n in range(70))
-    task = moved(on_update(task, make_news("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
-    done = moved(host(task, *(stored(n) for n in range(64))))
+    task = task_after(on_update(task, make_update("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
+    done = task_after(host(task, *(stored(n) for n in range(64))))
     assert done.state.error == "partial: 64 of 70"
     assert done.state.cost_micro == 240_000
 
 
-def test_the_end_of_one_round_says_nothing_about_the_next(make_hosting: MakeTask, make_news: MakeNews) -> None:
-    """Whichever comes first, the approval or the late end of the round before it."""
+def test_the_result_of_one_round_does_not_count_for_the_next(
+    make_hosting: MakeTask, make_update: MakeUpdate
+) -> None:
+    """In either order of the approval and the late result of the earlier round."""
     begun = make_hosting(made=1, units=1)
-    conflict = moved(on_update(begun, make_news("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1"))
+    conflict = task_after(
+        on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
+    )
     early = on_hosted(conflict, 1, 1, (lost(0),), at(begun, 10), operation_id="op_2")
     approved = on_review(conflict, True, at(begun, 11), operation_id="op_r")
     assert isinstance(approved, Step)
     assert isinstance(approved.effects[0], HostOutputs)
     assert approved.effects[0].round == 2
-    late = on_hosted(moved(approved), 1, 1, (lost(0),), at(begun, 12), operation_id="op_2")
+    late = on_hosted(task_after(approved), 1, 1, (lost(0),), at(begun, 12), operation_id="op_2")
     assert early == late == Step(task=None, verdict="stale")
-    done = on_hosted(moved(approved), 1, 2, (stored(0),), at(begun, 13), operation_id="op_3")
-    assert (moved(done).status, moved(done).state.cost_micro) == ("succeeded", 60_000)
+    done = on_hosted(task_after(approved), 1, 2, (stored(0),), at(begun, 13), operation_id="op_3")
+    assert (task_after(done).status, task_after(done).state.cost_micro) == ("succeeded", 60_000)
 
 
-def test_a_round_is_asked_for_again_under_its_number_and_the_next_under_another(
+def test_a_repeated_round_has_its_number_and_the_next_another(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
     task = make_hosting(made=1, units=1)
     again = on_wake(task, at(task, 70), traits=traits, operation_id="op_1")
     retried = on_wake(
-        moved(host(moved(again), shaky(0), seconds=71)), at(task, 90), traits=traits, operation_id="op_1"
+        task_after(host(task_after(again), retryable(0), seconds=71)),
+        at(task, 90),
+        traits=traits,
+        operation_id="op_1",
     )
     rounds = [step.effects[0].round for step in (again, retried) if isinstance(step.effects[0], HostOutputs)]
     assert rounds == [1, 2]
 
 
-def test_a_round_begun_by_an_earlier_version_is_numbered_nought(make_hosting: MakeTask) -> None:
+def test_a_round_without_a_number_is_round_zero(make_hosting: MakeTask) -> None:
     task = make_hosting(made=1, units=1)
     written = msgspec.to_builtins(task.state)
     del written["hosting"]["round"]
     old = msgspec.structs.replace(task, state=msgspec.convert(written, type(task.state)))
     done = on_hosted(old, 1, 0, (stored(0),), at(task, 8), operation_id="op_cap")
-    assert moved(done).status == "succeeded"
+    assert task_after(done).status == "succeeded"
 
 
 class TestMismatch:
-    """A provider that reports 60 seconds for a clip of three."""
+    """A provider that reports 60 seconds for a clip of three seconds."""
 
     USAGE = ReportedUsage(units=60, unit="second")
 
@@ -496,35 +491,37 @@ class TestMismatch:
         terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
         return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
 
-    def test_the_smaller_is_charged_and_the_difference_kept(self, make_hosting: MakeTask) -> None:
+    def test_the_smaller_is_charged_and_the_mismatch_recorded(self, make_hosting: MakeTask) -> None:
         task = make_hosting(made=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
         step = host(task, stored(0, duration_s=3.0))
-        done = moved(step)
+        done = task_after(step)
         assert (done.status, done.state.cost_micro, done.state.billable_units) == ("succeeded", 180_000, 3)
         assert step.mismatch == "the provider reported 60 (second); 3 (second) measured"
         assert done.state.progress[-1].message == step.mismatch
 
-    def test_or_a_person_decides(self, make_hosting: MakeTask) -> None:
+    def test_a_mismatch_is_reviewed_if_configured(self, make_hosting: MakeTask) -> None:
         step = host(self.disputed(make_hosting), stored(0, duration_s=3.0))
-        task = moved(step)
+        task = task_after(step)
         assert (task.status, step.settle, len(task.state.output)) == ("review", None, 1)
         assert task.state.review is not None
         assert task.state.review.reason == "usage_mismatch"
         assert task.state.error == "usage_mismatch: the provider reported 60 (second); 3 (second) measured"
         approved = on_review(task, True, at(task, 20), operation_id="op_r")
-        done = moved(approved)
+        done = task_after(approved)
         assert (done.status, done.state.cost_micro, done.state.error) == ("succeeded", 180_000, None)
         assert (done.state.hosting.status, done.state.hosting.final_url_ready) == ("ready", True)
-        refused = moved(on_review(task, False, at(task, 20), operation_id="op_r"))
+        refused = task_after(on_review(task, False, at(task, 20), operation_id="op_r"))
         assert (refused.status, refused.state.cost_micro, refused.state.output) == ("failed", 0, ())
 
-    def test_what_is_handed_on_waits_as_well(self, make_acked: MakeTask, make_news: MakeNews) -> None:
+    def test_a_mismatch_of_passed_through_outputs_is_reviewed(
+        self, make_acked: MakeTask, make_update: MakeUpdate
+    ) -> None:
         task = make_acked(hosting=Hosting(mode="passthrough"), mode="per_second", unit="second", units=4)
         terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
-        frozen = moved(
-            on_update(task, make_news("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
+        frozen = task_after(
+            on_update(task, make_update("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
         )
         assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
-        done = moved(on_review(frozen, True, at(task, 9), operation_id="op_2"))
+        done = task_after(on_review(frozen, True, at(task, 9), operation_id="op_2"))
         assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 1)

@@ -1,4 +1,4 @@
-"""The progress list stays short, and what a provider says is safe to show and to store."""
+"""The progress list is limited in length, and a provider's texts in it are safe to show and to store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.ledger.tasks.progress import (
     clean_message,
     clean_word,
     error_text,
-    raised_percent,
+    highest_percent,
     system_note,
     with_note,
 )
@@ -22,14 +22,14 @@ from holdfast.ledger.tasks.task import Progress
 NOON = datetime.fromisoformat("2026-11-20T12:00:00Z")
 
 
-def test_urls_and_keys_are_taken_out() -> None:
+def test_urls_and_keys_are_removed() -> None:
     text = (
         "GET https://cdn.test/a?sig=1 with Bearer abcdefgh123 and sk_live_abcdefghij, token=xyz, see www.cdn.test/b"
     )
     assert clean_message(text) == "GET [url] with [removed] and [removed], [removed] see [url]"
 
 
-def test_long_opaque_words_are_taken_out() -> None:
+def test_long_opaque_words_are_removed() -> None:
     assert clean_message("saved " + "a1" * 20) == "saved [removed]"
     assert clean_message("eyJhbGciOiJIUzI1NiJ9.e30.x is it") == "[removed] is it"
 
@@ -59,7 +59,7 @@ def test_an_error_has_a_code_even_without_text() -> None:
     assert clean_word("a\x00b") == "a b"
 
 
-def test_long_event_ids_stay_apart() -> None:
+def test_long_event_ids_stay_distinct() -> None:
     first, second = callback_ref("e" * 500 + "1"), callback_ref("e" * 500 + "2")
     assert first != second
     assert len(first) <= 255
@@ -67,10 +67,10 @@ def test_long_event_ids_stay_apart() -> None:
 
 def test_percent_is_a_running_maximum() -> None:
     assert [
-        raised_percent(None, None),
-        raised_percent(None, -3),
-        raised_percent(40, 30),
-        raised_percent(4, 300),
+        highest_percent(None, None),
+        highest_percent(None, -3),
+        highest_percent(40, 30),
+        highest_percent(4, 300),
     ] == [
         None,
         0,
@@ -79,16 +79,16 @@ def test_percent_is_a_running_maximum() -> None:
     ]
 
 
-def test_a_full_list_keeps_its_beginning_and_its_newest() -> None:
+def test_a_full_list_retains_its_first_and_its_newest_entries() -> None:
     progress: tuple[Progress, ...] = ()
     for number in range(300):
         progress = with_note(progress, system_note("processing", str(number), NOON + timedelta(seconds=2 * number)))
     assert len(progress) == 100
-    kept = [int(note.source_ref.removeprefix("system:")) for note in progress]
-    assert kept == [0, 1, 2, 3, 4, *range(205, 300)]
+    numbers = [int(note.source_ref.removeprefix("system:")) for note in progress]
+    assert numbers == [0, 1, 2, 3, 4, *range(205, 300)]
 
 
-def test_entries_of_the_same_kind_within_a_second_become_one() -> None:
+def test_equal_entries_within_a_second_are_merged() -> None:
     first = Progress(ts=NOON, status="processing", source_ref="callback:1", percent=4, stage="render")
     soon = Progress(
         ts=NOON + timedelta(milliseconds=999), status="processing", source_ref="callback:2", stage="render"

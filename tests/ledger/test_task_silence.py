@@ -1,4 +1,4 @@
-"""Tasks of providers that are silent or gone, and submissions that are still under way."""
+"""Tasks of providers that are silent or removed, and submissions that are still in progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
-from holdfast.ledger.tasks.decisions import on_cancel, on_input_expired, on_submitted, on_wake
-from holdfast.ledger.tasks.inputs import INPUT_KEPT_S, INPUT_SMALL_BYTES_MAX, input_until
-from holdfast.ledger.tasks.silence import Asked, Silence, on_silence
+from holdfast.ledger.tasks.decisions import on_cancel, on_wake
+from holdfast.ledger.tasks.dispatch import on_submitted
+from holdfast.ledger.tasks.inputs import INPUT_RETENTION_S, INPUT_SMALL_BYTES_MAX, input_until, on_input_expired
+from holdfast.ledger.tasks.silence import Silence, Unanswered, on_silence
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits, Step
 
@@ -44,34 +45,34 @@ def later(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def moved(step: Step) -> Task:
+def task_after(step: Step) -> Task:
     assert step.task is not None
     return step.task
 
 
 def submitted() -> Task:
-    return moved(on_wake(new_task(), NOON, traits=ONE_SHOT, operation_id="op_1"))
+    return task_after(on_wake(new_task(), NOON, traits=ONE_SHOT, operation_id="op_1"))
 
 
-def test_a_submission_under_way_is_not_taken_for_lost_until_its_deadline() -> None:
+def test_a_submission_in_progress_is_not_lost_before_its_deadline() -> None:
     task = submitted()
     late = later(30)
-    lost = moved(on_wake(task, late, traits=ONE_SHOT, operation_id="op_1"))
+    lost = task_after(on_wake(task, late, traits=ONE_SHOT, operation_id="op_1"))
     assert lost.state.dispatch == "ambiguous"
     for recovering in (False, True):
         step = on_wake(task, late, traits=ONE_SHOT, operation_id="op_1", recovering=recovering, submitting=True)
         assert (step.task, step.verdict) == (None, "ignored")
-    ended = moved(on_wake(task, later(60), traits=ONE_SHOT, operation_id="op_1", submitting=True))
+    ended = task_after(on_wake(task, later(60), traits=ONE_SHOT, operation_id="op_1", submitting=True))
     assert (ended.status, (ended.state.error or "")[:16]) == ("failed", "submit_ambiguous")
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_task_of_a_removed_provider_fails_and_says_so(dispatched: bool) -> None:
+def test_a_task_of_a_removed_provider_fails_with_that_reason(dispatched: bool) -> None:
     task = new_task()
     if dispatched:
-        task = moved(on_submitted(submitted(), 1, "job", NOON))
+        task = task_after(on_submitted(submitted(), 1, "job", NOON))
     step = on_wake(task, later(1), traits=GONE, operation_id="op_1")
-    ended = moved(step)
+    ended = task_after(step)
     assert ended.status == "failed"
     assert ended.state.error == "provider_removed: the provider is no longer in the catalog"
     assert step.settle is not None
@@ -79,10 +80,10 @@ def test_a_task_of_a_removed_provider_fails_and_says_so(dispatched: bool) -> Non
     assert len(step.effects) == int(dispatched)
 
 
-def test_a_running_task_looks_again_while_its_provider_is_only_lately_gone() -> None:
-    task = moved(on_submitted(submitted(), 1, "job", NOON))
-    lately = replace(GONE, listed="lately")
-    waits = moved(on_wake(task, later(40), traits=lately, operation_id="op_1"))
+def test_a_running_task_waits_for_its_provider_during_the_grace_period() -> None:
+    task = task_after(on_submitted(submitted(), 1, "job", NOON))
+    recently = replace(GONE, listed="recently")
+    waits = task_after(on_wake(task, later(40), traits=recently, operation_id="op_1"))
     assert waits.status == "queued"
     assert waits.wake_at == later(70)
 
@@ -91,11 +92,11 @@ def test_a_running_task_looks_again_while_its_provider_is_only_lately_gone() -> 
     ("of", "limit_s", "error"),
     [
         ("submissions", 60, "provider_unavailable: the provider has answered no submission for 300 s"),
-        ("news", 900, "provider_timeout: the provider has answered no question about a job for 1000 s"),
+        ("updates", 900, "provider_timeout: the provider has answered no poll of a job for 1000 s"),
     ],
 )
-def test_who_waits_for_a_silent_provider_waits_as_long_as_the_stage_may_take(
-    of: Asked, limit_s: int, error: str
+def test_a_task_waits_for_a_silent_provider_up_to_the_phases_deadline(
+    of: Unanswered, limit_s: int, error: str
 ) -> None:
     task = new_task()
     silent_s = 300.0 if of == "submissions" else 1000.0
@@ -104,35 +105,35 @@ def test_who_waits_for_a_silent_provider_waits_as_long_as_the_stage_may_take(
     lately_silent = on_silence(task, Silence(of, limit_s - 1), later(5000), operation_id="op_1")
     assert lately_silent.task is None
     step = on_silence(task, Silence(of, silent_s), later(limit_s), operation_id="op_1")
-    assert moved(step).state.error == error
+    assert task_after(step).state.error == error
     assert step.settle is not None
     assert step.settle.kind == "release"
     assert on_silence(submitted(), Silence(of, 5000), later(5000), operation_id="op_1").task is None
 
 
-def test_a_job_nobody_spoke_of_says_so_in_its_error() -> None:
-    task = moved(on_submitted(submitted(), 1, "job", NOON))
+def test_a_job_without_any_update_has_that_in_its_error() -> None:
+    task = task_after(on_submitted(submitted(), 1, "job", NOON))
     mute = ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
-    ended = moved(on_wake(task, later(900), traits=mute, operation_id="op_1"))
-    assert ended.state.error == "provider_timeout: the job was not finished in time; no news of it within 900 s"
+    ended = task_after(on_wake(task, later(900), traits=mute, operation_id="op_1"))
+    assert ended.state.error == "provider_timeout: the job was not finished in time; no update within 900 s"
 
 
-def test_a_large_input_goes_with_the_cancel_and_a_small_one_stays() -> None:
+def test_a_cancel_deletes_a_large_input_and_not_a_small_one() -> None:
     for size, dropped in ((INPUT_SMALL_BYTES_MAX + 1, True), (1000, False)):
         step = on_cancel(new_task(size), later(1), operation_id="op_1")
         assert isinstance(step, Step)
-        request = moved(step).request
+        request = task_after(step).request
         assert (request.input_dropped, request.input == {}) == (dropped, dropped)
-        assert input_until(moved(step)) is None
+        assert input_until(task_after(step)) is None
 
 
-def test_a_large_input_of_another_ended_task_is_kept_for_its_time() -> None:
+def test_a_large_input_of_an_ended_task_is_stored_for_its_retention() -> None:
     task = new_task(INPUT_SMALL_BYTES_MAX + 1)
     assert input_until(task) is None
-    ended = moved(on_wake(task, later(1), traits=GONE, operation_id="op_1"))
-    until = later(1) + timedelta(seconds=INPUT_KEPT_S)
+    ended = task_after(on_wake(task, later(1), traits=GONE, operation_id="op_1"))
+    until = later(1) + timedelta(seconds=INPUT_RETENTION_S)
     assert input_until(ended) == until
     assert on_input_expired(ended, until - timedelta(seconds=1)).task is None
-    dropped = moved(on_input_expired(ended, until))
+    dropped = task_after(on_input_expired(ended, until))
     assert (dropped.request.input_dropped, dropped.version, input_until(dropped)) == (True, ended.version + 1, None)
     assert on_input_expired(dropped, until).task is None

@@ -293,7 +293,7 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
         (None, 405, "fault", False),
         (None, 501, "fault", False),
         (None, 500, "fault", True),
-        (None, 200, "news", True),
+        (None, 200, "updates", True),
     ],
 )
 async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job(

@@ -40,7 +40,7 @@ async def test_a_silence_is_one_line_at_its_beginning_and_one_at_its_end(mock_cl
             mock_clock.jump(0.1)
         [silence] = health.silences()
         assert (silence.of, round(silence.seconds), health.state) == ("submissions", 100, "silent")
-        health.succeeded("news")
+        health.succeeded("updates")
         assert health.silences() == (silence,)
         for _ in range(10):
             health.succeeded("submissions")
@@ -57,14 +57,14 @@ async def test_a_silent_provider_that_goes_down_and_returns_is_silent_until_it_a
     with structlog.testing.capture_logs() as lines:
         for _ in range(2 * FAILURES_MAX):
             health.succeeded("calls")
-            health.failed("news", "no answer")
+            health.failed("updates", "no answer")
             mock_clock.jump(SILENT_AFTER_S / FAILURES_MAX)
         for _ in range(FAILURES_MAX):
             health.failed("calls", "ConnectError")
         # Tasks that wait must not be kept waiting because the provider went from silent to down.
-        assert [silence.of for silence in health.silences()] == ["news"]
+        assert [silence.of for silence in health.silences()] == ["updates"]
         health.succeeded("calls")
-        health.succeeded("news")
+        health.succeeded("updates")
     events = [line["event"].removeprefix("provider is ") for line in lines]
     assert (events, health.state) == (["silent", "down", "silent", "up"], "up")
 
@@ -72,13 +72,13 @@ async def test_a_silent_provider_that_goes_down_and_returns_is_silent_until_it_a
 async def test_a_call_now_and_then_without_an_answer_is_no_silence(mock_clock: MockClock) -> None:
     health = ProviderHealth("box")
     for _ in range(FAILURES_MAX * 10):
-        health.failed("news", "no answer")
+        health.failed("updates", "no answer")
         mock_clock.jump(SILENT_AFTER_S)
-        health.succeeded("news")
+        health.succeeded("updates")
     assert health.silences() == ()
     # Many at once are one moment's trouble.
     for _ in range(100):
-        health.failed("news", "no answer")
+        health.failed("updates", "no answer")
     mock_clock.jump(SILENT_AFTER_S)
     assert (health.silences(), health.state) == ((), "up")
 

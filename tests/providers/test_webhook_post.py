@@ -11,7 +11,7 @@ import httpcore2
 import pytest
 import trio
 
-from holdfast.ledger.tasks.deliveries import Answer
+from holdfast.ledger.tasks.deliveries import DeliveryResponse
 from holdfast.providers.outbound.guarded import GuardedClient, dial
 from holdfast.providers.outbound.webhook_post import can_be_posted_to, post_event
 
@@ -132,7 +132,7 @@ async def answering(reply: bytes, *, then_hang: bool = False) -> AsyncIterator[t
         nursery.cancel_scope.cancel()
 
 
-async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True) -> Answer:
+async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True) -> DeliveryResponse:
     client = GuardedClient(ssl_context=PLAIN, local_allowed=local_allowed)
     try:
         with trio.fail_after(10):
@@ -151,7 +151,7 @@ async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True)
 
 async def test_an_event_goes_out_as_json_with_its_headers() -> None:
     async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as (port, heard):
-        assert await post(port) == Answer(204)
+        assert await post(port) == DeliveryResponse(204)
     head, _, body = heard[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /hook HTTP/1.1\r\n")
     assert b"content-type: application/json" in head.lower()
@@ -164,14 +164,14 @@ async def test_a_redirect_is_an_answer_and_not_followed() -> None:
         port,
         heard,
     ):
-        assert await post(port) == Answer(307)
+        assert await post(port) == DeliveryResponse(307)
     assert len(heard) == 1
 
 
 async def test_an_answer_that_never_ends_is_not_read() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n" + b"x" * 1000
     async with answering(head, then_hang=True) as (port, _):
-        assert await post(port) == Answer(200)
+        assert await post(port) == DeliveryResponse(200)
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,13 @@ async def test_an_answer_that_never_ends_is_not_read() -> None:
 async def test_the_receivers_wish_is_read_in_seconds_and_in_dates(wish: str, seconds: float | None) -> None:
     reply = f"HTTP/1.1 503 Busy\r\nRetry-After: {wish}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
     async with answering(reply) as (port, _):
-        assert await post(port) == Answer(503, retry_after_s=seconds)
+        assert await post(port) == DeliveryResponse(503, retry_after_s=seconds)
 
 
 async def test_silence_ends_with_the_time_allowed() -> None:
     async with answering(b"", then_hang=True) as (port, _):
         answer = await post(port, timeout_s=0.2)
-    assert answer == Answer(None, error="no answer within 0.2 s")
+    assert answer == DeliveryResponse(None, error="no answer within 0.2 s")
 
 
 async def test_nobody_at_home_and_nonsense_are_told_in_a_word() -> None:

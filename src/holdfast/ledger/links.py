@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-LinkVerdict = Literal["valid", "expired", "invalid"]
+LinkStatus = Literal["valid", "expired", "invalid"]
 """``expired`` is returned only for links with a valid signature."""
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,11}\Z")
@@ -52,7 +52,7 @@ def sign_link(asset_id: str, expires_at: datetime, key: bytes) -> str:
     return f"exp={moment}&sig={_digest(asset_id, moment, key)}"
 
 
-def check_link(asset_id: str, exp: str | None, sig: str | None, key: bytes, now: datetime) -> LinkVerdict:
+def check_link(asset_id: str, exp: str | None, sig: str | None, key: bytes, now: datetime) -> LinkStatus:
     """Check the query of a link. Never raises."""
     if not key or exp is None or sig is None or not _SECONDS.match(exp) or not _DIGEST.match(sig):
         return "invalid"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 MICRO = 1_000_000
 """Micro-credits in one credit (1 credit = 1 USD)."""
@@ -10,7 +11,7 @@ MICRO = 1_000_000
 AMOUNT_MICRO_MAX = 10**15
 """The largest amount or balance the ledger holds: a billion credits, well within a BIGINT."""
 
-CURRENCY = "USD"
+CURRENCY: Final = "USD"
 
 _PLAIN_DECIMAL = re.compile(r"(0|[1-9][0-9]{0,11})(?:\.([0-9]{1,12}))?", re.ASCII)
 

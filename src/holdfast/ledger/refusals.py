@@ -1,8 +1,17 @@
-"""Refusals: results of a rejected command. They are values, never exceptions, and name the rule."""
+"""Results of commands: refusals, which are values and name the rule, and the verdicts of decisions."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+StepVerdict = Literal["applied", "duplicate", "stale", "late", "ignored"]
+"""What a decision did with an event or command.
+
+``duplicate`` was applied before; ``stale`` and ``late`` are overtaken by what is known and are only recorded;
+``ignored`` requires nothing.
+"""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

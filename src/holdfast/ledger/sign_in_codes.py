@@ -1,13 +1,12 @@
-"""One-time codes of one e-mail address: which may be requested, which still work, and what wrong tries cost.
+"""One-time codes of one e-mail address: the limits of requests and of wrong tries.
 
-Anybody may request a code for any address, so whatever is counted for an address alone can be used up by a
-stranger. Requests, wrong tries and the replacing of older codes are therefore counted for each origin (where a
-request comes from) separately. An origin that a code of this address was redeemed from is *proven*; what other
-origins do never limits it.
+Any client may request a code for any address, so a limit per address alone could be used up by an attacker.
+Requests, wrong tries and the replacement of older codes are therefore counted per origin (where a request comes
+from). An origin that has redeemed a code of this address is *proven*: other origins never limit it.
 
-What bounds guessing (``docs/decisions.md`` does the sums): origins that are not proven share a number of codes a
-day, and once their wrong tries reach the day's limit a further code of theirs takes a single try. Nothing ever
-makes the right digits of a live code fail but that code's own wrong tries.
+Guessing is bounded as follows (computed in ``docs/decisions.md``): unproven origins share a number of codes a day,
+and once their wrong tries reach the day's limit each further code of theirs allows a single try. The right digits
+of a live code fail only because of that code's own wrong tries.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DAY: Final = timedelta(days=1)
 PROVEN_FOR: Final = timedelta(days=30)
 PROVEN_MAX: Final = 8
 CODES_MAX: Final = 64
-"""How many codes of one address are remembered; past it the oldest end."""
+"""The most live codes of one address; beyond it the oldest end."""
 
 _TIME_DIGITS: Final = 12
 _TAG_DIGITS: Final = 10
@@ -39,9 +38,9 @@ _TAG_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLimits:
-    """The limits of one-time codes. Those without ``all_origins`` hold for each e-mail address and origin.
+    """The limits of one-time codes. Those without ``all_origins`` apply to each e-mail address and origin.
 
-    ``per_day`` and both ``all_origins`` limits leave out origins that are proven for the address.
+    ``per_day_max`` and both ``all_origins`` limits do not apply to origins that are proven for the address.
     """
 
     ttl_s: int
@@ -55,14 +54,14 @@ class CodeLimits:
 
 
 class Occurrence(msgspec.Struct, frozen=True, array_like=True):
-    """Something that counts, and the origin it counts for."""
+    """The time of a counted event, and the origin it is counted for."""
 
     at: datetime
     origin: str
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A code that was sent and not redeemed. ``mac`` is hex; ``origin`` requested it and bears its wrong tries."""
+    """A code that was sent and not redeemed. ``mac`` is hex; ``origin`` requested it and has its wrong tries."""
 
     otp_id: str
     mac: str
@@ -73,7 +72,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CodesState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is remembered of an e-mail address. ``proven`` holds when an origin last redeemed a code."""
+    """The state of an e-mail address. ``proven`` contains when each origin last redeemed a code."""
 
     code_requests: tuple[Occurrence, ...] = ()
     wrong_tries: tuple[Occurrence, ...] = ()
@@ -82,15 +81,15 @@ class CodesState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def new_otp_id(pepper: bytes, email: str) -> str:
-    """An identifier of a code whose last digits prove that it was made here for this address."""
-    made = new_id("otp")
-    # Sorted by time like every identifier; what follows the time is drawn, and then derived.
-    head = made[: -32 + _TIME_DIGITS] + secrets.token_hex(16)[: 32 - _TIME_DIGITS - _TAG_DIGITS]
+    """Return an identifier of a code; its last digits prove that it was created here for this address."""
+    drawn = new_id("otp")
+    # The time, like in every identifier; then random digits; then digits derived from both.
+    head = drawn[: -32 + _TIME_DIGITS] + secrets.token_hex(16)[: 32 - _TIME_DIGITS - _TAG_DIGITS]
     return head + _tag(pepper, email, head)
 
 
 def is_otp_id_of(pepper: bytes, email: str, otp_id: str) -> bool:
-    """Whether a code with this identifier may ever have been sent to the address; costs no look at any state."""
+    """Whether a code with this identifier may have been sent to the address; reads no state."""
     head, tag = otp_id[:-_TAG_DIGITS], otp_id[-_TAG_DIGITS:]
     return hmac.compare_digest(_tag(pepper, email, head).encode(), tag.encode(errors="replace"))
 
@@ -98,10 +97,10 @@ def is_otp_id_of(pepper: bytes, email: str, otp_id: str) -> bool:
 def request_code(
     state: CodesState, limits: CodeLimits, *, origin: str, otp_id: str, mac: str, at: datetime
 ) -> CodesState | Refusal:
-    """Send a code; it replaces the origin's older ones.
+    """Add a code; it replaces the origin's older ones.
 
-    Refuses: 1. a code requested moments ago from this origin; 2. this origin's hourly limit; 3. its limit of wrong
-    tries a day; 4. where it is not proven, its daily limit; 5. and the hourly, 6. the daily limit of all such
+    Refuses: 1. within ``resend_s`` of this origin's last code; 2. this origin's hourly limit; 3. its limit of wrong
+    tries a day; and if it is not proven 4. its daily limit, 5. the hourly and 6. the daily limit of all unproven
     origins together.
     """
     state = _current(state, at)
@@ -115,11 +114,11 @@ def request_code(
     if refusal is None and len(wrong) >= limits.failures_day_max:
         refusal = _tries_exceeded(wrong[-limits.failures_day_max] + DAY - at)
     if refusal is None and not is_proven:
-        strangers = [each.at for each in _of_strangers(state, state.code_requests)]
+        unproven = [each.at for each in _of_unproven(state, state.code_requests)]
         refusal = (
             _over(own, limits.per_day_max, DAY, at, _TOO_MANY_CODES)
-            or _over(strangers, limits.all_origins_hour_max, HOUR, at, _TOO_MANY_CODES)
-            or _over(strangers, limits.all_origins_day_max, DAY, at, _TOO_MANY_CODES)
+            or _over(unproven, limits.all_origins_hour_max, HOUR, at, _TOO_MANY_CODES)
+            or _over(unproven, limits.all_origins_day_max, DAY, at, _TOO_MANY_CODES)
         )
     if refusal is not None:
         return refusal
@@ -130,7 +129,7 @@ def request_code(
         mac=mac,
         origin=origin,
         expires_at=at + timedelta(seconds=limits.ttl_s),
-        tries_max=limits.tries_max if is_proven else _tries_left_to_strangers(replaced, limits, at),
+        tries_max=limits.tries_max if is_proven else _tries_left_to_unproven(replaced, limits, at),
     )
     return msgspec.structs.replace(
         replaced,
@@ -140,10 +139,10 @@ def request_code(
 
 
 def try_code(state: CodesState, *, otp_id: str, mac: str, at: datetime) -> tuple[CodesState, Refusal | None]:
-    """Redeem a code: what is remembered afterwards, and None where the code was right.
+    """Redeem a code; return the state afterwards, and None if the digits were right.
 
     Refuses: 1. an unknown, replaced or redeemed code; 2. an expired one; 3. one whose own tries are used up;
-    4. the wrong digits, which are counted.
+    4. wrong digits, which are counted.
     """
     code = next((each for each in state.codes if same_text(each.otp_id, otp_id)), None)
     if code is None:
@@ -173,18 +172,18 @@ def try_code(state: CodesState, *, otp_id: str, mac: str, at: datetime) -> tuple
 
 
 def admit_origin(requests: tuple[datetime, ...], per_hour_max: int, at: datetime) -> Refusal | None:
-    """Refuses: 1. the hourly limit of an origin, whatever addresses it asks for. ``requests`` are its last ones."""
+    """Check an origin's hourly limit for all addresses together. ``requests`` are its last times."""
     return _over(list(requests), per_hour_max, HOUR, at, "Too many codes were requested from here.")
 
 
 def within(times: tuple[datetime, ...], oldest: datetime) -> tuple[datetime, ...]:
-    """The times later than ``oldest``."""
+    """Return the times later than ``oldest``."""
     return tuple(at for at in times if at > oldest)
 
 
-def same_text(ours: str, theirs: str) -> bool:
-    """Compare in constant time; as bytes, because a text outside ASCII is refused with an exception."""
-    return hmac.compare_digest(ours.encode(), theirs.encode(errors="replace"))
+def same_text(known: str, given: str) -> bool:
+    """Compare in constant time; as bytes, because ``compare_digest`` raises for text outside ASCII."""
+    return hmac.compare_digest(known.encode(), given.encode(errors="replace"))
 
 
 INVALID_OTP: Final = Refusal(code="invalid_otp", message="This code is not valid.")
@@ -192,16 +191,16 @@ INVALID_OTP: Final = Refusal(code="invalid_otp", message="This code is not valid
 _TOO_MANY_CODES: Final = "Too many codes were requested for this address."
 
 
-def _tries_left_to_strangers(state: CodesState, limits: CodeLimits, at: datetime) -> int:
-    """How many wrong tries a new code of an origin that is not proven takes; what live codes may use counts too."""
-    live = [code for code in _of_strangers(state, state.codes) if at < code.expires_at]
+def _tries_left_to_unproven(state: CodesState, limits: CodeLimits, at: datetime) -> int:
+    """Return how many wrong tries a new code of an unproven origin allows, less what live codes may still use."""
+    live = [code for code in _of_unproven(state, state.codes) if at < code.expires_at]
     open_tries = sum(code.tries_max - code.wrong_tries for code in live)
-    used = len(_of_strangers(state, state.wrong_tries)) + open_tries
+    used = len(_of_unproven(state, state.wrong_tries)) + open_tries
     return max(1, min(limits.tries_max, limits.failures_day_max - used))
 
 
 def _current(state: CodesState, at: datetime) -> CodesState:
-    """The state without what no limit looks back to any more."""
+    """Return the state without entries that are too old for every limit."""
     proven = tuple(each for each in state.proven if each.at > at - PROVEN_FOR)
     origins = {each.origin for each in proven}
     return CodesState(
@@ -218,13 +217,13 @@ def _proven_origins(state: CodesState) -> frozenset[str]:
     return frozenset(each.origin for each in state.proven)
 
 
-def _of_strangers(state: CodesState, each_of: tuple[T, ...]) -> list[T]:
+def _of_unproven(state: CodesState, each_of: tuple[T, ...]) -> list[T]:
     proven = _proven_origins(state)
     return [each for each in each_of if each.origin not in proven]
 
 
 def _over(times: list[datetime], most: int, span: timedelta, at: datetime, message: str) -> Refusal | None:
-    """A refusal where ``most`` of the times lie within the span; it passes when the first of these leaves it."""
+    """Refuse if ``most`` of the times are within the span; until the first of them has left it."""
     recent = [each for each in times if each > at - span]
     return _rate_limited(recent[-most] + span - at, message) if len(recent) >= most else None
 

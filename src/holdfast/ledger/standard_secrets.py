@@ -1,28 +1,28 @@
-"""Secrets as Standard Webhooks writes them: ``whsec_`` and the base64 of a key of 16 to 128 bytes."""
+"""Secrets in the format of Standard Webhooks: ``whsec_`` and the base64 of a key of 16 to 128 bytes."""
 
 from __future__ import annotations
 
 import base64
 from typing import Final
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - how secrets begin, not one of them
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
 KEY_MIN_BYTES: Final = 16
 KEY_MAX_BYTES: Final = 128
 
 
 def standard_secret(key: bytes) -> str:
-    """The secret that holds this key."""
+    """Return the secret of a key."""
     assert KEY_MIN_BYTES <= len(key) <= KEY_MAX_BYTES
     return SECRET_PREFIX + base64.b64encode(key).decode("ascii")
 
 
 def standard_key(secret: str) -> bytes | None:
-    """The key inside a secret, or None where the text is no such secret."""
+    """Return the key of a secret, or None if the text is not a secret."""
     if not secret.startswith(SECRET_PREFIX) or not secret.isascii():
         return None
     text = secret[len(SECRET_PREFIX) :]
     try:
-        # Secrets are handed about with and without the padding that base64 asks for.
+        # Secrets are common with and without base64 padding.
         key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError:
         return None

@@ -250,9 +250,9 @@ class ProviderRegistry:
     def traits(self, provider: str) -> ProviderTraits:
         """Return a provider's capabilities; they last until the end of its grace period."""
         found = self.providers.get(provider)
-        listed: Literal["yes", "lately", "no"] = "yes"
+        listed: Literal["yes", "recently", "no"] = "yes"
         if provider not in self.catalog.providers:
-            listed = "no" if self.removed(provider) else "lately"
+            listed = "no" if self.removed(provider) else "recently"
         if found is None:
             return ProviderTraits(idempotent_submit=False, polls=False, cancels=False, listed=listed)
         return ProviderTraits(

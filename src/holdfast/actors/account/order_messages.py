@@ -16,14 +16,14 @@ from holdfast.ledger.orders.order import Order, OrderRequest
 from holdfast.ledger.orders.payment_facts import PaymentEvent
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
-from holdfast.ledger.orders.transitions import Verdict
+from holdfast.ledger.refusals import StepVerdict
 
 
 class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
     """A payment order after a command, and the command's effect."""
 
     order: Order
-    verdict: Verdict
+    verdict: StepVerdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.orders.decisions import (
     SANDBOX_EVENT_TYPE,
-    OrderStep,
     attach_intent,
     create_order,
     on_create_refused,
@@ -51,6 +50,7 @@ from holdfast.ledger.orders.decisions import (
 )
 from holdfast.ledger.orders.order import LedgerMove, Order
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit

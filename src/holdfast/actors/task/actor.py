@@ -35,7 +35,7 @@ from holdfast.actors.task.messages import (
     TaskReply,
     Wake,
 )
-from holdfast.actors.task.worker_messages import CancelJob, EventsDue, Host, Poll, SlotFreed, Submit
+from holdfast.actors.task.worker_messages import Cancel, EventsDue, Host, Poll, SlotFreed, Submit
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -45,16 +45,16 @@ from holdfast.ledger.tasks.decisions import (
     on_assets_expired,
     on_cancel,
     on_cancel_answered,
-    on_input_expired,
     on_review,
     on_wake,
 )
 from holdfast.ledger.tasks.dispatch import RejectionCode, SubmitOutcome, on_submit_failed, on_submitted
 from holdfast.ledger.tasks.hosting import on_hosted
+from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
-from holdfast.ledger.tasks.task import Task, usage_of
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure, ProviderTraits, Step
+from holdfast.ledger.tasks.task import OutputItem, Task, usage_of
+from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits, Step
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
@@ -194,7 +194,7 @@ class TaskActor(JournaledActor):
     async def _receive_update(self, command: ReceiveProviderUpdate) -> Turn[TaskReply]:
         update, at = command.update, self._deps.now()
         event = (update.provider, update.event_id)
-        self._deps.health(update.provider).succeeded("news")
+        self._deps.health(update.provider).succeeded("updates")
         if event in self._event_ids:
             # The first delivery may not be durable yet, and the reply to this one must not precede it.
             return self._confirm(self._reply())
@@ -266,16 +266,20 @@ class TaskActor(JournaledActor):
         )
         if step.task is None:
             return await self._apply(step)
-        rows = new_asset_rows(self._task, step.task, results)
+        rows = new_asset_rows(self._task, step.task)
         return await self._apply(step, *rows)
 
     def _in_time(
-        self, results: tuple[HostedOutput | HostingFailure, ...], at: datetime
-    ) -> tuple[HostedOutput | HostingFailure, ...]:
+        self, results: tuple[OutputItem | HostingFailure, ...], at: datetime
+    ) -> tuple[OutputItem | HostingFailure, ...]:
         """Drop outputs stored so long ago that they may be swept before their row is written."""
         retention_s = self._task.request.terms.hosting.retention_s
         soonest = at + timedelta(seconds=retention_s - CLAIM_USABLE_S)
-        return tuple(each for each in results if isinstance(each, HostingFailure) or each.expires_at >= soonest)
+        return tuple(
+            each
+            for each in results
+            if isinstance(each, HostingFailure) or each.expires_at is None or each.expires_at >= soonest
+        )
 
     async def _expire_assets(self) -> Turn[TaskReply]:
         gone = AssetsDeletedRow(self._task.account_id, self._request_id)
@@ -341,8 +345,8 @@ class TaskActor(JournaledActor):
             return Commit(unit, self._reply(), tuple(tells))
         await self._settle_hold(before, after, step.settle, rows)
         self._task = after
-        if step.settle.reason == "deadline passed" and after.state.last_news_at is None:
-            self._deps.health(after.provider).failed("news", "a job was given up without any update")
+        if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
+            self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.message)
         return self._reply()
@@ -392,7 +396,7 @@ class TaskActor(JournaledActor):
                     poll = Poll(task.provider, task.request_id, attempt, ref)
                     tells.append(Tell(deps.provider_calls, poll))
                 case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
-                    cancel = CancelJob(task.provider, task.request_id, attempt, ref)
+                    cancel = Cancel(task.provider, task.request_id, attempt, ref)
                     tells.append(Tell(deps.provider_calls, cancel))
                 case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
                     terms = task.request.terms

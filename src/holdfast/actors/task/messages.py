@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
+from holdfast.ledger.tasks.task import OutputItem
+from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.persistence.records.rows import Row
 from holdfast.providers.media.base import CancelOutcome, Submission
 
@@ -89,7 +90,7 @@ class RecordHosting(Command[TaskReply]):
 
     attempt: int
     round_number: int
-    results: tuple[HostedOutput | HostingFailure, ...]
+    results: tuple[OutputItem | HostingFailure, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Poll(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CancelJob(Command[None]):
+class Cancel(Command[None]):
     """To the provider desk: ask for a job to be stopped, and tell the task what the provider made of it."""
 
     provider: str

@@ -22,7 +22,8 @@ from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
+from holdfast.ledger.tasks.task import OutputItem
+from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.persistence.claims.contents import Content, claim_content
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -110,7 +111,7 @@ class HostingWorker(Worker):
             if self._running[host.request_id][2] is scope:
                 del self._running[host.request_id]
 
-    async def _store_output(self, output: Output, host: Host) -> HostedOutput | HostingFailure:
+    async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting
         claim = Claim(
             bytes_max=hosting.bytes_max,
@@ -139,7 +140,7 @@ class HostingWorker(Worker):
 
     async def _store_file(
         self, output: Output, fetched: Downloaded, hosting: Hosting
-    ) -> HostedOutput | HostingFailure:
+    ) -> OutputItem | HostingFailure:
         claimed_at = self._now()
         content = Content(fetched.sha256, fetched.content_type)
         try:
@@ -154,7 +155,7 @@ class HostingWorker(Worker):
             return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
         finally:
             await remove(fetched)
-        return HostedOutput(
+        return OutputItem(
             position=output.index,
             asset_id=new_id("asset"),
             sha256=fetched.sha256,

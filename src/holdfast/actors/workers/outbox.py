@@ -23,7 +23,7 @@ from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
-from holdfast.ledger.tasks.deliveries import Answer, Outcome, judge
+from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.events import ASSETS_READY
 from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
@@ -50,7 +50,7 @@ ERROR_MAX_CHARS = 200
 Render = Callable[[DueEvent], bytes]
 """Renders an event's body, with links signed as of now."""
 
-Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
+Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[DeliveryResponse]]
 """Sends an account's event: URL, body and headers. One attempt, with its own timeout."""
 
 
@@ -183,11 +183,11 @@ class OutboxWorker(Worker):
         except Exception:
             # A later version may be able to render it; until then it fails and is given up like any other.
             log.exception("event not rendered", event_id=event.event_id)
-            answer = Answer(None, error="internal fault")
+            answer = DeliveryResponse(None, error="internal fault")
         else:
             answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
         duration_ms = round((trio.current_time() - started) * 1000)
-        outcome = judge(
+        outcome = after_attempt(
             answer,
             at + timedelta(milliseconds=duration_ms),
             tries=event.tries,
@@ -209,7 +209,7 @@ class OutboxWorker(Worker):
         return standard_headers(secrets, event.event_id, int(at.timestamp()), body)
 
     async def _write(
-        self, event: DueEvent, rows: tuple[OutboxAttemptRow, OutboxOutcomeRow], outcome: Outcome
+        self, event: DueEvent, rows: tuple[OutboxAttemptRow, OutboxOutcomeRow], outcome: DeliveryState
     ) -> None:
         if event.kind == ASSETS_READY and outcome.status != "pending":
             # The task shows whether this event was delivered: its actor writes both in one commit.
@@ -221,7 +221,7 @@ class OutboxWorker(Worker):
 
 
 def _rows_of(
-    event: DueEvent, answer: Answer, outcome: Outcome, at: datetime, duration_ms: int
+    event: DueEvent, answer: DeliveryResponse, outcome: DeliveryState, at: datetime, duration_ms: int
 ) -> tuple[OutboxAttemptRow, OutboxOutcomeRow]:
     attempt = OutboxAttemptRow(
         account_id=event.account_id,

@@ -15,7 +15,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
-from holdfast.actors.task.worker_messages import CancelJob, Poll, Submit
+from holdfast.actors.task.worker_messages import Cancel, Poll, Submit
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
 from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
 
@@ -26,7 +26,7 @@ CALLS_MAX = 32
 TURN_S = 10.0
 """How long a submission waits to be sent; after that it certainly was not. Shorter than its lease."""
 
-ProviderCall: TypeAlias = Submit | Poll | CancelJob
+ProviderCall: TypeAlias = Submit | Poll | Cancel
 SubmitKey: TypeAlias = tuple[str, int]
 """The task and the attempt that a submission is for."""
 
@@ -99,7 +99,7 @@ class ProviderCaller(Worker):
                 await self._submit(message)
             case Poll():
                 await self._poll(message)
-            case CancelJob():
+            case Cancel():
                 await self._cancel(message)
 
     async def _submit(self, submit: Submit) -> None:
@@ -125,12 +125,12 @@ class ProviderCaller(Worker):
         except PollFault as fault:
             # At debug level only: the change of the provider's state is logged once.
             log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
-            provider.health.failed("news", str(fault))
+            provider.health.failed("updates", str(fault))
             return
-        provider.health.succeeded("news")
+        provider.health.succeeded("updates")
         self._tasks.ref(poll.request_id).tell(RecordPoll(poll.attempt, update))
 
-    async def _cancel(self, cancel: CancelJob) -> None:
+    async def _cancel(self, cancel: Cancel) -> None:
         provider = self._providers.get(cancel.provider)
         if provider is None or not provider.cancels:
             return

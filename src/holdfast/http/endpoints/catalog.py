@@ -13,8 +13,10 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import QuoteRequest
 from holdfast.http.schemas.rendering import render
-from holdfast.ledger.catalog.catalog import Catalog, Model
-from holdfast.ledger.catalog.quotes import SealedQuote, model_not_found, quote_input, seal_quote
+from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.models import Model
+from holdfast.ledger.catalog.quotes import model_not_found, quote_input
+from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
@@ -182,7 +184,7 @@ def _models(catalog: Catalog) -> list[ModelBody]:
 
 
 def _model(model: Model) -> ModelBody:
-    return render(ModelBody, model, object="model")
+    return render(ModelBody, model, object="model", provider=model.upstream.provider)
 
 
 def _estimate(terms: Terms) -> Estimate:

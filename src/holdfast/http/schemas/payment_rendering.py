@@ -22,9 +22,8 @@ from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import (
     Order,
     OrderRequest,
-    balance_refs_of,
-    breakdown_of,
-    cursor_of,
+    balance_readings_of,
+    fee_micro_of,
     fx_of,
 )
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
@@ -52,34 +51,49 @@ def payment_order_body(order: Order) -> PaymentOrderBody:
 
 def render_order(shape: type[S], order: Order, **fields: object) -> S:
     """Render an order as ``shape``; ``fields`` are those that an order does not have."""
-    state = order.state
+    request, state, fee_micro = order.request, order.state, fee_micro_of(order)
+    is_card = request.provider == "cardprovider"
     return render(
         shape,
         order,
         order.statuses,
         order.request,
         state,
-        amount_breakdown=render(AmountBreakdownBody, breakdown_of(order)),
+        amount_breakdown=AmountBreakdownBody(
+            gross=format_amount(request.amount_micro),
+            fee=format_amount(fee_micro),
+            tax=format_amount(0),
+            net=format_amount(request.amount_micro - fee_micro),
+            currency=request.currency,
+        ),
         fx_snapshot=render(FxSnapshotBody, fx_of(order)),
         provider_charge_id=state.charge_id,
         provider_event_ids=state.event_ids,
         provider_balance_transaction_ids=order.balance_transaction_ids,
         provider_balance_transaction_refs=list(_balance_transactions(order)),
         state_history=[render(StateBody, entry, entry.statuses) for entry in state.history],
-        reconcile_cursor=render(ReconcileCursorBody, cursor_of(order)),
+        reconcile_cursor=render(
+            ReconcileCursorBody,
+            request,
+            state,
+            provider_object_type="payment_intent" if is_card else None,
+            provider_object_id=state.payment_id if is_card else None,
+            event_id=state.real_event_id,
+            event_type=state.real_event_type,
+            scan_strategy="order_retrieve",
+        ),
         provider_payment_id=state.payment_id,
         **fields,
     )
 
 
 def _balance_transactions(order: Order) -> Iterator[BalanceTransactionBody]:
-    for ref in balance_refs_of(order):
-        transaction = ref.transaction
+    for transaction, reading in balance_readings_of(order):
         available_on = transaction.available_on
         yield render(
             BalanceTransactionBody,
             transaction,
-            ref,
+            reading,
             id=transaction.transaction_id,
             amount=_in_units(transaction.amount_micro, transaction.currency),
             fee=_in_units(transaction.fee_micro, transaction.currency),

@@ -1,1 +1,1 @@
-"""The catalog: models, their input schemas, prices and terms, and quotes made from them."""
+"""The catalog: models, their input schemas, prices and terms, and quotes for inputs."""

@@ -1,16 +1,15 @@
-"""The catalog: which models there are, what they cost, and which provider runs them.
+"""The catalog: the models, their prices, and the providers that run them.
 
-It is one TOML file with its JSON Schemas beside it. Prices are strings, never floats. A file with faults is
-refused whole, with one line for each fault. The catalog's version is a hash of what was read, with defaults
-filled in: comments, blanks and the order of keys do not change it, and neither does a provider's secret.
+It is one TOML file with JSON Schemas beside it. Prices are strings, never floats. A file with faults is refused,
+with one line for each fault. The catalog's version is a hash of what was read, defaults filled in: comments,
+blanks, the order of keys and providers' secrets do not change it.
 
     [catalog]
     schema = 1
     currency = "USD"
-
     credit_quantum = "0.000001"
 
-    [defaults]                      # any key of a model; tables are filled up key by key
+    [defaults]                      # any key of a model; tables are merged key by key
     markup_multiplier = "1.20"
     hosting = { mode = "rehost", retention_hours = 168, max_bytes = 268435456 }
     deadlines = { dispatch_s = 60, run_s = 900 }
@@ -24,8 +23,8 @@ filled in: comments, blanks and the order of keys do not change it, and neither 
 
     [providers.hosted]
     kind = "replicate"              # url is the public service, unless given
-    token = "…"                     # what we show when we call; also for cog
-    secret = "whsec_…"              # what its webhooks are signed with
+    token = "…"                     # authenticates our calls; also for cog
+    secret = "whsec_…"              # signs its webhooks
 
     [[models]]
     id = "studio/image-1"
@@ -53,28 +52,17 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.ledger.catalog.entries import IN_TREE_STUDIO, ReadSchema, in_tree_studio, read_model, read_provider
-from holdfast.ledger.catalog.models import Model, ProviderConfig
+from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
 from holdfast.ledger.catalog.price_gaps import price_gaps
-from holdfast.ledger.catalog.toml_tables import Table
-from holdfast.ledger.money import CURRENCY, format_amount
+from holdfast.ledger.catalog.tables import read_fields
+from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json
 
-__all__ = [
-    "Catalog",
-    "CatalogFault",
-    "Model",
-    "ProviderConfig",
-    "load_catalog",
-    "parse_catalog",
-]
-
-
-CREDIT_QUANTUM = format_amount(1)
-"""The smallest step of credit there is, as a catalog may state it."""
+_TABLES = ("catalog", "defaults", "providers", "models")
 
 
 class CatalogFault(Exception):
-    """A catalog cannot be used; ``lines`` says why, one fault a line."""
+    """A catalog cannot be used; ``lines`` are its faults, one line each."""
 
     def __init__(self, lines: tuple[str, ...]) -> None:
         super().__init__("\n".join(lines))
@@ -83,9 +71,9 @@ class CatalogFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Catalog:
-    """A catalog without faults. ``models`` and ``providers`` stand in file order; ``created`` is epoch seconds.
+    """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
 
-    ``warnings`` are lines on what is allowed and probably not meant.
+    ``warnings`` are lines about settings that are allowed but probably not intended.
     """
 
     version: str
@@ -123,62 +111,45 @@ def parse_catalog(text: str, *, read_schema: ReadSchema) -> Catalog:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CatalogFault((f"catalog: is not TOML: {error}",)) from error
-    faults: list[str] = []
-    top = Table(data, "catalog", faults)
-    about = Table(_table(data, "catalog"), "[catalog]", faults)
-    top.table("catalog")
-    about.integer("schema", 1, least=1, most=1)
-    about.choice("currency", (CURRENCY,), CURRENCY)
-    about.choice("credit_quantum", (CREDIT_QUANTUM,), CREDIT_QUANTUM)
-    created = about.day("created", 0)
-    about.close()
-
-    top.table("providers")
-    providers: dict[str, ProviderConfig] = {}
-    for name, entry in _table(data, "providers").items():
-        provider = (
-            read_provider(name, Table(entry, f"provider {name}", faults)) if isinstance(entry, dict) else None
-        )
-        if provider is None:
-            faults.append(f"provider {name}: must be a table")
-        else:
-            providers[name] = provider
-
-    top.table("defaults")
-    defaults = _table(data, "defaults")
-    models: dict[str, Model] = {}
-    entries = data.get("models")
-    if IN_TREE_STUDIO not in _table(data, "providers") and _names_studio(entries, defaults):
-        providers[IN_TREE_STUDIO] = in_tree_studio()
-    top.tables("models")
-    for number, entry in enumerate(_list(entries), 1):
-        if not isinstance(entry, dict):
-            continue
-        named = entry.get("id")
-        where = f"model {named}" if isinstance(named, str) and named else f"model number {number}"
-        before = len(faults)
-        model = read_model(Table(_filled(entry, defaults), where, faults), providers, read_schema)
-        if model is None or len(faults) > before:
-            continue
-        if model.id in models:
-            faults.append(f"{where}: id is taken by another model")
-        models[model.id] = model
-    if not entries:
+    faults = [f"catalog: {key} is not a known key" for key in data if key not in _TABLES]
+    about = read_fields(CatalogTable, _table(data, "catalog", faults), "[catalog]", faults)
+    defaults = _table(data, "defaults", faults)
+    entries = data.get("models", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        faults.append("catalog: models must be a list of tables")
+        entries = []
+    elif not entries:
         faults.append("catalog: models must list at least one model")
-    top.close()
+    entries = [_filled(entry, defaults) for entry in entries]
+
+    tables = _table(data, "providers", faults)
+    read = {name: read_provider(name, table, faults) for name, table in tables.items()}
+    providers = {name: provider for name, provider in read.items() if provider is not None}
+    if IN_TREE_STUDIO not in tables and any(map(_runs_on_studio, entries)):
+        providers[IN_TREE_STUDIO] = in_tree_studio()
+
+    models: dict[str, Model] = {}
+    for number, entry in enumerate(entries, 1):
+        model_id = entry.get("id")
+        where = f"model {model_id}" if isinstance(model_id, str) and model_id else f"model number {number}"
+        model = read_model(entry, where, {*tables, *providers}, read_schema, faults)
+        if model is not None and model.id in models:
+            faults.append(f"{where}: id is used by another model")
+        elif model is not None:
+            models[model.id] = model
     if faults:
         raise CatalogFault(tuple(dict.fromkeys(faults)))
     return Catalog(
         version=_version(models, providers),
         models=MappingProxyType(models),
         providers=MappingProxyType(providers),
-        created=created or max(model.created for model in models.values()),
+        created=epoch_s(about["created"] or max(model.created_on for model in models.values())),
         warnings=tuple(line for model in models.values() for line in _warnings(model)),
     )
 
 
 def _warnings(model: Model) -> Iterator[str]:
-    gaps = price_gaps(model.tariff, model.schema)
+    gaps = price_gaps(model)
     if gaps:
         yield (
             f"model {model.id}: pricing: no tier has a price for {', '.join(gaps)}: such inputs are refused. "
@@ -186,26 +157,23 @@ def _warnings(model: Model) -> Iterator[str]:
         )
 
 
-def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+def _table(data: Mapping[str, Any], key: str, faults: list[str]) -> dict[str, Any]:
+    found = data.get(key, {})
+    if not isinstance(found, dict):
+        faults.append(f"catalog: {key} must be a table")
+        return {}
+    return found
 
 
-def _list(found: object) -> list[Any]:
-    return found if isinstance(found, list) else []
-
-
-def _names_studio(entries: object, defaults: Mapping[str, Any]) -> bool:
-    """Whether any model that runs names the in-tree studio as its provider."""
-    models = [_filled(entry, defaults) for entry in _list(entries) if isinstance(entry, dict)]
-    return any(
-        model.get("type") == "async" and _table(model, "upstream").get("provider") == IN_TREE_STUDIO
-        for model in models
+def _runs_on_studio(entry: Mapping[str, Any]) -> bool:
+    upstream = entry.get("upstream")
+    return (
+        entry.get("type") == "async" and isinstance(upstream, dict) and upstream.get("provider") == IN_TREE_STUDIO
     )
 
 
 def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's table over the defaults; tables in both are filled up key by key."""
+    """Merge a model's table over the defaults; tables in both are merged key by key."""
     filled = dict(defaults)
     for key, value in entry.items():
         default = defaults.get(key)
@@ -214,7 +182,7 @@ def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig]) -> str:
-    """Hash what was read, defaults filled in. A provider's secrets are left out: the version is public."""
+    """Hash what was read, defaults filled in. Providers' secrets are excluded, since the version is public."""
     read = {
         "currency": CURRENCY,
         "providers": {
@@ -231,12 +199,12 @@ def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig
                 "pricing": each.pricing,
                 "markup_multiplier": each.markup_multiplier,
                 "units": each.units,
-                "upstream": [each.provider, each.upstream_model],
+                "upstream": [each.upstream.provider, each.upstream.model],
                 "input_schema": each.input_schema,
                 "hosting": each.hosting,
                 "deadlines": each.deadlines,
                 "hold": each.hold,
-                "charge": [each.tolerance_percent, each.on_mismatch],
+                "charge": [each.charge.tolerance_percent, each.charge.on_mismatch],
             }
             for each in models.values()
         },

@@ -1,14 +1,14 @@
-"""A model's input schema: JSON Schema 2020-12, made ready once, then used to fill defaults and judge inputs.
+"""A model's input schema: JSON Schema 2020-12, compiled once, then used to fill defaults and validate inputs.
 
-A schema describes an object, refers only to itself (``#/…``) and never recurses, so judging an input is
-bounded and never fetches anything. Defaults are filled below ``properties`` and ``items``; what stands under
-``anyOf`` and its like is judged but not filled, because which branch applies is not yet known.
+A schema describes an object, refers only to itself (``#/…``) and never recurses, so validation is bounded and never
+fetches anything. Defaults are filled below ``properties`` and ``items``, but not below ``anyOf`` and the like,
+because it is not known which branch applies.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
@@ -19,53 +19,27 @@ from holdfast.ledger.catalog.schema_document import check_document, number_range
 from holdfast.ledger.plain_json import NotPlain, plain_copy
 
 VIOLATIONS_MAX = 10
-"""How many violations one answer lists."""
+"""The most violations that one response lists."""
 
 PIECE_CHARS_MAX = 40
-"""How much of one key, or one allowed value, an answer repeats."""
+"""How much of one key, or of one allowed value, a response repeats."""
 
-_UNLISTED_AFTER = 12
+_ENUM_VALUES_SHOWN = 12
+
+Filler = Callable[[object], None]
 
 
 class Violation(NamedTuple):
-    """One broken rule: where (path below the input) and what is expected there."""
+    """One violated rule: the path in the input, and what is expected there."""
 
     path: tuple[str, ...]
     expected: str
 
 
-class Fill:
-    """The defaults of one object or list schema and of those below it."""
-
-    __slots__ = ("children", "defaults", "items")
-
-    def __init__(self) -> None:
-        self.defaults: list[tuple[str, object]] = []
-        self.children: list[tuple[str, Fill]] = []
-        self.items: Fill | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not (self.defaults or self.children or self.items)
-
-    def apply(self, value: object) -> None:
-        """Set what is missing, in place."""
-        if isinstance(value, dict):
-            for key, default in self.defaults:
-                if key not in value:
-                    value[key] = copy.deepcopy(default) if isinstance(default, dict | list) else default
-            for key, fill in self.children:
-                if key in value:
-                    fill.apply(value[key])
-        elif isinstance(value, list) and self.items is not None:
-            for item in value:
-                self.items.apply(item)
-
-
 class InputSchema:
     """A checked schema. ``document`` is the schema itself, ``validator`` its compiled form.
 
-    Raises ``ValueError`` with the fault's text where the document breaks a rule of this module.
+    Raises ``ValueError`` with the fault's text if the document violates a rule of this module.
     """
 
     __slots__ = ("_fill", "document", "validator")
@@ -80,32 +54,33 @@ class InputSchema:
             raise ValueError(f"is not a valid JSON Schema at '/{where}': {error.args[0][:200]}") from None
         if document.get("type") != "object":
             raise ValueError("must describe an object (type = object)")
-        self._fill = self._compile_fill(document)
+        self._fill = _filler(document, document)
         self._check_defaults()
 
     def fill(self, value: dict[str, object]) -> None:
         """Fill the schema's defaults into ``value``, in place."""
-        self._fill.apply(value)
+        if self._fill is not None:
+            self._fill(value)
 
     def violations(self, value: object) -> list[Violation]:
-        """Every rule that ``value`` breaks, at most ``VIOLATIONS_MAX``; empty where it is valid."""
+        """Return the rules that ``value`` violates, at most ``VIOLATIONS_MAX``; none if it is valid."""
         if self.validator.is_valid(value):
             return []
         return list(islice(self._each_violation(value), VIOLATIONS_MAX))
 
     def field(self, name: str) -> Mapping[str, object] | None:
-        """The schema of one top-level field, or None where there is no such field."""
+        """Return the schema of one top-level field, or None if there is no such field."""
         properties = self.document.get("properties")
         found = properties.get(name) if isinstance(properties, dict) else None
         return resolve(found, self.document) if isinstance(found, dict) else None
 
     def number_range(self, name: str) -> tuple[Fraction | None, Fraction | None]:
-        """The least and the greatest number that field ``name`` admits; None for a side that is open."""
+        """Return the lowest and the highest number that the field allows; None if unbounded."""
         found = self.field(name)
         return (None, None) if found is None else (number_range(found, self.document) or (None, None))
 
     def listed_values(self, name: str) -> tuple[object, ...] | None:
-        """The values of the field's ``enum`` or ``const``, or None where it lists none."""
+        """Return the values of the field's ``enum`` or ``const``, or None if it has neither."""
         found = self.field(name)
         if found is None:
             return None
@@ -122,29 +97,6 @@ class InputSchema:
                     seen.add(violation)
                     yield violation
 
-    def _compile_fill(self, schema: Mapping[str, object]) -> Fill:
-        schema = resolve(schema, self.document)
-        fill = Fill()
-        properties = schema.get("properties")
-        if isinstance(properties, dict):
-            for key, below in properties.items():
-                if not isinstance(below, dict):
-                    continue
-                resolved = resolve(below, self.document)
-                # A default beside a reference stands ahead of the one it refers to.
-                for candidate in (below, resolved):
-                    if "default" in candidate:
-                        fill.defaults.append((key, _plain_default(key, candidate["default"])))
-                        break
-                child = self._compile_fill(resolved)
-                if not child.empty:
-                    fill.children.append((key, child))
-        items = schema.get("items")
-        if isinstance(items, dict):
-            child = self._compile_fill(items)
-            fill.items = None if child.empty else child
-        return fill
-
     def _check_defaults(self) -> None:
         filled: dict[str, object] = {}
         self.fill(filled)
@@ -152,6 +104,39 @@ class InputSchema:
             if error.instance_path:
                 where = ".".join(str(piece) for piece in error.instance_path)
                 raise ValueError(f"has a default that breaks its own rules: {where}")
+
+
+def _filler(schema: Mapping[str, object], root: Mapping[str, object]) -> Filler | None:
+    """Return the function that fills the defaults below a part of ``root``; None if it has no defaults."""
+    schema = resolve(schema, root)
+    defaults: list[tuple[str, object]] = []
+    children: list[tuple[str, Filler]] = []
+    properties, items = schema.get("properties"), schema.get("items")
+    for key, part in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(part, dict):
+            # A default beside a reference takes precedence over the one it refers to.
+            given = {**resolve(part, root), **part}
+            if "default" in given:
+                defaults.append((key, _plain_default(key, given["default"])))
+            if (child := _filler(part, root)) is not None:
+                children.append((key, child))
+    for_items = _filler(items, root) if isinstance(items, dict) else None
+    if not (defaults or children or for_items):
+        return None
+
+    def fill(value: object) -> None:
+        if isinstance(value, dict):
+            for key, default in defaults:
+                if key not in value:
+                    value[key] = copy.deepcopy(default) if isinstance(default, dict | list) else default
+            for key, child in children:
+                if key in value:
+                    child(value[key])
+        elif isinstance(value, list) and for_items is not None:
+            for item in value:
+                for_items(item)
+
+    return fill
 
 
 def _plain_default(key: str, default: object) -> object:
@@ -167,7 +152,7 @@ def _short(text: object) -> str:
 
 
 def _violations_of(error: ValidationError, document: Mapping[str, object]) -> Iterator[Violation]:
-    """Say a violation in our own words: the library's would repeat the caller's value, however large."""
+    """Describe a violation. The library's own message would repeat the caller's value, however large."""
     path = tuple(_short(piece) for piece in error.instance_path)
     keyword = str(error.schema_path[-1]) if error.schema_path else ""
     detail = error.kind.as_dict()
@@ -188,9 +173,9 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
 
 
 def _at(document: object, path: Sequence[str | int]) -> object:
-    """What stands at a place of the schema that the library named."""
+    """Return the part of the schema at a path from the library."""
     for piece in path:
-        document = document[piece]  # type: ignore[index]  # the library walked the same way
+        document = document[piece]  # type: ignore[index]  # the library followed the same path
     return document
 
 
@@ -213,8 +198,8 @@ def _expected(keyword: str, rule: object) -> str:
     if phrase is not None:
         return phrase.format(_short(rule))
     if keyword == "enum" and isinstance(rule, list):
-        shown = [_short(item) for item in rule[:_UNLISTED_AFTER]]
-        return f"must be one of {', '.join(shown)}{', …' if len(rule) > _UNLISTED_AFTER else ''}"
+        shown = [_short(item) for item in rule[:_ENUM_VALUES_SHOWN]]
+        return f"must be one of {', '.join(shown)}{', …' if len(rule) > _ENUM_VALUES_SHOWN else ''}"
     if keyword == "type":
         kinds = [rule] if isinstance(rule, str) else rule
         return f"must be of type {' or '.join(map(str, kinds)) if isinstance(kinds, list) else kinds}"
@@ -222,4 +207,4 @@ def _expected(keyword: str, rule: object) -> str:
         return "does not have the expected form"
     if keyword == "uniqueItems":
         return "must not repeat an item"
-    return f"breaks the rule {_short(keyword)} of the model's schema"
+    return f"violates the rule {_short(keyword)} of the model's schema"

@@ -1,47 +1,95 @@
-"""What a catalog is made of: providers, and models with their base prices and the fields that measure an input."""
+"""The entries of a catalog file as values: providers, and models with their prices and unit fields.
+
+The structs mirror the file: a field's type and description say which values are allowed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from datetime import UTC, date, datetime
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.catalog.metering import Meter, UnitFields
+from holdfast.ledger.catalog.tables import Text
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate
+from holdfast.ledger.money import CURRENCY
 
 ProviderKind = Literal["studio", "cog", "replicate"]
 Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]
-Status = Literal["active", "deprecated", "disabled"]
-Otherwise = Literal["refuse", "base"]
-HoldSize = Literal["maximum", "estimate"]
+
+CALLBACK_BYTES_MOST = 32 * 1024 * 1024
+
+ProviderName = Annotated[
+    str, Meta(pattern=r"\A[a-z0-9][a-z0-9_-]{0,39}\Z", description="lower-case letters, digits, - and _")
+]
+ModelId = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,63}(/[A-Za-z0-9._:-]{1,64}){0,3}\Z",
+        description="up to four names of letters, digits and . _ : -, joined by /",
+    ),
+]
+Secret = Annotated[str, Meta(min_length=8, description="at least 8 characters long")]
+Token = Annotated[
+    str, Meta(pattern=r"\A[!-~]{8,500}\Z", description="8 to 500 printable characters without blanks")
+]
+Price = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(0|[1-9][0-9]{0,5})(\.[0-9]{1,12})?\Z",
+        description='a string such as "0.05" (at most 12 decimals)',
+    ),
+]
+Markup = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?=.*[1-9])(0|[1-9][0-9]{0,2})(\.[0-9]{1,4})?\Z",
+        description='a string above zero such as "1.20" (at most 4 decimals)',
+    ),
+]
+Hours = Annotated[int, Meta(ge=1, le=10 * 365 * 24)]
+OutputBytes = Annotated[int, Meta(ge=1, le=2**40)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderConfig:
-    """Where a provider is and how to talk to it.
+class CatalogTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The table ``[catalog]``. ``credit_quantum`` is the smallest amount of credit, stated for readers."""
 
-    ``url`` is its base address without a closing slash; None means the in-tree studio's own address.
-    ``secret`` signs or opens what passes between us; ``previous_secrets`` are still believed during rotation.
+    schema: Annotated[int, Meta(ge=1, le=1)] = 1
+    currency: Literal["USD"] = CURRENCY
+    credit_quantum: Literal["0.000001"] = "0.000001"
+    created: date | None = None
+
+
+class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a provider is and how to call it.
+
+    ``url`` is its base address without a closing slash; None is the in-tree studio's own address. ``secret`` signs
+    what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls.
+    ``concurrency`` is the maximum number of jobs in flight. ``polls``: whether jobs can be polled; None if polls
+    are tried, but a job that is not found may still exist.
     """
 
-    name: str
+    name: ProviderName
     kind: ProviderKind
-    url: str | None = None
-    secret: str | None = field(default=None, repr=False)
-    previous_secrets: tuple[str, ...] = field(default=(), repr=False)
-    token: str | None = field(default=None, repr=False)
-    """What we show the provider when we call it."""
-    concurrency: int = 4
-    """The most jobs in flight at once."""
-    submit_timeout_s: int = 15
+    url: Text | None = None
+    secret: Secret | None = None
+    previous_secrets: tuple[Secret, ...] = ()
+    token: Token | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)]
+    submit_timeout_s: Annotated[int, Meta(ge=1, le=600)] = 15
     polls: bool | None = None
-    """Whether a job can be asked after there; None: it is tried, and not finding it proves nothing."""
-    callback_bytes_max: int = 256 * 1024
-    """The largest callback taken from it."""
+    callback_bytes_max: Annotated[int, Meta(ge=64 * 1024, le=CALLBACK_BYTES_MOST)]
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("name", self.name), ("kind", self.kind)]
+
+    def __repr__(self) -> str:
+        # Without the secrets, which a representation with all fields would show.
+        return f"ProviderConfig(name={self.name!r}, kind={self.kind!r})"
 
     @property
     def own_secrets(self) -> tuple[str, ...]:
@@ -49,89 +97,137 @@ class ProviderConfig:
         return tuple(secret for secret in (self.secret, *self.previous_secrets) if secret)
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """A base price that holds where the input has every value in ``when``."""
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Base prices as plain decimal strings of credits; the mode decides which are set."""
 
-    when: dict[str, str | int | bool]
-    unit_price: str | None = None
-    input_price: str | None = None
-    output_price: str | None = None
+    unit_price: Price | None = None
+    input_price: Price | None = None
+    output_price: Price | None = None
 
 
-class Pricing(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's base prices, as plain decimal strings of credits per ``unit``; the markup comes on top.
+class Tier(Prices, frozen=True, kw_only=True):
+    """Base prices that apply if the input has every value in ``when``."""
 
-    ``unit_size`` is how many measured units one priced ``unit`` is (1000000 where a price is per "1M tokens").
-    ``minimum`` is the least that anything above zero units costs. ``otherwise`` says what becomes of an input that
-    names a field of the tiers and fits none of them: it is refused, or priced at the base.
+    when: Annotated[
+        dict[str, str | int | bool],
+        Meta(min_length=1, description="a table of input fields and their values"),
+    ]
+
+
+class Pricing(Prices, frozen=True, kw_only=True):
+    """A model's base prices per ``unit`` (by default the mode's), before the markup.
+
+    ``unit_size`` is how many measured units one priced ``unit`` is (1000000 if a price is per "1M tokens").
+    ``minimum`` is the least that anything above zero units costs. ``otherwise``: whether an input that has a field
+    of the tiers and matches none of them is refused or priced at the base.
     """
 
     mode: PricingMode
-    unit: str
-    unit_size: int = 1
-    unit_price: str | None = None
-    input_price: str | None = None
-    output_price: str | None = None
-    minimum: str | None = None
+    unit: Text = ""
+    unit_size: Annotated[int, Meta(ge=1, le=10**9)] = 1
+    minimum: Price | None = None
     tiers: tuple[Tier, ...] = ()
-    otherwise: Otherwise = "refuse"
+    otherwise: Literal["refuse", "base"] = "refuse"
 
 
-class TariffLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One price as the customer pays it: which input selects it, the rate, and the proof of the base behind it."""
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """Which provider runs a model, and the model's name there."""
 
-    when: tuple[tuple[str, str | int | bool], ...]
+    provider: ProviderName
+    model: Text = ""
+
+
+class HostingTable(msgspec.Struct, frozen=True, kw_only=True):
+    """How outputs are stored, as the file states it; ``max_bytes`` and ``bytes_max`` are two names of one limit."""
+
+    mode: Literal["rehost", "passthrough"] = "rehost"
+    retention_hours: Hours = 7 * 24
+    max_bytes: OutputBytes | None = None
+    bytes_max: OutputBytes | None = None
+    content_types: tuple[Text, ...] = ()
+
+
+class ChargeTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What is charged: a run that succeeded, at most its hold. The file may state that, and not change it.
+
+    ``tolerance_percent`` and ``on_mismatch`` as :class:`~holdfast.ledger.catalog.terms.Terms` has them.
+    """
+
+    on: Annotated[tuple[Literal["succeeded"], ...], Meta(min_length=1, description='["succeeded"]')] = (
+        "succeeded",
+    )
+    overrun: Literal["cap"] = "cap"
+    tolerance_percent: Annotated[int, Meta(ge=0, le=1000)] = 5
+    on_mismatch: OnMismatch = "smaller"
+
+
+class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One ``[[models]]`` with the defaults filled in.
+
+    ``hold``: whether the maximum or the expected cost of a run is held. The charge never exceeds the hold, so with
+    ``estimate`` the operator pays what exceeds it.
+    """
+
+    id: ModelId
+    type: RunType
+    modality: Modality
+    created_on: date = msgspec.field(name="created")
+    upstream: Upstream
+    pricing: Pricing
+    input_schema: object
+    markup_multiplier: Markup = "1"
+    units: UnitFields = UnitFields()
+    owned_by: Text = ""
+    capabilities: tuple[Text, ...] = ()
+    status: Literal["active", "deprecated", "disabled"] = "active"
+    hosting_table: HostingTable = msgspec.field(default=HostingTable(), name="hosting")
+    deadlines: Deadlines = Deadlines()
+    hold: Literal["maximum", "estimate"] = "maximum"
+    charge: ChargeTable = ChargeTable()
+
+    @property
+    def created(self) -> int:
+        """When the model was created, in seconds since the epoch at 00:00 UTC."""
+        return epoch_s(self.created_on)
+
+    @property
+    def hosting(self) -> Hosting:
+        """How a task of this model stores its outputs."""
+        table = self.hosting_table
+        return Hosting(
+            mode=table.mode,
+            retention_s=3600 * table.retention_hours,
+            bytes_max=table.max_bytes or table.bytes_max or Hosting().bytes_max,
+            content_types=table.content_types,
+        )
+
+
+class Tariff(msgspec.Struct, frozen=True, kw_only=True):
+    """One price as the customer pays it: the input values that select it, and a hash of its base price."""
+
+    when: dict[str, str | int | bool]
     rate: Rate
     provider_quote_hash: str
 
 
-class Tariff(msgspec.Struct, frozen=True, kw_only=True):
-    """All prices of one model. ``fields`` are the input fields that select a tier; without them ``base`` holds.
+class Model(ModelTable, frozen=True, kw_only=True, eq=False):
+    """One model: its entry in the file, and what was prepared from it.
 
-    With ``base_otherwise`` it also holds for inputs that have such fields and fit no tier.
+    ``base`` is the price without a tier, ``tiers`` the prices of its tiers in file order.
     """
 
-    base: TariffLine
-    tiers: tuple[TariffLine, ...] = ()
-    fields: tuple[str, ...] = ()
-    base_otherwise: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Model:
-    """One entry of the catalog. ``created`` is in seconds since the epoch.
-
-    ``hold`` says what is set aside for a run: the most it can cost, or what it is expected to cost. The charge
-    never exceeds the hold, so with ``estimate`` whoever runs the service bears what goes beyond.
-    ``tolerance_percent`` and ``on_mismatch`` as :class:`~holdfast.ledger.catalog.terms.Terms` has them.
-    """
-
-    id: str
-    modality: Modality
-    type: RunType
-    created: int
-    owned_by: str
-    capabilities: tuple[str, ...]
-    status: Status
-    pricing: Pricing
-    markup_multiplier: str
-    provider: str
-    upstream_model: str
-    schema: InputSchema = field(repr=False)
-    meter: Meter = field(repr=False)
-    tariff: Tariff = field(repr=False)
-    hosting: Hosting
-    deadlines: Deadlines
-    hold: HoldSize = "maximum"
-    tolerance_percent: int = 5
-    on_mismatch: OnMismatch = "smaller"
+    input_schema: dict[str, object]
+    schema: InputSchema
+    meter: Meter
+    base: Tariff
+    tiers: tuple[Tariff, ...]
 
     @property
-    def units(self) -> UnitFields:
-        """Which input fields measure the work."""
-        return self.meter.fields
+    def tier_fields(self) -> list[str]:
+        """The input fields that select a tier."""
+        return sorted({name for tier in self.tiers for name in tier.when})
 
-    @property
-    def input_schema(self) -> Mapping[str, object]:
-        """The JSON Schema an input must meet."""
-        return self.schema.document
+
+def epoch_s(day: date) -> int:
+    """Return the start of a day in UTC, in seconds since the epoch."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())

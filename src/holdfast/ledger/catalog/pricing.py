@@ -1,4 +1,4 @@
-"""Pricing: base prices become rates, measured units become micro-credits.
+"""Pricing: rates from base prices, and amounts in micro-credits from measured units.
 
 All arithmetic is exact: prices are decimal strings read as ratios of integers, and each amount is rounded up
 once, to a whole micro-credit, at the end.
@@ -10,33 +10,22 @@ import hashlib
 from collections.abc import Mapping
 from decimal import Context, Decimal
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
-from holdfast.ledger.catalog.metering import Measured
-from holdfast.ledger.catalog.models import Pricing, Tariff, TariffLine, Tier
+from holdfast.ledger.catalog.models import Model, Pricing, Tariff, Tier, Upstream
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.plain_json import canonical_json
 
 _EXACT = Context(prec=60)
-"""Wide enough for any price times any markup that the catalog admits, so nothing is rounded before the end."""
+"""Wide enough for any price times any markup of a catalog, so nothing is rounded before the end."""
 
 
-class Priced(NamedTuple):
-    """What measured units cost, in micro-credits: ``minimum`` ≤ ``estimate`` ≤ ``maximum``."""
+def make_tariffs(pricing: Pricing, markup_multiplier: str, upstream: Upstream) -> list[Tariff]:
+    """Return what the customer pays without a tier, and for each tier: base prices and minimum times the markup."""
 
-    minimum_micro: int
-    estimate_micro: int
-    maximum_micro: int
-    basis: str
-
-
-def make_tariff(pricing: Pricing, *, markup_multiplier: str, provider: str, upstream_model: str) -> Tariff:
-    """Work out what the customer pays: every base price, and the minimum, times the markup."""
-
-    def line(tier: Tier | None) -> TariffLine:
+    def tariff(tier: Tier | None) -> Tariff:
         base = pricing if tier is None else tier
         rate = Rate(
             mode=pricing.mode,
@@ -47,70 +36,59 @@ def make_tariff(pricing: Pricing, *, markup_multiplier: str, provider: str, upst
             output_price=_marked_up(base.output_price, markup_multiplier),
             minimum_micro=_minimum_micro(pricing.minimum, markup_multiplier),
         )
-        stands_on = {
-            "provider": provider,
-            "model": upstream_model,
+        origin = {
+            "provider": upstream.provider,
+            "model": upstream.model,
             "pricing": msgspec.to_builtins(msgspec.structs.replace(pricing, tiers=())),
             "tier": None if tier is None else msgspec.to_builtins(tier),
         }
-        return TariffLine(
-            when=() if tier is None else tuple(sorted(tier.when.items())),
+        return Tariff(
+            when={} if tier is None else tier.when,
             rate=rate,
-            provider_quote_hash=hashlib.sha256(canonical_json(stands_on)).hexdigest(),
+            provider_quote_hash=hashlib.sha256(canonical_json(origin)).hexdigest(),
         )
 
-    return Tariff(
-        base=line(None),
-        tiers=tuple(line(tier) for tier in pricing.tiers),
-        fields=tuple(sorted({name for tier in pricing.tiers for name in tier.when})),
-        base_otherwise=pricing.otherwise == "base",
-    )
+    return [tariff(None), *map(tariff, pricing.tiers)]
 
 
-def choose_line(tariff: Tariff, given: Mapping[str, object]) -> TariffLine | None:
-    """The price that holds for an input: the first tier that fits, or the base where no tier field is given.
+def choose_tariff(model: Model, given: Mapping[str, object]) -> Tariff | None:
+    """Return the price of an input: of the first tier that matches, or the base if no tier field is given.
 
-    None where the input has tier fields but no tier fits them: a price is never guessed. Only a catalog that says
-    so in as many words (``otherwise = "base"``) prices such an input at the base.
+    A price is never guessed: None if tier fields are given and no tier matches, unless the catalog says
+    ``otherwise = "base"``.
     """
-    if not tariff.fields:
-        return tariff.base
-    for tier in tariff.tiers:
-        if all(name in given and _same(given[name], value) for name, value in tier.when):
+    for tier in model.tiers:
+        if all(name in given and _same(given[name], value) for name, value in tier.when.items()):
             return tier
-    if tariff.base_otherwise or not any(name in given for name in tariff.fields):
-        return tariff.base
+    if model.pricing.otherwise == "base" or not any(name in given for name in model.tier_fields):
+        return model.base
     return None
 
 
 def price_micro(rate: Rate, units: Units) -> int:
-    """What ``units`` cost at ``rate``: at least its minimum, rounded up to a micro-credit. No units, no cost."""
+    """Return the price of ``units`` in micro-credits, rounded up, at least the minimum; no units cost 0."""
     metered_micro = _metered_micro(rate, units)
     return 0 if metered_micro is None else max(metered_micro, rate.minimum_micro)
 
 
-def price_measured(line: TariffLine, measured: Measured) -> Priced:
-    """Price an input's units and say in words how the estimate came about."""
-    smallest, estimated, largest = measured
-    rate = line.rate
+def basis_of(rate: Rate, units: Units) -> str:
+    """Describe how the price of ``units`` is computed, such as ``per_image: 3 x 0.012``."""
     if rate.mode == "per_token":
-        tokens_in, tokens_out = estimated.tokens_in, estimated.tokens_out
-        basis = f"per_token: {tokens_in} in x {rate.input_price} + {tokens_out} out x {rate.output_price}"
+        basis = (
+            f"per_token: {units.tokens_in} in x {rate.input_price} + {units.tokens_out} out x {rate.output_price}"
+        )
     else:
-        basis = f"{rate.mode}: {estimated.units} x {rate.unit_price}"
+        basis = f"{rate.mode}: {units.units} x {rate.unit_price}"
     if rate.unit_size != 1:
         basis += f" / {rate.unit_size}"
-    metered_micro = _metered_micro(rate, estimated)
-    estimate_micro = 0 if metered_micro is None else max(metered_micro, rate.minimum_micro)
+    metered_micro = _metered_micro(rate, units)
     if metered_micro is not None and metered_micro < rate.minimum_micro:
         basis += f", at least {format_amount(rate.minimum_micro)}"
-    if smallest is largest:
-        return Priced(estimate_micro, estimate_micro, estimate_micro, basis)
-    return Priced(price_micro(rate, smallest), estimate_micro, price_micro(rate, largest), basis)
+    return basis
 
 
 def charge_for(terms: Terms, units: Units) -> int:
-    """The charge, in micro-credits, for work done under ``terms``: by its rate, never above what was held."""
+    """Return the charge in micro-credits for ``units`` of work: at the terms' rate, never above the hold."""
     return min(price_micro(terms.rate, units), terms.hold_micro)
 
 
@@ -120,7 +98,7 @@ def _same(given: object, value: object) -> bool:
 
 
 def _metered_micro(rate: Rate, units: Units) -> int | None:
-    """The price before the minimum, rounded up; None for no work at all."""
+    """Return the price before the minimum, rounded up; None for no work at all."""
     if rate.mode == "per_token":
         tokens_in, tokens_out = max(units.tokens_in, 0), max(units.tokens_out, 0)
         if tokens_in == tokens_out == 0:
@@ -149,6 +127,6 @@ def _minimum_micro(minimum: str | None, markup_multiplier: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _ratio_micro(price: str, unit_size: int) -> tuple[int, int]:
-    """Micro-credits per measured unit, as numerator and denominator."""
+    """Return the micro-credits per measured unit as numerator and denominator."""
     above, below = Decimal(price).as_integer_ratio()
     return above * MICRO, below * unit_size

@@ -7,23 +7,10 @@ from typing import NamedTuple, cast
 
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.input_schema import VIOLATIONS_MAX, Violation
-from holdfast.ledger.catalog.pricing import choose_line, price_measured
-from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, seal_quote, unseal_quote
+from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
 from holdfast.ledger.refusals import Refusal
-
-__all__ = [
-    "PricedInput",
-    "SealedQuote",
-    "canonical_json",
-    "input_hash_of",
-    "model_not_found",
-    "quote_input",
-    "quote_matches",
-    "seal_quote",
-    "unseal_quote",
-]
 
 PARAM_CHARS_MAX = 120
 MESSAGE_CHARS_MAX = 1000
@@ -38,7 +25,7 @@ class PricedInput(NamedTuple):
     terms: Terms
 
 
-def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the interface's word
+def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the API's name
     """Price ``input`` for a model, without changing it.
 
     Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); 3. ``invalid_input`` (not an object,
@@ -62,40 +49,40 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
     violations = model.schema.violations(given)
     if violations:
         return _invalid(violations)
-    line = choose_line(model.tariff, given)
-    if line is None:
-        field = next(name for name in model.tariff.fields if name in given)
+    tariff = choose_tariff(model, given)
+    if tariff is None:
+        fields = model.tier_fields
         return Refusal(
             code="quote_unavailable",
-            message=f"The model '{model.id}' has no price for this {' and '.join(model.tariff.fields)}.",
-            param=f"input.{field}",
+            message=f"The model '{model.id}' has no price for this {' and '.join(fields)}.",
+            param=f"input.{next(name for name in fields if name in given)}",
             final=True,
         )
-    measured = model.meter.measure(given)
-    priced = price_measured(line, measured)
+    smallest, estimated, largest = measured = model.meter.measure(given)
+    minimum_micro, estimate_micro, maximum_micro = (price_micro(tariff.rate, units) for units in measured)
     input_json = canonical_json(given)
     terms = Terms(
         model=model.id,
         modality=model.modality,
         catalog_version=catalog.version,
         input_hash=input_hash_of(input_json),
-        rate=line.rate,
-        estimated=measured.estimated,
-        largest=measured.largest,
-        smallest=measured.smallest,
-        estimate_micro=priced.estimate_micro,
-        minimum_micro=priced.minimum_micro,
-        maximum_micro=priced.maximum_micro,
-        hold_micro=priced.estimate_micro if model.hold == "estimate" else priced.maximum_micro,
-        exact=priced.minimum_micro == priced.maximum_micro,
-        basis=priced.basis,
-        provider=model.provider,
-        upstream_model=model.upstream_model,
-        provider_quote_hash=line.provider_quote_hash,
+        rate=tariff.rate,
+        estimated=estimated,
+        largest=largest,
+        smallest=smallest,
+        estimate_micro=estimate_micro,
+        minimum_micro=minimum_micro,
+        maximum_micro=maximum_micro,
+        hold_micro=estimate_micro if model.hold == "estimate" else maximum_micro,
+        exact=minimum_micro == maximum_micro,
+        basis=basis_of(tariff.rate, estimated),
+        provider=model.upstream.provider,
+        upstream_model=model.upstream.model,
+        provider_quote_hash=tariff.provider_quote_hash,
         hosting=model.hosting,
         deadlines=model.deadlines,
-        tolerance_percent=model.tolerance_percent,
-        on_mismatch=model.on_mismatch,
+        tolerance_percent=model.charge.tolerance_percent,
+        on_mismatch=model.charge.on_mismatch,
     )
     return PricedInput(given, input_json, terms)
 

@@ -15,6 +15,7 @@ from datetime import datetime
 import msgspec
 
 from holdfast.ledger.catalog.terms import Terms
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 
 QUOTE_ID_CHARS_MAX = 8192
@@ -64,9 +65,8 @@ def unseal_quote(quote_id: str, key: bytes, now: datetime) -> SealedQuote | Refu
     if quote.quote_id != nonce:
         return _mismatch("The quote id was not issued by this service.")
     if now >= quote.expires_at:
-        return Refusal(
-            code="quote_expired", message="The quote has expired; request a new one.", param="quote_id", final=True
-        )
+        message = f"The quote expired at {format_time(quote.expires_at)}; request a new one."
+        return Refusal(code="quote_expired", message=message, param="quote_id", final=True)
     return quote
 
 
@@ -76,7 +76,7 @@ def quote_matches(sealed: SealedQuote, *, model: str, input_hash: str, account_i
     Refuses: ``quote_mismatch``.
     """
     if sealed.terms.model != model:
-        return _mismatch("The quote is for another model.")
+        return _mismatch(f"The quote is for the model '{sealed.terms.model}', not '{model}'.")
     if sealed.terms.input_hash != input_hash:
         return _mismatch("The quote is for another input.")
     if sealed.account_id is not None and sealed.account_id != account_id:

@@ -1,11 +1,11 @@
-"""Terms: the frozen price and conditions of one run, kept by a quote and by the task that runs on it.
+"""Terms: the fixed price and conditions of one run, stored with its quote and its task.
 
-Settling a task uses its own terms, never the catalog of the day, so a price change cannot reach a live task.
+A task is settled by its own terms, never by the current catalog, so a price change does not affect it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ PricingMode = Literal[
 
 
 class Hosting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a task's outputs are kept: ``rehost`` copies them, ``passthrough`` hands on the provider's URLs."""
+    """How a task's outputs are stored: ``rehost`` copies them, ``passthrough`` returns the provider's URLs."""
 
     mode: Literal["rehost", "passthrough"] = "rehost"
     retention_s: int = 7 * 24 * 3600
@@ -23,18 +23,21 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_types: tuple[str, ...] = ()
 
 
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long each part of a task's life may take.
+Seconds = Annotated[int, msgspec.Meta(ge=1, le=30 * 24 * 3600)]
 
-    ``silence_s`` is how long a running job may be silent before it is polled, and the pause between polls.
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long each phase of a task may take.
+
+    ``silence_s`` is how long a running job may send no update before it is polled, and the pause between polls.
     """
 
-    dispatch_s: int = 60
-    run_s: int = 900
-    silence_s: int = 30
-    hosting_s: int = 300
-    review_s: int = 24 * 3600
-    overall_s: int = 24 * 3600
+    dispatch_s: Seconds = 60
+    run_s: Seconds = 900
+    silence_s: Seconds = 30
+    hosting_s: Seconds = 300
+    review_s: Seconds = 24 * 3600
+    overall_s: Seconds = 24 * 3600
 
 
 OnMismatch = Literal["smaller", "review"]
@@ -65,14 +68,14 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a task needs to be held, run, hosted and settled, as fixed when it was quoted.
+    """Everything needed to hold, run, host and settle a task, fixed when it was quoted.
 
-    ``tolerance_percent`` is how far the provider's report of the work may be from what is measured; where it is
-    further off the smaller is charged and the difference told, or with ``on_mismatch`` ``review`` a person decides.
+    ``tolerance_percent`` is how far the provider's report of the work may differ from the measurement. Beyond it
+    the smaller is charged and the difference logged, or, if ``on_mismatch`` is ``review``, an operator decides.
 
-    ``estimate_micro`` is the expected charge, ``maximum_micro`` what the largest work would cost, ``hold_micro``
-    what is set aside and never exceeded; ``exact`` says that the work is known beforehand. ``input_hash`` binds the
-    terms to one normalised input.
+    ``estimate_micro`` is the expected charge, ``maximum_micro`` the price of the largest work, ``hold_micro`` the
+    hold, which a charge never exceeds; ``exact``: the work is known beforehand. ``input_hash`` binds the terms to
+    one normalised input.
     """
 
     model: str

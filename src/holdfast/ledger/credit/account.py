@@ -7,6 +7,7 @@ and cannot fail for a decided operation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast.ledger.credit.operations import (
@@ -21,33 +22,21 @@ from holdfast.ledger.credit.operations import (
     cash_account,
     chain_hash_of,
 )
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
+from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal
 
 
+@dataclass(slots=True, eq=False)
 class AccountState:
     """An account's totals and open holds at one version. Only :meth:`apply` changes it."""
 
-    __slots__ = ("account_id", "balance_micro", "chain_head", "held_micro", "holds", "number", "version")
-
-    def __init__(
-        self,
-        account_id: str,
-        *,
-        version: int = 0,
-        number: int = 0,
-        balance_micro: int = 0,
-        held_micro: int = 0,
-        holds: dict[str, int] | None = None,
-        chain_head: bytes = CHAIN_START,
-    ) -> None:
-        self.account_id = account_id
-        self.version = version
-        self.number = number
-        self.balance_micro = balance_micro
-        self.held_micro = held_micro
-        self.holds = {} if holds is None else holds
-        self.chain_head = chain_head
+    account_id: str
+    version: int = 0
+    number: int = 0
+    balance_micro: int = 0
+    held_micro: int = 0
+    holds: dict[str, int] = field(default_factory=dict)
+    chain_head: bytes = CHAIN_START
 
     @property
     def available_micro(self) -> int:
@@ -85,10 +74,13 @@ def decide_credit(
     Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would exceed the limit).
     """
     if amount_micro <= 0:
-        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+        return _not_above_zero(amount_micro)
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
+        amount, largest = format_amount(amount_micro), format_amount(AMOUNT_MICRO_MAX)
         return Refusal(
-            code="amount_too_large", message="The balance would exceed the largest one allowed.", param="amount"
+            code="amount_too_large",
+            message=f"The amount {amount} would raise the balance above the largest one allowed, {largest}.",
+            param="amount",
         )
     return _operation(
         state,
@@ -121,12 +113,15 @@ def decide_hold(
     """
     assert amount_micro >= 0
     if hold_id in state.holds:
-        return Refusal(code="hold_already_open", message="This hold is already open.")
+        return Refusal(code="hold_already_open", message=f"The hold '{hold_id}' is already open.")
     available_micro = state.available_micro
     if available_micro < amount_micro or available_micro < 0:
         return Refusal(
             code="insufficient_credit",
-            message="The account's available credit does not cover this hold.",
+            message=(
+                f"The hold of {format_amount(amount_micro)} exceeds the available credit of "
+                f"{format_amount(available_micro)}."
+            ),
             required_micro=amount_micro,
             available_micro=available_micro,
         )
@@ -162,9 +157,12 @@ def decide_capture(
     assert charge_micro >= 0
     held_micro = state.holds.get(hold_id)
     if held_micro is None:
-        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+        return _hold_not_open(hold_id)
     if charge_micro > held_micro:
-        return Refusal(code="capture_exceeds_hold", message="A charge never exceeds its hold.", final=True)
+        charge, held = format_amount(charge_micro), format_amount(held_micro)
+        return Refusal(
+            code="capture_exceeds_hold", message=f"The charge {charge} exceeds the hold of {held}.", final=True
+        )
     postings = [Posting(HELD, -held_micro), Posting(REVENUE, charge_micro)]
     if held_micro > charge_micro:
         postings.append(Posting(AVAILABLE, held_micro - charge_micro))
@@ -198,7 +196,7 @@ def decide_release(
     """
     held_micro = state.holds.get(hold_id)
     if held_micro is None:
-        return Refusal(code="hold_not_open", message="This hold is not open.", final=True)
+        return _hold_not_open(hold_id)
     return _operation(
         state,
         operation_id=operation_id,
@@ -229,7 +227,7 @@ def decide_reversal(
     Refuses: 1. ``invalid_amount`` (not above zero).
     """
     if amount_micro <= 0:
-        return Refusal(code="invalid_amount", message="The amount must be greater than zero.", param="amount")
+        return _not_above_zero(amount_micro)
     return _operation(
         state,
         operation_id=operation_id,
@@ -243,6 +241,15 @@ def decide_reversal(
         reason=reason,
         at=at,
     )
+
+
+def _not_above_zero(amount_micro: int) -> Refusal:
+    message = f"The amount {format_amount(amount_micro)} is not above zero."
+    return Refusal(code="invalid_amount", message=message, param="amount")
+
+
+def _hold_not_open(hold_id: str) -> Refusal:
+    return Refusal(code="hold_not_open", message=f"The hold '{hold_id}' is not open.", final=True)
 
 
 def _operation(

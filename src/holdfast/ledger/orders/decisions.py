@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.facts import OrderFacts, Resolution, with_fact
 from holdfast.ledger.orders.order import (
     BalanceReading,
@@ -27,7 +28,7 @@ from holdfast.ledger.orders.order import (
 from holdfast.ledger.orders.payment_facts import Attempt, BalanceTransaction, Paid, PaymentEvent
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
-from holdfast.ledger.orders.targets import outcome_of, provider_net_micro, received_micro
+from holdfast.ledger.orders.targets import provider_net_micro, received_micro
 from holdfast.ledger.orders.transitions import (
     CREDIT_REASON,
     NewOperationId,
@@ -38,11 +39,6 @@ from holdfast.ledger.orders.transitions import (
     unchanged,
 )
 from holdfast.ledger.refusals import Refusal
-
-__all__ = [
-    "OrderStep", "attach_intent", "create_order", "on_create_refused", "on_event", "on_expiry", "on_reconciled",
-    "on_sandbox_callback", "resolve_held",
-]  # fmt: skip
 
 SANDBOX_EVENT_TYPE = "sandbox_payment"
 
@@ -149,18 +145,22 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
     if values.provider_event_id not in (None, event_id):
         return Refusal(
             code="provider_event_mismatch",
-            message="The event id does not belong to this payment order.",
+            message=f"The event id '{str(values.provider_event_id)[:80]}' does not belong to this payment order.",
             param="provider_event_id",
         )
     if order.status == {"paid": "credited"}.get(values.status, values.status):
         return unchanged(order, "duplicate")
     if order.status == "expired" or (order.status == "pending" and now >= request.expires_at):
         return Refusal(
-            code="payment_order_expired", message="The payment order expired before it was paid.", final=True
+            code="payment_order_expired",
+            message=f"The payment order '{request.order_id}' expired before it was paid.",
+            final=True,
         )
     if order.status != "pending":
         return Refusal(
-            code="payment_order_not_payable", message=f"The payment order is already {order.status}.", final=True
+            code="payment_order_not_payable",
+            message=f"The payment order '{request.order_id}' is already {order.status}.",
+            final=True,
         )
     at = int(now.timestamp())
     fact: Paid | Attempt
@@ -266,7 +266,10 @@ def resolve_held(
     if known is not None and known.decision == decision and amount_micro in (None, known.amount_micro):
         return unchanged(order, "duplicate")
     if order.status != "held":
-        return Refusal(code="payment_order_not_payable", message="Only a held payment order can be resolved.")
+        return Refusal(
+            code="payment_order_not_payable",
+            message=f"The payment order '{order.order_id}' is {order.status}; only a held one can be resolved.",
+        )
     given = 0
     if decision == "credit":
         received = received_micro(order.request, order.state.facts)
@@ -274,7 +277,10 @@ def resolve_held(
         if not 0 < given <= order.request.amount_micro:
             return Refusal(
                 code="invalid_amount",
-                message="The credit must be above zero and at most the amount ordered.",
+                message=(
+                    f"The credit {format_amount(given)} is not above zero and at most the amount ordered, "
+                    f"{format_amount(order.request.amount_micro)}."
+                ),
                 param="amount",
             )
     resolution = Resolution(decision=decision, amount_micro=given)
@@ -299,7 +305,7 @@ def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:
     for event in snapshot.events:
         for fact in event.facts:
             seen = with_fact(seen, fact)
-    if outcome_of(order.request, order.state.facts).mismatch:
+    if order.statuses.risk_status == "mismatch":
         return "mismatch"
     if provider_net_micro(order.request, seen) != order.net_micro:
         return "mismatch"

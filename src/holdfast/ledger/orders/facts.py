@@ -250,7 +250,7 @@ def _link_charge(charges: dict[str, str], fact: Paid | RefundSeen | DisputeSeen)
 
 
 def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dict[str, str]:
-    """A charge reported without its intent stands for itself until an event names the intent."""
+    """A charge reported without its intent counts as its own payment until an event names the intent."""
     known = charges.get(charge_id)
     if known is not None and known != charge_id:
         return charges if payment_id == charge_id else _put(charges, charge_id, max(known, payment_id))

@@ -27,9 +27,6 @@ RiskStatus = Literal[
 ReconcileStatus = Literal["unreconciled", "pending", "reconciled", "mismatch", "error"]
 Source = Literal["api", "sandbox_callback", "provider_webhook", "reconcile", "expiry", "operator"]
 
-SCAN_STRATEGY = "order_retrieve"
-INTENT_OBJECT = "payment_intent"
-
 
 class FxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The exchange rate of an order: presented amount times ``rate`` is settled amount. Decimal strings.
@@ -206,52 +203,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((*facts.balance, *facts.charge_balances.values())))
 
 
-class AmountBreakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """What was ordered, the provider's fee, and what is left. Credits given are the gross amount."""
-
-    gross_micro: int
-    fee_micro: int
-    tax_micro: int
-    net_micro: int
-    currency: str
-
-
-class BalanceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A balance transaction, and the event under which it was read."""
-
-    transaction: BalanceTransaction
-    event_id: str
-    scanned_at: datetime
-
-
-class ReconcileCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an order has been reconciled with the provider."""
-
-    provider: str
-    brand_id: str
-    provider_account_id: str
-    provider_object_type: str | None
-    provider_object_id: str | None
-    event_id: str | None
-    event_type: str | None
-    synthetic_event_id: str | None
-    scan_strategy: str
-    reconciled_at: datetime | None
-
-
-def breakdown_of(order: Order) -> AmountBreakdown:
-    """Return the order's amounts; the fee is 0 until a balance transaction states it."""
-    request = order.request
-    fee_micro = 0
-    for transaction in order.state.facts.balance.values():
-        if transaction.reporting_category == "charge":
-            fee_micro += _presented(transaction, request.currency)
-    return AmountBreakdown(
-        gross_micro=request.amount_micro,
-        fee_micro=fee_micro,
-        tax_micro=0,
-        net_micro=request.amount_micro - fee_micro,
-        currency=request.currency,
+def fee_micro_of(order: Order) -> int:
+    """Return the provider's fee in the order's currency; 0 until a balance transaction states it."""
+    return sum(
+        _presented(transaction, order.request.currency)
+        for transaction in order.state.facts.balance.values()
+        if transaction.reporting_category == "charge"
     )
 
 
@@ -272,31 +229,11 @@ def fx_of(order: Order) -> FxSnapshot:
     return frozen
 
 
-def balance_refs_of(order: Order) -> tuple[BalanceRef, ...]:
+def balance_readings_of(order: Order) -> list[tuple[BalanceTransaction, BalanceReading]]:
     """Return the balance transactions that were read, in reading order."""
     known, readings = order.state.facts.balance, order.state.balance_readings
-    return tuple(
-        BalanceRef(transaction=known[each], event_id=reading.event_id, scanned_at=reading.scanned_at)
-        for each, reading in sorted(readings.items(), key=lambda item: (item[1].scanned_at, item[0]))
-    )
-
-
-def cursor_of(order: Order) -> ReconcileCursor:
-    """Return how far the order has been reconciled. A sandbox order has no provider object."""
-    request, state = order.request, order.state
-    is_card = request.provider == "cardprovider"
-    return ReconcileCursor(
-        provider=request.provider,
-        brand_id=request.brand_id,
-        provider_account_id=request.provider_account_id,
-        provider_object_type=INTENT_OBJECT if is_card else None,
-        provider_object_id=state.payment_id if is_card else None,
-        event_id=state.real_event_id,
-        event_type=state.real_event_type,
-        synthetic_event_id=state.synthetic_event_id,
-        scan_strategy=SCAN_STRATEGY,
-        reconciled_at=state.reconciled_at,
-    )
+    ordered = sorted(readings.items(), key=lambda item: (item[1].scanned_at, item[0]))
+    return [(known[each], reading) for each, reading in ordered]
 
 
 def _presented(transaction: BalanceTransaction, currency: str) -> int:

@@ -24,19 +24,13 @@ INQUIRY: frozenset[DisputeStatus] = frozenset({"warning_needs_response", "warnin
 FORMAL: frozenset[DisputeStatus] = OPEN_DISPUTE | {"lost", "won"}
 
 
-class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """The order's claim on the ledger. ``credit_micro`` is its worth when paid, ``net_micro`` what is left.
+class Assessment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the facts about an order imply: four statuses, what ever happened, and the order's share of the balance.
 
-    ``overpaid``: payments are worth more than was ordered, so an operator has to refund the excess.
+    ``credit_micro`` is the order's worth when paid, ``net_micro`` what is left of it. ``mismatch``: the payment
+    differs from the order, or more was paid than ordered, and no operator has decided. ``primary_payment`` is the
+    payment that represents the order: the earliest that matches it, or else the earliest of all.
     """
-
-    credit_micro: int
-    net_micro: int
-    overpaid: bool
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Four statuses derived from the facts, whether the payment differs from the order, and what ever happened."""
 
     status: OrderStatus
     processing_status: ProcessingStatus
@@ -46,6 +40,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     was_refunded: bool
     was_disputed: bool
     was_lost: bool
+    credit_micro: int
+    net_micro: int
+    primary_payment: str | None
 
 
 class _Payment:
@@ -72,20 +69,32 @@ class _Payment:
         return self.refunded_micro() + sum(map(taken_micro, self.disputes))
 
 
-def money_of(request: OrderRequest, facts: OrderFacts) -> Money:
-    """Return what the ledger should hold for the order."""
+def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
+    """Return what the facts imply for the order."""
     payments = _payments(facts)
+    matching = [payment for payment in payments if _matches(request, payment)]
     accepted = _accepted(request, facts, payments)
     worth = sum(_worth(payment, accepted.get(payment.key, 0), request.currency) for payment in payments)
-    matched = any(_matches(request, payment) for payment in payments)
-    if matched:
+    if matching:
         credit_micro = request.amount_micro
-    elif facts.resolution is not None and payments:
-        credit_micro = facts.resolution.amount_micro
     else:
-        credit_micro = 0
-    return Money(
-        credit_micro=credit_micro, net_micro=min(credit_micro, worth), overpaid=worth > credit_micro and matched
+        credit_micro = facts.resolution.amount_micro if facts.resolution is not None and payments else 0
+    overpaid = bool(matching) and worth > credit_micro
+    mismatch = (len(matching) < len(payments) and facts.resolution is None) or overpaid
+    attempted: ProcessingStatus = "pending" if facts.attempt is None else facts.attempt.status
+    disputes = tuple(facts.disputes.values())
+    return Assessment(
+        status=_status(facts, paid=bool(payments), credited=credit_micro > 0),
+        processing_status="succeeded" if payments else attempted,
+        reversal_status=_reversal(request, facts, payments),
+        risk_status="mismatch" if mismatch else _risk(facts),
+        mismatch=mismatch,
+        was_refunded=_refunded_micro(request, facts, payments, ever=True) > 0,
+        was_disputed=any(map(_was_formal, disputes)),
+        was_lost=any("lost" in d.seen for d in disputes),
+        credit_micro=credit_micro,
+        net_micro=min(credit_micro, worth),
+        primary_payment=min(((p.at, p.key) for p in matching or payments), default=(0, None))[1],
     )
 
 
@@ -101,28 +110,6 @@ def provider_net_micro(request: OrderRequest, facts: OrderFacts) -> int:
         received = _received(payment)
         total += _worth(payment, accepted.get(payment.key, received), request.currency)
     return total
-
-
-def outcome_of(request: OrderRequest, facts: OrderFacts) -> Outcome:
-    """Return the statuses that follow from the facts."""
-    payments = _payments(facts)
-    money = money_of(request, facts)
-    mismatched = [p for p in payments if not _matches(request, p)]
-    # Once an operator has decided about a mismatched payment, it is no longer a mismatch.
-    mismatch = bool(mismatched and facts.resolution is None) or money.overpaid
-    status = _status(facts, paid=bool(payments), credited=money.credit_micro > 0)
-    processing: ProcessingStatus = "pending" if facts.attempt is None else facts.attempt.status
-    disputes = tuple(facts.disputes.values())
-    return Outcome(
-        status=status,
-        processing_status="succeeded" if payments else processing,
-        reversal_status=_reversal(request, facts, payments),
-        risk_status="mismatch" if mismatch else _risk(facts),
-        mismatch=mismatch,
-        was_refunded=_refunded_micro(request, facts, payments, ever=True) > 0,
-        was_disputed=any(map(_was_formal, disputes)),
-        was_lost=any("lost" in d.seen for d in disputes),
-    )
 
 
 def reversal_refs_of(facts: OrderFacts) -> tuple[str, ...]:
@@ -153,13 +140,6 @@ def taken_micro(dispute: DisputeFacts) -> int:
     else:
         back = 0
     return gross - back
-
-
-def primary_payment(request: OrderRequest, facts: OrderFacts) -> str | None:
-    """Return the payment that represents the order: the earliest that matches it, or else the earliest of all."""
-    payments = _payments(facts)
-    fitting = [payment for payment in payments if _matches(request, payment)]
-    return min(((p.at, p.key) for p in fitting or payments), default=(0, None))[1]
 
 
 def received_micro(request: OrderRequest, facts: OrderFacts) -> int | None:

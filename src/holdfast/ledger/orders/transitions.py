@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -25,9 +25,9 @@ from holdfast.ledger.orders.order import (
     StateEntry,
     Statuses,
 )
-from holdfast.ledger.orders.targets import money_of, outcome_of, primary_payment, reversal_refs_of
+from holdfast.ledger.orders.targets import Assessment, assess, reversal_refs_of
+from holdfast.ledger.refusals import StepVerdict
 
-Verdict = Literal["applied", "duplicate", "stale", "ignored"]
 NewOperationId = Callable[[], str]
 
 CREDIT_REASON = "payment_succeeded"
@@ -52,12 +52,12 @@ class OrderStep:
     """
 
     order: Order
-    verdict: Verdict
+    verdict: StepVerdict
     postings: tuple[LedgerMove, ...] = ()
     entries: tuple[StateEntry, ...] = ()
 
 
-def unchanged(order: Order, verdict: Verdict) -> OrderStep:
+def unchanged(order: Order, verdict: StepVerdict) -> OrderStep:
     """Return a step that leaves the order as it is."""
     return OrderStep(order=order, verdict=verdict)
 
@@ -72,7 +72,7 @@ def moved(
     new_operation_id: NewOperationId,
     event_id: str | None = None,
     reconcile_status: ReconcileStatus | None = None,
-    verdict: Verdict = "applied",
+    verdict: StepVerdict = "applied",
     **state: Any,
 ) -> OrderStep:
     """Return the order with these facts: post the difference, derive the statuses, extend the history.
@@ -82,17 +82,17 @@ def moved(
     """
     before = order.state
     request = order.request
-    outcome = outcome_of(request, facts)
+    outcome = assess(request, facts)
     if source != "operator":
         reason = _reason_of_change(order, outcome.status, now) or reason
-    postings = _difference(order, facts, reason, new_operation_id)
+    postings = _difference(order, outcome, reason, new_operation_id)
     statuses = Statuses(
         status=outcome.status,
         processing_status=outcome.processing_status,
         reversal_status=outcome.reversal_status,
         risk_status=outcome.risk_status,
         reconcile_status=reconcile_status
-        or _reconcile_status(order, before.facts, mismatch=outcome.mismatch, posted=bool(postings)),
+        or _reconcile_status(order, mismatch=outcome.mismatch, posted=bool(postings)),
     )
     entries: tuple[StateEntry, ...] = ()
     if postings or statuses != before.statuses:
@@ -120,7 +120,7 @@ def moved(
         refunded_at=_first(before.refunded_at, outcome.was_refunded, now),
         disputed_at=_first(before.disputed_at, outcome.was_disputed, now),
         chargeback_at=_first(before.chargeback_at, outcome.was_lost, now),
-        **_provider_ids(order, facts, state.get("intent_id", before.intent_id)),
+        **_provider_ids(order, facts, outcome.primary_payment, state.get("intent_id", before.intent_id)),
     )
     after = msgspec.structs.replace(after, **state)
     if after == before:
@@ -177,9 +177,9 @@ def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str |
 
 
 def _difference(
-    order: Order, facts: OrderFacts, reason: str, new_operation_id: NewOperationId
+    order: Order, money: Assessment, reason: str, new_operation_id: NewOperationId
 ) -> tuple[LedgerMove, ...]:
-    money = money_of(order.request, facts)
+    """Return the moves from what the ledger holds for the order to what it should hold."""
     assert 0 <= money.net_micro <= money.credit_micro <= order.request.amount_micro
     posted = order.net_micro
     moves: list[LedgerMove] = []
@@ -206,20 +206,21 @@ def _difference(
     return tuple(moves)
 
 
-def _reconcile_status(order: Order, before: OrderFacts, *, mismatch: bool, posted: bool) -> ReconcileStatus:
+def _reconcile_status(order: Order, *, mismatch: bool, posted: bool) -> ReconcileStatus:
     """Events that move money require a new reconcile; a payment that does not match the order is a mismatch."""
     if mismatch:
         return "mismatch"
-    if posted or outcome_of(order.request, before).mismatch:
+    if posted or order.statuses.risk_status == "mismatch":
         return "unreconciled"
     return order.state.statuses.reconcile_status
 
 
-def _provider_ids(order: Order, facts: OrderFacts, intent_id: str | None) -> dict[str, str | None]:
+def _provider_ids(
+    order: Order, facts: OrderFacts, payment_id: str | None, intent_id: str | None
+) -> dict[str, str | None]:
     """Return the ids of the order's payment and of the charge that paid it. A sandbox order has neither."""
     if order.request.provider == "sandbox":
         return {}
-    payment_id = primary_payment(order.request, facts)
     if payment_id is None:
         seen = sorted(set(facts.charges.values()))
         payment_id = intent_id or next(iter(seen), None)

@@ -1,9 +1,8 @@
-"""What a finished task costs: the work actually done, at the task's own terms, never above its hold.
+"""The charge for a finished task: the work done, at the task's own terms, never above its hold.
 
-Two things tell the work: the measure of what was stored, and what the provider reports. Where both do, the smaller
-is charged, and a difference beyond the terms' tolerance is told. A report alone is believed up to what could be
-ordered; a report of nothing for a result, or of more than that, says nothing, and the estimate stands. Pictures are
-counted on the outputs themselves, what a whole request asks for on the request.
+The work is measured on the stored outputs, or on the request where the price is for a request, and the provider may
+report it. If there are both, the smaller is charged, and a difference beyond the terms' tolerance is a mismatch. A
+report alone counts up to the most that could be ordered; above that, or if it is zero, the estimate is charged.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from holdfast.ledger.tasks.provider_update import ReportedUsage
 from holdfast.ledger.tasks.task import OutputItem
 
 UNITS_MAX = 10**15
-"""A provider's number above this is taken as this; it stays inside a BIGINT."""
+"""A higher number from a provider counts as this; it fits a BIGINT."""
 
 TOLERANCE_UNITS = 1
-"""What a report and a measure may differ by in any case: the two round differently."""
+"""The difference between report and measurement that is always tolerated, since the two round differently."""
 
 _BY_OUTPUT = frozenset({"per_image", "per_megapixel", "per_second"})
 _BY_REQUEST = frozenset({"per_request", "per_character"})
 
 
 class Charge(NamedTuple):
-    """The billable units and their price; ``mismatch`` says how the provider's report differs, if widely."""
+    """The billable units and their price; ``mismatch`` describes a difference beyond the tolerance."""
 
     units: Units
     amount_micro: int
@@ -38,15 +37,15 @@ class Charge(NamedTuple):
 def charge_of(
     terms: Terms, hold_micro: int, usage: ReportedUsage | None, stored: Sequence[OutputItem], lost: int
 ) -> Charge:
-    """The charge for ``stored`` outputs, when ``lost`` more could not be kept.
+    """Return the charge for ``stored`` outputs if ``lost`` more could not be stored.
 
     Where the units do not count outputs (a request, tokens), lost outputs reduce the charge in proportion.
     """
     by_output = terms.rate.mode in _BY_OUTPUT
-    kept, made = (len(stored), len(stored) + lost) if by_output else (1, 1)
+    count, total = (len(stored), len(stored) + lost) if by_output else (1, 1)
     measured = terms.estimated if terms.rate.mode in _BY_REQUEST else measured_units(terms, stored)
-    reported = _reported(terms, usage, kept, made) or claimed_units(terms, stored)
-    units, mismatch = _decided(terms, measured, reported, _part(terms.estimated, kept, made))
+    reported = _reported(terms, usage, count, total) or (_sum_of(terms, stored) if stored else None)
+    units, mismatch = _charged_units(terms, measured, reported, _share(terms.estimated, count, total))
     amount_micro = charge_for(terms, units)
     if not by_output:
         amount_micro = amount_micro * len(stored) // (len(stored) + lost)
@@ -54,7 +53,7 @@ def charge_of(
 
 
 def measured_units(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
-    """The units that were read off the stored outputs, or None where the mode or the outputs do not tell."""
+    """Return the units measured on the stored outputs; None if the mode or the outputs do not allow it."""
     if not stored or terms.rate.mode not in _BY_OUTPUT:
         return None
     if terms.rate.mode == "per_image":
@@ -63,11 +62,6 @@ def measured_units(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
         item.size_claimed if terms.rate.mode == "per_megapixel" else item.duration_claimed for item in stored
     ]
     return None if any(claimed) else _sum_of(terms, stored)
-
-
-def claimed_units(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
-    """The units by what the provider says of its outputs: a report, not a measure."""
-    return _sum_of(terms, stored) if stored else None
 
 
 def _sum_of(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
@@ -82,8 +76,8 @@ def _sum_of(terms: Terms, stored: Sequence[OutputItem]) -> Units | None:
     return None
 
 
-def _reported(terms: Terms, usage: ReportedUsage | None, kept: int, made: int) -> Units | None:
-    """The provider's own measure, where it speaks of the unit that is sold; of ``kept`` outputs of ``made``."""
+def _reported(terms: Terms, usage: ReportedUsage | None, count: int, total: int) -> Units | None:
+    """Return the reported units if they are in the unit that is sold, for ``count`` of ``total`` outputs."""
     if usage is None:
         return None
     if terms.rate.mode == "per_token":
@@ -92,44 +86,45 @@ def _reported(terms: Terms, usage: ReportedUsage | None, kept: int, made: int) -
         return Units(tokens_in=_within(usage.tokens_in or 0), tokens_out=_within(usage.tokens_out or 0))
     if usage.units is None or usage.units < 0 or usage.unit not in {None, terms.rate.unit}:
         return None
-    return _part(Units(units=_within(usage.units)), kept, made)
+    return _share(Units(units=_within(usage.units)), count, total)
 
 
-def _decided(
+def _charged_units(
     terms: Terms, measured: Units | None, reported: Units | None, estimated: Units
 ) -> tuple[Units, str | None]:
-    """The units that count, and the difference that is told."""
+    """Return the units to charge, and the description of a mismatch."""
     if reported is None:
         return measured or estimated, None
     if measured is None:
-        if _could_be(terms, reported):
+        if _is_plausible(terms, reported):
             return reported, None
-        return estimated, f"the provider reported {_said(terms, reported)}; {_said(terms, estimated)} expected"
+        return estimated, f"the provider reported {_format(terms, reported)}; {_format(terms, estimated)} expected"
     differ = abs(reported.units - measured.units) * 100
     allowed = TOLERANCE_UNITS * 100 + measured.units * terms.tolerance_percent
-    told = f"the provider reported {_said(terms, reported)}; {_said(terms, measured)} measured"
     is_less = 0 < reported.units < measured.units
-    mismatch = told if differ > allowed or (measured.units and not reported.units) else None
+    mismatch = None
+    if differ > allowed or (measured.units and not reported.units):
+        mismatch = f"the provider reported {_format(terms, reported)}; {_format(terms, measured)} measured"
     return reported if is_less else measured, mismatch
 
 
-def _could_be(terms: Terms, reported: Units) -> bool:
-    """Whether the work was something, and not more than could be ordered."""
+def _is_plausible(terms: Terms, reported: Units) -> bool:
+    """Whether the report is above zero and at most what could be ordered."""
     pairs = [(getattr(reported, name), getattr(terms.largest, name)) for name in Units.__struct_fields__]
-    return any(told for told, _ in pairs) and all(
-        told * 100 <= most * (100 + terms.tolerance_percent) + TOLERANCE_UNITS * 100 for told, most in pairs
+    return any(units for units, _ in pairs) and all(
+        units * 100 <= most * (100 + terms.tolerance_percent) + TOLERANCE_UNITS * 100 for units, most in pairs
     )
 
 
-def _said(terms: Terms, units: Units) -> str:
+def _format(terms: Terms, units: Units) -> str:
     if terms.rate.mode == "per_token":
         return f"{units.tokens_in} tokens in and {units.tokens_out} out"
     return f"{units.units} ({terms.rate.unit})"
 
 
-def _part(units: Units, kept: int, made: int) -> Units:
-    """The units of some outputs where all are alike; a started unit counts."""
-    return units if kept == made else Units(units=-(-units.units * kept // made))
+def _share(units: Units, count: int, total: int) -> Units:
+    """Return the share of ``count`` of ``total`` equal outputs, rounded up to whole units."""
+    return units if count == total else Units(units=-(-units.units * count // total))
 
 
 def _within(number: int) -> int:

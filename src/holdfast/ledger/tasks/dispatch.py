@@ -1,18 +1,28 @@
-"""Handing a job to its provider without ever starting it twice.
+"""Submit a job to its provider without ever starting it twice.
 
-The intent to submit is committed before the call goes out, so after a crash it is known that a call may have
-happened. Where the provider takes the same attempt twice without harm, it is handed in again; elsewhere an
-unanswered submit is left alone until the provider speaks of the job or the dispatch deadline passes.
+The intent to submit is committed before the call is made, so after a crash it is known that a call may have
+happened. If submits are idempotent at the provider, the attempt is submitted again; otherwise an unanswered submit
+is left alone until an update about the job arrives or the dispatch deadline passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from holdfast.ledger.tasks.progress import clean_word, error_text, system_note
 from holdfast.ledger.tasks.task import ErrorCode, Task
-from holdfast.ledger.tasks.transitions import CancelJob, Step, SubmitJob, after, changed, transition, unchanged
+from holdfast.ledger.tasks.transitions import (
+    CancelJob,
+    Effect,
+    Step,
+    SubmitJob,
+    after,
+    changed,
+    transition,
+    unchanged,
+)
 
 SUBMIT_LEASE_S = 15
 """How long a submit may stay unanswered before it counts as lost."""
@@ -20,14 +30,14 @@ SUBMIT_BACKOFF_S = 1
 SUBMIT_BACKOFF_MAX_S = 15
 PROVIDER_REF_MAX_CHARS = 255
 ATTEMPTS_MAX_COUNT = 3
-"""How many jobs one task may be given in all, where a provider keeps losing them."""
+"""The most jobs that are submitted for one task if the provider loses them."""
 
 SubmitOutcome = Literal["not_sent", "rejected", "ambiguous", "busy"]
 RejectionCode = Literal["provider_error", "invalid_upstream_input", "content_policy"]
 
 
 def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> Step:
-    """Write down the intent to submit, as a new attempt or as the same one again."""
+    """Record the intent to submit, as a new attempt or as the same one again."""
     state = task.state
     changes: dict[str, Any] = {
         "dispatch": "intent",
@@ -48,19 +58,19 @@ def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> St
             "last_sequence": None,
         }
     elif state.dispatch == "intent":
-        # Nobody answered for the earlier intent: its call may have gone out.
+        # The earlier intent was never answered: its call may have been made.
         changes["maybe_sent"] = True
     return changed(task, now, SubmitJob(task.request_id, attempt), **changes)
 
 
 def leave_unresolved(task: Task, now: datetime) -> Step:
-    """Stop submitting an attempt that may have been sent; only news or the deadline decide now."""
+    """Stop submitting an attempt that may have been sent; an update or the deadline decides."""
     note = system_note("queued", "submit", now, stage="dispatch", message="the provider has not answered")
     return changed(task, now, note=note, dispatch="ambiguous", maybe_sent=True, due_at=None)
 
 
 def acknowledged(task: Task, provider_ref: str | None, now: datetime) -> dict[str, Any]:
-    """The state changes by which an attempt is known to have arrived; none where that was known."""
+    """Return the state changes that record that the provider has the attempt; none if that was known."""
     state = task.state
     changes: dict[str, Any] = {}
     if state.provider_ref is None and provider_ref is not None:
@@ -76,10 +86,10 @@ def acknowledged(task: Task, provider_ref: str | None, now: datetime) -> dict[st
 
 
 def on_submitted(task: Task, attempt: int, provider_ref: str | None, now: datetime) -> Step:
-    """Hear that the provider has taken a job.
+    """Record that the provider accepted a job.
 
-    A job nobody waits for any more is canceled: ``stale`` belongs to an earlier attempt, ``late`` to a task that
-    has ended. ``duplicate``: it was known.
+    The job is canceled if it is not needed: ``stale`` belongs to an earlier attempt, ``late`` to a task that has
+    ended. ``duplicate``: it was known.
     """
     state = task.state
     ref = clean_word(provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
@@ -90,7 +100,7 @@ def on_submitted(task: Task, attempt: int, provider_ref: str | None, now: dateti
         if ref is None or state.provider_ref is not None:
             return unchanged("late")
         late = system_note(
-            "late", "submit", now, stage="dispatch", message="the job was taken after the task had ended"
+            "late", "submit", now, stage="dispatch", message="the job was accepted after the task had ended"
         )
         return changed(
             task, now, CancelJob(task.request_id, attempt, ref), verdict="late", note=late, provider_ref=ref
@@ -113,10 +123,10 @@ def on_submit_failed(
     error_code: RejectionCode = "provider_error",
     jitter: float = 0.0,
 ) -> Step:
-    """Hear that a submit did not work out.
+    """Record that a submit failed.
 
-    ``not_sent`` and ``busy`` are tried again until the dispatch deadline; ``ambiguous`` may have arrived;
-    ``rejected`` is the provider's no and ends the task with ``error_code``.
+    ``not_sent`` and ``busy`` are retried until the dispatch deadline; ``ambiguous`` may have arrived; ``rejected``
+    was refused by the provider and fails the task with ``error_code``.
     """
     state = task.state
     if task.is_terminal:
@@ -126,17 +136,8 @@ def on_submit_failed(
     if state.dispatch not in {"intent", "ambiguous"}:
         return unchanged("ignored")
     if outcome == "rejected":
-        return fail(
-            task,
-            "submit_rejected",
-            error_code,
-            message,
-            now,
-            operation_id=operation_id,
-            what="submit",
-            cancel=False,
-        )
-    # An attempt that may once have arrived stays in doubt, whatever later tries of it came to.
+        return fail(task, "submit_rejected", message, now, operation_id=operation_id, code=error_code)
+    # An attempt that may have arrived once stays in doubt, whatever the results of later tries.
     in_doubt = outcome == "ambiguous" or state.maybe_sent
     pause_s = min(SUBMIT_BACKOFF_MAX_S, SUBMIT_BACKOFF_S * 2 ** max(0, min(10, state.submit_tries - 1)))
     return changed(
@@ -149,34 +150,42 @@ def on_submit_failed(
     )
 
 
+class Failure(NamedTuple):
+    """How a cause fails a task: the error code, the ``source_ref`` of its entry, whether the job is canceled."""
+
+    code: ErrorCode
+    what: str
+    cancel: bool
+
+
+FailureCause = Literal[
+    "submit_rejected", "deadline_passed", "never_sent", "submit_unresolved", "job_lost", "provider_removed"
+]
+_FAILURES: Mapping[FailureCause, Failure] = {
+    "submit_rejected": Failure("provider_error", "submit", cancel=False),
+    "deadline_passed": Failure("provider_timeout", "deadline", cancel=True),
+    "never_sent": Failure("provider_unavailable", "deadline", cancel=False),
+    "submit_unresolved": Failure("submit_ambiguous", "deadline", cancel=True),
+    "job_lost": Failure("provider_error", "poll", cancel=False),
+    "provider_removed": Failure("provider_removed", "catalog", cancel=True),
+}
+
+
 def fail(
     task: Task,
-    cause: Literal[
-        "submit_rejected",
-        "deadline_passed",
-        "never_sent",
-        "submit_unresolved",
-        "job_lost",
-        "provider_failed",
-        "provider_canceled",
-        "provider_removed",
-    ],
-    code: ErrorCode,
-    text: str | None,
+    cause: FailureCause,
+    text: str,
     now: datetime,
     *,
     operation_id: str,
-    what: str,
-    cancel: bool,
+    code: ErrorCode | None = None,
+    what: str | None = None,
 ) -> Step:
-    """End the task as failed and give its hold back; ``cancel`` also stops the provider's job where it is known."""
-    state = task.state
-    effects = (
-        (CancelJob(task.request_id, state.attempt, state.provider_ref),)
-        if cancel and state.provider_ref is not None
-        else ()
-    )
-    note = system_note("failed", what, now, message=text)
-    return transition(
-        task, cause, now, *effects, operation_id=operation_id, error=error_text(code, text), note=note
-    )
+    """Fail the task, release its hold, and cancel the provider's job where the cause requires it."""
+    state, failure = task.state, _FAILURES[cause]
+    effects: tuple[Effect, ...] = ()
+    if failure.cancel and state.provider_ref is not None:
+        effects = (CancelJob(task.request_id, state.attempt, state.provider_ref),)
+    note = system_note("failed", what or failure.what, now, message=text)
+    error = error_text(code or failure.code, text)
+    return transition(task, cause, now, *effects, operation_id=operation_id, error=error, note=note)

@@ -1,7 +1,6 @@
-"""Events: what a customer's own server is told of a task, and which steps announce what.
+"""Events: what is sent to the ``webhook_url`` of a task, and which changes of the task cause which event.
 
-Only tasks with a ``webhook_url`` announce anything, and of that only the kinds their owner chose. An event shows
-the task as it stood when it happened; :func:`public_snapshot` is what is kept for that.
+An event shows the task as it was when it happened; :func:`public_snapshot` is what is stored for that.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import msgspec
 from holdfast.ledger.tasks.task import EventKind, Task, TaskRequest
 
 EVENT_KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
-"""All kinds, in the order a task may come by them."""
+"""All kinds, in the order in which they can happen to a task."""
 
 CHOSEN_BY_DEFAULT: Final[tuple[EventKind, ...]] = tuple(kind for kind in EVENT_KINDS if kind != "task.processing")
-"""What is told unless somebody chooses: that work has begun is rarely news."""
+"""The kinds that are sent unless the request names others."""
 
 ASSETS_READY: Final[EventKind] = "task.assets_ready"
 
@@ -27,14 +26,14 @@ _BY_STATUS: Final[dict[str, EventKind]] = {
 
 
 def chosen_kinds(wanted: Sequence[str]) -> tuple[EventKind, ...] | None:
-    """The kinds that ``wanted`` names, each once and in our order; None where it names none or an unknown one."""
+    """Return the kinds named in ``wanted``, each once and in order; None if one is unknown or none is named."""
     if not wanted or not set(wanted) <= set(EVENT_KINDS):
         return None
     return tuple(kind for kind in EVENT_KINDS if kind in wanted)
 
 
-def listens_to(request: TaskRequest, kind: EventKind) -> bool:
-    """Whether the task's owner wants to be told of this kind."""
+def is_subscribed(request: TaskRequest, kind: EventKind) -> bool:
+    """Whether events of this kind are sent for the task."""
     if request.webhook_url is None:
         return False
     chosen = CHOSEN_BY_DEFAULT if request.webhook_events is None else request.webhook_events
@@ -42,17 +41,17 @@ def listens_to(request: TaskRequest, kind: EventKind) -> bool:
 
 
 def events_of(before: Task, after: Task) -> tuple[EventKind, ...]:
-    """What the step from ``before`` to ``after`` announces to the task's owner."""
+    """Return the events caused by the change from ``before`` to ``after``."""
     if after.status == before.status:
         return ()
     kinds = [_BY_STATUS[after.status]]
     if after.status == "succeeded" and after.state.hosting.assets_ready_event == "pending":
         kinds.append(ASSETS_READY)
-    return tuple(kind for kind in kinds if listens_to(after.request, kind))
+    return tuple(kind for kind in kinds if is_subscribed(after.request, kind))
 
 
 def public_snapshot(task: Task) -> Task:
-    """The task with what its public picture shows, and without what may be large: input, progress, raw outputs."""
+    """Return the task without what its public form does not show: input, progress and provider outputs."""
     hosting = msgspec.structs.replace(task.state.hosting, wanted=(), lost=())
     return msgspec.structs.replace(
         task,

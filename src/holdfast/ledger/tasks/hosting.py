@@ -1,9 +1,9 @@
-"""Keeping the outputs: from the provider's success to stored assets and the capture that stands on them.
+"""Hosting: from the provider's success to stored outputs and the capture of their charge.
 
-A round of hosting asks for every output still wanted. What is stored stays stored; what failed is asked for
-again, a few rounds long. Then what is there decides: all of it is charged, a part of it in part, nothing of it
-goes to review. A round nobody answers (a crash) is repeated, and bounded by a deadline of its own. Rounds are
-numbered: the late end of one says nothing about the next.
+A round of hosting stores every output that is still wanted; what failed is retried in a few more rounds. Then
+stored outputs are charged, in part if some are lost, and a task without any goes to review. A round that is never
+answered (after a crash) is repeated until its own deadline. Rounds are numbered, so that a late result of one is
+not taken for the next.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.ledger.tasks.charge import UNITS_MAX, charge_of
-from holdfast.ledger.tasks.events import ASSETS_READY, listens_to
+from holdfast.ledger.tasks.events import ASSETS_READY, is_subscribed
 from holdfast.ledger.tasks.progress import clean_message, clean_word, error_text, system_note
 from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
 from holdfast.ledger.tasks.transitions import (
-    HostedOutput,
     HostingFailure,
     HostOutputs,
     Step,
@@ -36,23 +35,23 @@ from holdfast.ledger.tasks.transitions import (
 OUTPUTS_MAX_COUNT = 64
 HOSTING_TRIES_MAX_COUNT = 5
 HOSTING_LEASE_S = 60
-"""How long a round may stay unanswered before it is asked for again."""
+"""How long a round may stay unanswered before it is repeated."""
 HOSTING_BACKOFF_S = 2
 HOSTING_BACKOFF_MAX_S = 60
 URL_MAX_CHARS = 4096
 
 
 def numbered(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """A provider's outputs in its order, ``index`` made the position, without what cannot be stored in JSON."""
+    """Return a provider's outputs in order, ``index`` set to the position, without values JSON cannot store."""
     ordered = sorted(outputs, key=lambda output: output.index)[:OUTPUTS_MAX_COUNT]
     return tuple(
         msgspec.structs.replace(
             output,
             index=position,
-            bytes=_sane(output.bytes),
-            width=_sane(output.width),
-            height=_sane(output.height),
-            duration_s=sane_length(output.duration_s),
+            bytes=_valid_count(output.bytes),
+            width=_valid_count(output.width),
+            height=_valid_count(output.height),
+            duration_s=finite_length(output.duration_s),
             url=clean_word(output.url, chars_max=URL_MAX_CHARS),
             data=None if output.data is None else output.data.replace("\x00", ""),
             content_type=clean_word(output.content_type),
@@ -63,28 +62,28 @@ def numbered(outputs: Sequence[Output]) -> tuple[Output, ...]:
 
 
 def expected_count(task: Task, outputs: Sequence[Output]) -> int:
-    """How many outputs the customer may expect: what the provider made, or more where more were ordered."""
+    """Return how many outputs the customer may expect: those reported, or more if more were ordered."""
     terms = task.request.terms
     ordered = terms.smallest.units if terms.rate.mode == "per_image" else 0
     return max(len(outputs), ordered)
 
 
 def hosting_of(task: Task, outputs: tuple[Output, ...], all_outputs: Sequence[Output]) -> HostingState:
-    """The hosting of freshly reported outputs, not begun yet."""
+    """Return the hosting state of newly reported outputs, before the first round."""
     return msgspec.structs.replace(
         task.state.hosting, mode="rehost", wanted=outputs, expected=expected_count(task, all_outputs)
     )
 
 
 def can_pass_through(task: Task, outputs: Sequence[Output]) -> bool:
-    """The terms hand on the provider's URLs and every output has one a browser may open."""
+    """Whether the terms pass the provider's URLs through and every output has an http or https URL."""
     return task.request.terms.hosting.mode == "passthrough" and all(
         output.url is not None and output.url.startswith(("https://", "http://")) for output in outputs
     )
 
 
 def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[str, Any], HostOutputs]:
-    """The state changes and the effect of a new round for everything wanted."""
+    """Return the state changes and the effect of a new round for all wanted outputs."""
     limit_s = task.request.terms.deadlines.hosting_s * max(1, len(hosting.wanted))
     state: dict[str, Any] = {
         "due_at": after(now, HOSTING_LEASE_S),
@@ -96,7 +95,7 @@ def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[
 
 
 def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False) -> Step:
-    """What is due while outputs are being stored: the end of a round, the next round, or the same one again."""
+    """Do what is due while outputs are being stored: end a round, begin the next, or repeat the same."""
     state, hosting = task.state, task.state.hosting
     assert hosting.status == "transferring"
     if task.status == "processing" and now >= state.overall_deadline_at:
@@ -127,16 +126,16 @@ def on_hosted(
     task: Task,
     attempt: int,
     round_number: int,
-    results: tuple[HostedOutput | HostingFailure, ...],
+    results: tuple[OutputItem | HostingFailure, ...],
     now: datetime,
     *,
     operation_id: str,
     jitter: float = 0.0,
 ) -> Step:
-    """Hear how a round of hosting went. No results at all count as a round that failed.
+    """Record the results of a round of hosting. A round without results has failed.
 
-    ``late``: the task has ended. ``stale``: this round is not the newest one, or none of this attempt is under way.
-    ``duplicate``: nothing in it was still wanted.
+    ``late``: the task has ended. ``stale``: this is not the newest round, or no round of this attempt is in
+    progress. ``duplicate``: no output in it was still wanted.
     """
     if task.is_terminal:
         return unchanged("late")
@@ -150,9 +149,9 @@ def on_hosted(
     for result in results:
         if result.position not in wanted:
             continue
-        if isinstance(result, HostedOutput):
+        if isinstance(result, OutputItem):
             del wanted[result.position]
-            items.append(_item(result))
+            items.append(msgspec.structs.replace(result, duration_s=finite_length(result.duration_s)))
         else:
             trouble = result.message
             if result.final:
@@ -165,7 +164,7 @@ def on_hosted(
         error=error_text("hosting_failed", trouble) if len(lost) > len(hosting.lost) else hosting.error,
     )
     if left.wanted and hosting.deadline_at is None:
-        # The round was given up for its time, and has counted as a try; what it brought after all is kept.
+        # The round has timed out and was counted as a try; what it has stored is used all the same.
         return changed(task, now, output=stored, hosting=left)
     if left.wanted:
         return _round_failed(task, left, stored, now, operation_id=operation_id, jitter=jitter, trouble=trouble)
@@ -184,18 +183,16 @@ def deliver(
     usage: ReportedUsage | None,
     note: Progress | None = None,
 ) -> Step:
-    """End the task as succeeded with ``stored``, and capture what they cost.
+    """Succeed with the ``stored`` outputs and capture their charge.
 
-    Where the provider's report differs widely from what was measured, and the terms want a person to look at it,
-    the task is frozen for review instead.
-
-    The time that stored results are kept begins here: what was stored long ago, before a review or by an early
-    round, is paid for now and can be fetched as long as the rest.
+    If the provider's report differs from the measurement beyond the tolerance, and the terms require a review, the
+    task is frozen for review instead. The retention of all stored outputs begins here, also of those that were
+    stored before a review or by an early round.
     """
     assert stored
-    kept_until = now + timedelta(seconds=task.request.terms.hosting.retention_s)
+    expires_at = now + timedelta(seconds=task.request.terms.hosting.retention_s)
     stored = tuple(
-        item if item.asset_id is None else msgspec.structs.replace(item, expires_at=kept_until) for item in stored
+        item if item.asset_id is None else msgspec.structs.replace(item, expires_at=expires_at) for item in stored
     )
     total = max(hosting.expected, len(stored))
     lost_count = total - len(stored)
@@ -204,12 +201,12 @@ def deliver(
     )
     note = note or system_note("succeeded", "hosting", now, stage="hosting")
     if mismatch is not None:
-        said = mismatch if note.message is None else f"{note.message}; {mismatch}"
-        note = msgspec.structs.replace(note, message=clean_message(said))
+        text = mismatch if note.message is None else f"{note.message}; {mismatch}"
+        note = msgspec.structs.replace(note, message=clean_message(text))
     if mismatch is not None and task.request.terms.on_mismatch == "review" and task.status != "review":
-        return _disputed(task, hosting, stored, now, usage=usage, note=note, mismatch=mismatch)
+        return _freeze_mismatch(task, hosting, stored, now, usage=usage, note=note, mismatch=mismatch)
     passthrough = hosting.mode == "passthrough"
-    announced = not passthrough and listens_to(task.request, ASSETS_READY)
+    announced = not passthrough and is_subscribed(task.request, ASSETS_READY)
     cause: Literal["passed_through", "review_approved", "outputs_partly_stored", "outputs_stored"]
     if task.status == "review":
         cause = "review_approved"
@@ -244,7 +241,7 @@ def deliver(
     return replace(step, mismatch=mismatch)
 
 
-def _disputed(
+def _freeze_mismatch(
     task: Task,
     hosting: HostingState,
     stored: tuple[OutputItem, ...],
@@ -254,7 +251,7 @@ def _disputed(
     note: Progress,
     mismatch: str,
 ) -> Step:
-    """Everything is there, but report and measure are far apart: a person looks before anything is charged."""
+    """Freeze a delivered task for review because report and measurement differ beyond the tolerance."""
     step = freeze_for_review(
         task,
         "usage_mismatch",
@@ -262,7 +259,7 @@ def _disputed(
         now,
         error=error_text("usage_mismatch", mismatch),
         note=note,
-        # What is handed on is handed on again when it is approved.
+        # Outputs passed through are passed through again by an approval.
         output=() if hosting.mode == "passthrough" else stored,
         hosting=msgspec.structs.replace(hosting, status="pending", deadline_at=None),
         usage=usage,
@@ -280,7 +277,7 @@ def _round_failed(
     jitter: float,
     trouble: str,
 ) -> Step:
-    """Another round after a pause, or the end of trying."""
+    """Begin another round after a pause, or give up after the last."""
     tries = hosting.tries + 1
     hosting = msgspec.structs.replace(hosting, tries=tries)
     if tries >= HOSTING_TRIES_MAX_COUNT:
@@ -289,7 +286,7 @@ def _round_failed(
     return changed(
         task,
         now,
-        note=system_note("processing", "hosting", now, stage="hosting", message=f"will try again: {trouble}"),
+        note=system_note("processing", "hosting", now, stage="hosting", message=f"will be retried: {trouble}"),
         due_at=after(now, pause_s, jitter),
         output=stored,
         hosting=msgspec.structs.replace(hosting, error=error_text("hosting_failed", trouble), deadline_at=None),
@@ -305,12 +302,12 @@ def _give_up(
     operation_id: str,
     trouble: str,
 ) -> Step:
-    """No more rounds: deliver what is stored, or have nothing stored looked at by a person."""
+    """Deliver what is stored; without any stored output freeze the task for review."""
     error = error_text("hosting_failed", trouble)
     hosting = msgspec.structs.replace(hosting, error=error)
     if stored:
         return deliver(task, hosting, stored, now, operation_id=operation_id, usage=task.state.usage)
-    # What was wanted is kept, so that an operator can have it tried once more.
+    # The outputs stay wanted, so that an operator's approval can retry them.
     outputs = sorted((*hosting.wanted, *hosting.lost), key=lambda output: output.index)
     hosting = msgspec.structs.replace(
         hosting, status="failed", wanted=tuple(outputs), lost=(), tries=0, deadline_at=None
@@ -325,26 +322,10 @@ def _give_up(
     )
 
 
-def sane_length(length_s: float | None) -> float | None:
-    """A length in seconds, or None: JSON has no word for a number that is not finite."""
+def finite_length(length_s: float | None) -> float | None:
+    """Return a length in seconds, or None if JSON cannot represent it or it is negative."""
     return length_s if length_s is not None and math.isfinite(length_s) and length_s >= 0 else None
 
 
-def _sane(number: int | None) -> int | None:
+def _valid_count(number: int | None) -> int | None:
     return number if number is not None and 0 <= number <= UNITS_MAX else None
-
-
-def _item(hosted: HostedOutput) -> OutputItem:
-    return OutputItem(
-        position=hosted.position,
-        asset_id=hosted.asset_id,
-        sha256=hosted.sha256,
-        bytes=hosted.bytes,
-        content_type=hosted.content_type,
-        width=hosted.width,
-        height=hosted.height,
-        duration_s=sane_length(hosted.duration_s),
-        expires_at=hosted.expires_at,
-        size_claimed=hosted.size_claimed,
-        duration_claimed=hosted.duration_claimed,
-    )

@@ -1,9 +1,8 @@
-"""How long the input of an ended task is kept: as long as the task where it is small, else for a while.
+"""Retention of task inputs: a small input is stored as long as its task, a large one for a limited time.
 
-A task's input is needed until the task has ended, and afterwards only to run it again. Small inputs cost next to
-nothing and stay. A large one (a picture sent inside the request, say) is kept for :data:`INPUT_KEPT_S`; that of a
-canceled task goes in the same step, because whoever creates and cancels would otherwise fill the database for
-nothing.
+After a task has ended its input is needed only for a retry. A large input (such as an image inside the request)
+is deleted :data:`INPUT_RETENTION_S` after the end, and with the cancellation if the task is canceled: otherwise
+creating and canceling tasks would fill the database at no cost.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import Step, changed, unchanged
 
 INPUT_SMALL_BYTES_MAX = 64 * 1024
-"""Up to this size, as JSON, an input is kept as long as its task."""
-INPUT_KEPT_S = 7 * 24 * 3600
+"""Up to this size, as JSON, an input is stored as long as its task."""
+INPUT_RETENTION_S = 7 * 24 * 3600
 
 
 def input_until(task: Task) -> datetime | None:
-    """When the task's input is to be dropped; None where it is not, or not known yet."""
+    """Return when the task's input is to be deleted; None if never, or if the task has not ended."""
     ended_at = task.state.completed_at or task.state.canceled_at
     if not task.is_terminal or ended_at is None or not _is_large(task):
         return None
-    return ended_at + timedelta(seconds=INPUT_KEPT_S)
+    return ended_at + timedelta(seconds=INPUT_RETENTION_S)
 
 
 def without_large_input(task: Task) -> Task:
-    """The task without its input, where that is large."""
+    """Return the task without its input if that is large."""
     if not _is_large(task):
         return task
     request = msgspec.structs.replace(task.request, input={}, input_dropped=True)
@@ -37,7 +36,7 @@ def without_large_input(task: Task) -> Task:
 
 
 def on_input_expired(task: Task, now: datetime) -> Step:
-    """Drop an input whose time is over; ``ignored`` where nothing is to be dropped yet."""
+    """Delete an input whose retention is over; ``ignored`` if it is not."""
     until = input_until(task)
     if until is None or now < until:
         return unchanged("ignored")

@@ -1,7 +1,7 @@
-"""The progress list of a task: what a provider says, made safe to show and kept within bounds.
+"""The progress list of a task: a provider's texts, made safe to show and limited in length.
 
-A provider's words reach the customer, so they lose URLs (they may open something), anything that looks like a
-key, and control characters (the database takes no NUL in JSON).
+The customer sees these texts, so URLs and anything that looks like a key are removed, and control characters, since
+PostgreSQL stores no NUL in JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.task import ErrorCode, Progress, ProgressStatus, Stage
 
 PROGRESS_MAX_ENTRIES = 100
-PROGRESS_KEPT_FIRST_ENTRIES = 5
-"""How many of the oldest entries stay when the list is full: they tell how the task began."""
+PROGRESS_FIRST_ENTRIES = 5
+"""How many of the oldest entries stay when the list is full: they show how the task began."""
 
 COALESCE_S = 1
 MESSAGE_MAX_CHARS = 500
 WORD_MAX_CHARS = 100
 EVENT_ID_SHOWN_CHARS = 200
-"""A longer event id is shown by its beginning and a digest."""
+"""A longer event id is shortened to its beginning and a digest."""
 
 _READ_MAX_CHARS = 4000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
@@ -41,11 +41,11 @@ _STAGES: dict[str, Stage] = {stage: stage for stage in get_args(Stage)}
 
 
 def clean_message(text: str | None, *, chars_max: int = MESSAGE_MAX_CHARS) -> str | None:
-    """``text`` without URLs, keys and control characters, cut at ``chars_max``; None where nothing is left."""
+    """Return ``text`` without URLs, keys and control characters, cut at ``chars_max``; None if nothing is left."""
     if text is None:
         return None
     if len(text) > _READ_MAX_CHARS:
-        # Cut between words: half a key would no longer look like one.
+        # Cut between words: half a key would not be recognised as one.
         text = text[:_READ_MAX_CHARS].rpartition(" ")[0]
     text = _CONTROL.sub(" ", text)
     text = _SECRET.sub("[removed]", _URL.sub("[url]", text)).strip()
@@ -55,19 +55,19 @@ def clean_message(text: str | None, *, chars_max: int = MESSAGE_MAX_CHARS) -> st
 
 
 def clean_word(text: str | None, *, chars_max: int = WORD_MAX_CHARS) -> str | None:
-    """A short identifier of the provider's, without control characters, cut at ``chars_max``."""
+    """Return a provider's identifier without control characters, cut at ``chars_max``."""
     if text is None:
         return None
     return _CONTROL.sub(" ", text[:chars_max]).strip() or None
 
 
 def error_text(code: ErrorCode, text: str | None) -> str:
-    """An error as customers see it: ``code: text``, so that a plain string can be read by a program too."""
+    """Format an error as customers see it: ``code: text``."""
     return f"{code}: {clean_message(text) or 'no further detail'}"
 
 
 def callback_ref(event_id: str) -> str:
-    """The ``source_ref`` of a callback; the same event always gives the same."""
+    """Return the ``source_ref`` of a callback: always the same for the same event."""
     if len(event_id) > EVENT_ID_SHOWN_CHARS:
         digest = hashlib.sha256(event_id.encode("utf-8", "replace")).hexdigest()
         event_id = f"{event_id[: EVENT_ID_SHOWN_CHARS - len(digest)]}{digest}"
@@ -75,40 +75,39 @@ def callback_ref(event_id: str) -> str:
 
 
 def note_of(
-    news: ProviderUpdate, *, status: ProgressStatus, source_ref: str, percent: int | None, at: datetime
+    update: ProviderUpdate, *, status: ProgressStatus, source_ref: str, percent: int | None, at: datetime
 ) -> Progress:
-    """The progress entry for ``news`` under the given ``status``; ``percent`` is the running maximum."""
+    """Return the progress entry of an update; ``percent`` is the highest so far."""
     return Progress(
         ts=at,
         status=status,
         source_ref=source_ref,
         percent=percent,
-        stage=_STAGES.get(news.stage or ""),
-        message=clean_message(news.message or (news.error.message if news.error else None)),
-        raw_status=clean_word(news.raw_status),
+        stage=_STAGES.get(update.stage or ""),
+        message=clean_message(update.message or (update.error.message if update.error else None)),
+        raw_status=clean_word(update.raw_status),
     )
 
 
 def system_note(
     status: ProgressStatus, what: str, at: datetime, *, stage: Stage | None = None, message: str | None = None
 ) -> Progress:
-    """A progress entry about something this house did itself."""
+    """Return a progress entry about something that this service did."""
     return Progress(ts=at, status=status, source_ref=f"system:{what}", stage=stage, message=clean_message(message))
 
 
-def raised_percent(shown: int | None, told: int | None) -> int | None:
-    """The running maximum of percentages, within 0 to 100."""
-    if told is None:
-        return shown
-    told = min(100, max(0, told))
-    return told if shown is None else max(shown, told)
+def highest_percent(known: int | None, reported: int | None) -> int | None:
+    """Return the higher of two percentages, within 0 to 100."""
+    if reported is None:
+        return known
+    return max(known or 0, min(100, max(0, reported)))
 
 
 def with_note(progress: tuple[Progress, ...], note: Progress) -> tuple[Progress, ...]:
-    """``progress`` with ``note`` behind it, the list kept within its bounds.
+    """Return ``progress`` with ``note`` appended, at most ``PROGRESS_MAX_ENTRIES`` long.
 
-    Entries of the same status and stage within a second become one. A full list loses its oldest entry after
-    the first few.
+    Entries with the same status and stage within a second are merged. A full list drops the oldest entry after the
+    first few.
     """
     if progress:
         last = progress[-1]
@@ -119,5 +118,5 @@ def with_note(progress: tuple[Progress, ...], note: Progress) -> tuple[Progress,
             return (*progress[:-1], note)
     if len(progress) >= PROGRESS_MAX_ENTRIES:
         cut = len(progress) - PROGRESS_MAX_ENTRIES + 1
-        progress = progress[:PROGRESS_KEPT_FIRST_ENTRIES] + progress[PROGRESS_KEPT_FIRST_ENTRIES + cut :]
+        progress = progress[:PROGRESS_FIRST_ENTRIES] + progress[PROGRESS_FIRST_ENTRIES + cut :]
     return (*progress, note)

@@ -1,4 +1,4 @@
-"""What a media provider tells of a job, in one shape, whether by callback or when polled."""
+"""A media provider's update about a job, received by callback or poll."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UpdateStatus = Literal["queued", "processing", "succeeded", "failed", "canceled"
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """One result of a job: at a ``url``, or inline as base64 ``data``. The rest is the provider's claim."""
+    """One output of a job: at a ``url``, or inline as base64 ``data``. The rest is stated by the provider."""
 
     index: int
     url: str | None = None
@@ -24,7 +24,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's own measure of the work done."""
+    """The work done as the provider reports it."""
 
     units: int | None = None
     unit: str | None = None
@@ -35,7 +35,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the provider could not do the job."""
+    """Why the job failed at the provider."""
 
     code: str | None = None
     message: str | None = None
@@ -43,17 +43,17 @@ class ReportedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moderation(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's judgement of the content."""
+    """The result of the provider's moderation."""
 
     flagged: bool
     categories: tuple[str, ...] = ()
 
 
 class ProviderUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of news about one attempt at one task.
+    """One update about one attempt of a task.
 
-    ``event_id`` is unique within a task and the same on every redelivery. ``attempt`` fences news of an
-    earlier attempt. ``sequence`` orders the progress of one job; ``percent`` is 0 to 100.
+    ``event_id`` is unique within a task and the same on every redelivery. ``attempt`` distinguishes updates of
+    earlier attempts. ``sequence`` orders the updates of one job; ``percent`` is 0 to 100.
     """
 
     source: Literal["callback", "poll"]

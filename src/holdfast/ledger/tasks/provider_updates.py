@@ -1,8 +1,8 @@
-"""Hearing from the provider: callbacks that come late, twice, or in the wrong order, and answers to polls.
+"""Apply a provider's updates: callbacks that arrive late, twice or out of order, and answers to polls.
 
-News ranks by what it tells: queued, then processing, then an end. News of a lower rank than what is known, or
-behind it in sequence, adds a line of progress at most. News of another attempt is fenced off. Once a task has
-ended, no news moves it.
+Updates rank by status: queued, then processing, then an end. An update of a lower rank than what is known, or
+earlier in sequence, adds a progress entry at most. An update of another attempt changes nothing else, and neither
+does any update after the task has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.ledger.tasks.charge import UNITS_MAX
 from holdfast.ledger.tasks.dispatch import ATTEMPTS_MAX_COUNT, PROVIDER_REF_MAX_CHARS, acknowledged, fail, submit
 from holdfast.ledger.tasks.hosting import begin_round, can_pass_through, deliver, hosting_of, numbered
-from holdfast.ledger.tasks.progress import callback_ref, clean_word, error_text, note_of, raised_percent
+from holdfast.ledger.tasks.progress import callback_ref, clean_word, error_text, highest_percent, note_of
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage, UpdateStatus
 from holdfast.ledger.tasks.silence import overdue_text
 from holdfast.ledger.tasks.task import ErrorCode, HostingState, OutputItem, Progress, Task
@@ -39,42 +39,42 @@ _CONTENT_CODES: Final = frozenset(
 _INPUT_CODES: Final = frozenset({"invalid_input", "invalid_upstream_input", "invalid_request", "validation_error"})
 
 
-def on_update(task: Task, news: ProviderUpdate, now: datetime, *, operation_id: str) -> Step:
-    """Hear verified news of a task. ``operation_id`` names the settlement, if the news brings one.
+def on_update(task: Task, update: ProviderUpdate, now: datetime, *, operation_id: str) -> Step:
+    """Apply a verified update to a task. ``operation_id`` is for the settlement, if the update causes one.
 
-    ``ignored``: it is about another task or job, or from another provider. ``duplicate``: this event was heard
-    before. ``stale``: it is about another attempt. ``late``: something later is known already. The last two are
-    kept as progress.
+    ``ignored``: it is about another task or job, or from another provider. ``duplicate``: the event was applied
+    before. ``stale``: it is about another attempt. ``late``: something later is known. The last two are recorded as
+    progress.
     """
-    if news.request_id != task.request_id or news.provider != task.provider:
+    if update.request_id != task.request_id or update.provider != task.provider:
         return unchanged("ignored")
-    source_ref = callback_ref(news.event_id) if news.source == "callback" else f"poll:{task.state.poll_count}"
-    if news.source == "callback" and any(note.source_ref == source_ref for note in task.state.progress):
+    source_ref = callback_ref(update.event_id) if update.source == "callback" else f"poll:{task.state.poll_count}"
+    if update.source == "callback" and any(note.source_ref == source_ref for note in task.state.progress):
         return unchanged("duplicate")
-    if news.attempt != task.state.attempt or task.state.attempt == 0:
-        return _apply_stale(task, news, source_ref, now)
-    if _is_of_another_job(task, news):
+    if update.attempt != task.state.attempt or task.state.attempt == 0:
+        return _apply_stale(task, update, source_ref, now)
+    if _is_of_another_job(task, update):
         return unchanged("ignored")
     if task.is_terminal:
-        return _apply_late(task, news, source_ref, now)
+        return _apply_late(task, update, source_ref, now)
     if task.status == "review":
-        return _noted(task, news, source_ref, now)
+        return _noted(task, update, source_ref, now)
     if task.state.hosting.status == "transferring":
-        if news.status in {"failed", "canceled"}:
-            return _contradicted(task, news, source_ref, now)
-        return _noted(task, news, source_ref, now)
-    match news.status:
+        if update.status in {"failed", "canceled"}:
+            return _contradicted(task, update, source_ref, now)
+        return _noted(task, update, source_ref, now)
+    match update.status:
         case "queued" | "processing":
-            return _apply_running(task, news, source_ref, now)
+            return _apply_running(task, update, source_ref, now)
         case "succeeded":
-            return _apply_success(task, news, source_ref, now, operation_id)
+            return _apply_success(task, update, source_ref, now, operation_id)
         case "failed" | "canceled":
-            return _apply_failure(task, news, source_ref, now, operation_id)
+            return _apply_failure(task, update, source_ref, now, operation_id)
 
 
 def on_poll(
     task: Task,
-    news: ProviderUpdate | None,
+    update: ProviderUpdate | None,
     now: datetime,
     *,
     attempt: int,
@@ -82,151 +82,142 @@ def on_poll(
     operation_id: str,
     jitter: float = 0.0,
 ) -> Step:
-    """Hear the answer to a poll of ``attempt``; None: the provider does not know the job.
+    """Apply the answer to a poll of ``attempt``; None: the provider does not know the job.
 
-    A lost job is given anew, as a new attempt, where a submit is idempotent; elsewhere the deadline decides. The
-    answer to the last poll decides for good.
+    A lost job is submitted as a new attempt if submits are idempotent; otherwise the deadline decides. The answer
+    to the last poll is final.
     """
     state = task.state
     if task.is_terminal or task.status == "review" or state.hosting.status == "transferring":
         return unchanged("late")
     if attempt != state.attempt or state.dispatch != "acked":
         return unchanged("stale")
-    if news is not None:
-        step = on_update(task, news, now, operation_id=operation_id)
+    if update is not None:
+        step = on_update(task, update, now, operation_id=operation_id)
         if not state.final_poll or _is_decided(step.task):
             return step
     if state.final_poll:
-        text = overdue_text(task, now)
-        return fail(
-            task,
-            "deadline_passed",
-            "provider_timeout",
-            text,
-            now,
-            operation_id=operation_id,
-            what="deadline",
-            cancel=True,
-        )
+        return fail(task, "deadline_passed", overdue_text(task, now), now, operation_id=operation_id)
     if not traits.idempotent_submit:
         return unchanged("ignored")
     if state.attempt >= ATTEMPTS_MAX_COUNT:
-        text = "the provider lost the job"
-        return fail(
-            task, "job_lost", "provider_error", text, now, operation_id=operation_id, what="poll", cancel=False
-        )
+        return fail(task, "job_lost", "the provider lost the job", now, operation_id=operation_id)
     return submit(task, now, new_attempt=True, jitter=jitter)
 
 
 def poll(task: Task, provider_ref: str | None, now: datetime, *, jitter: float = 0.0, last: bool = False) -> Step:
-    """Ask the provider how the job stands, and again after a while should no answer come."""
+    """Poll the job, and again later if no answer arrives."""
     state = task.state
-    ask = PollJob(task.request_id, state.attempt, provider_ref, last=last)
+    polling = PollJob(task.request_id, state.attempt, provider_ref, last=last)
     due_at = after(now, task.request.terms.deadlines.silence_s, jitter)
-    return changed(task, now, ask, poll_count=state.poll_count + 1, due_at=due_at, final_poll=last)
+    return changed(task, now, polling, poll_count=state.poll_count + 1, due_at=due_at, final_poll=last)
 
 
 def _is_decided(task: Task | None) -> bool:
-    """The step ended the task, froze it, or found its outputs."""
+    """Whether the step ended the task, froze it, or found its outputs."""
     return task is not None and (
         task.is_terminal or task.status == "review" or task.state.hosting.status == "transferring"
     )
 
 
-def _apply_stale(task: Task, news: ProviderUpdate, source_ref: str, now: datetime) -> Step:
-    """An earlier attempt speaks. If its job still runs it is a stray, and is stopped."""
+def _apply_stale(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+    """Record an update of an earlier attempt, and cancel its job if that still runs."""
     effects: tuple[Effect, ...] = ()
-    if news.provider_ref and news.attempt < task.state.attempt and _RANK[news.status] < _RANK["succeeded"]:
-        effects = (CancelJob(task.request_id, news.attempt, news.provider_ref),)
-    note = note_of(news, status="stale", source_ref=source_ref, percent=None, at=now)
+    if update.provider_ref and update.attempt < task.state.attempt and _RANK[update.status] < _RANK["succeeded"]:
+        effects = (CancelJob(task.request_id, update.attempt, update.provider_ref),)
+    note = note_of(update, status="stale", source_ref=source_ref, percent=None, at=now)
     return changed(task, now, *effects, verdict="stale", note=note)
 
 
-def _apply_late(task: Task, news: ProviderUpdate, source_ref: str, now: datetime) -> Step:
-    """The task has ended. A running job that was unknown until now is stopped, once."""
+def _apply_late(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+    """Record an update of a task that has ended; a running job that was unknown until now is canceled."""
     changes: dict[str, Any] = {}
     effects: tuple[Effect, ...] = ()
-    ref = clean_word(news.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
-    if ref is not None and task.state.provider_ref is None and _RANK[news.status] < _RANK["succeeded"]:
+    ref = clean_word(update.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
+    if ref is not None and task.state.provider_ref is None and _RANK[update.status] < _RANK["succeeded"]:
         changes["provider_ref"] = ref
-        effects = (CancelJob(task.request_id, news.attempt, ref),)
-    note = note_of(news, status="late", source_ref=source_ref, percent=None, at=now)
+        effects = (CancelJob(task.request_id, update.attempt, ref),)
+    note = note_of(update, status="late", source_ref=source_ref, percent=None, at=now)
     return changed(task, now, *effects, verdict="late", note=note, **changes)
 
 
-def _noted(task: Task, news: ProviderUpdate, source_ref: str, now: datetime, **changes: Any) -> Step:
-    note = note_of(news, status="late", source_ref=source_ref, percent=None, at=now)
+def _noted(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, **changes: Any) -> Step:
+    note = note_of(update, status="late", source_ref=source_ref, percent=None, at=now)
     return changed(task, now, verdict="late", note=note, **changes)
 
 
-def _apply_running(task: Task, news: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+def _apply_running(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
     state = task.state
-    arrived = acknowledged(task, news.provider_ref, now)
+    arrived = acknowledged(task, update.provider_ref, now)
     known_rank = _RANK["processing"] if task.status == "processing" else _RANK["queued"]
-    rank = _RANK[news.status]
+    rank = _RANK[update.status]
     overtaken = (
-        news.sequence is not None and state.last_sequence is not None and news.sequence <= state.last_sequence
+        update.sequence is not None and state.last_sequence is not None and update.sequence <= state.last_sequence
     )
     if rank < known_rank or (rank == known_rank and overtaken):
-        return _noted(task, news, source_ref, now, **arrived)
-    percent = raised_percent(state.percent, news.percent)
+        return _noted(task, update, source_ref, now, **arrived)
+    percent = highest_percent(state.percent, update.percent)
     note = note_of(
-        news,
-        status="processing" if news.status == "processing" else "queued",
+        update,
+        status="processing" if update.status == "processing" else "queued",
         source_ref=source_ref,
-        percent=None if news.percent is None else percent,
+        percent=None if update.percent is None else percent,
         at=now,
     )
-    if news.source == "poll" and not arrived and rank == known_rank and _changes_nothing(state.progress, note):
+    if update.source == "poll" and not arrived and rank == known_rank and _changes_nothing(state.progress, note):
         return unchanged("duplicate")
     changes = arrived | {
-        "last_news_at": now,
+        "last_update_at": now,
         "percent": percent,
-        "flagged": state.flagged or _is_flagged(news),
-        "last_sequence": _later(state.last_sequence, news.sequence),
+        "flagged": state.flagged or _is_flagged(update),
+        "last_sequence": _later(state.last_sequence, update.sequence),
     }
     if not state.final_poll:
         changes["due_at"] = after(now, task.request.terms.deadlines.silence_s)
-    if news.status == "processing" and task.status == "queued":
+    if update.status == "processing" and task.status == "queued":
         return transition(task, "provider_running", now, note=note, **changes)
     return changed(task, now, note=note, **changes)
 
 
-def _apply_success(task: Task, news: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
+def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
     state = task.state
-    flagged = state.flagged or _is_flagged(news)
-    outputs = numbered(news.outputs)
-    percent = raised_percent(state.percent, news.percent)
+    flagged = state.flagged or _is_flagged(update)
+    outputs = numbered(update.outputs)
+    percent = highest_percent(state.percent, update.percent)
     note = note_of(
-        news, status="succeeded", source_ref=source_ref, percent=None if news.percent is None else percent, at=now
+        update,
+        status="succeeded",
+        source_ref=source_ref,
+        percent=None if update.percent is None else percent,
+        at=now,
     )
-    arrived = acknowledged(task, news.provider_ref, now)
+    arrived = acknowledged(task, update.provider_ref, now)
     if not outputs and not flagged:
         ref = arrived.get("provider_ref", state.provider_ref)
-        if news.source == "callback" and isinstance(ref, str):
-            # A callback is a hint: the outputs may be had by asking.
-            ask = PollJob(task.request_id, state.attempt, ref, last=state.final_poll)
+        if update.source == "callback" and isinstance(ref, str):
+            # The outputs may be in the answer to a poll.
+            polling = PollJob(task.request_id, state.attempt, ref, last=state.final_poll)
             return changed(
                 task,
                 now,
-                ask,
+                polling,
                 note=note,
-                **(arrived | {"poll_count": state.poll_count + 1, "last_news_at": now, "percent": percent}),
+                **(arrived | {"poll_count": state.poll_count + 1, "last_update_at": now, "percent": percent}),
             )
         error = error_text("provider_error", "the provider finished without any output")
         return transition(task, "provider_failed", now, operation_id=operation_id, error=error, note=note)
     changes = arrived | {
         "percent": percent,
-        "last_news_at": now,
+        "last_update_at": now,
         "flagged": flagged,
-        "last_sequence": _later(state.last_sequence, news.sequence),
+        "last_sequence": _later(state.last_sequence, update.sequence),
         "provider_done_at": now,
-        "usage": _clean_usage(news.usage),
+        "usage": _clean_usage(update.usage),
         "final_poll": False,
     }
-    hosting = hosting_of(task, outputs, news.outputs)
+    hosting = hosting_of(task, outputs, update.outputs)
     if flagged:
-        error = _flag_error(news)
+        error = _flag_error(update)
         if not outputs:
             return transition(task, "provider_failed", now, operation_id=operation_id, error=error, note=note)
         del changes["final_poll"]
@@ -235,14 +226,14 @@ def _apply_success(task: Task, news: ProviderUpdate, source_ref: str, now: datet
             task, "output_flagged", "content_flagged", now, error=error, note=note, hosting=hosting, **changes
         )
     if can_pass_through(task, outputs):
-        heard = msgspec.structs.replace(task, state=msgspec.structs.replace(state, **changes))
+        updated = msgspec.structs.replace(task, state=msgspec.structs.replace(state, **changes))
         return deliver(
-            heard,
+            updated,
             msgspec.structs.replace(hosting, mode="passthrough"),
             passed_through(outputs),
             now,
             operation_id=operation_id,
-            usage=heard.state.usage,
+            usage=updated.state.usage,
             note=note,
         )
     round_changes, effect = begin_round(task, hosting, now)
@@ -250,7 +241,7 @@ def _apply_success(task: Task, news: ProviderUpdate, source_ref: str, now: datet
 
 
 def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
-    """The provider's own outputs as the task's, with the provider's claims about them."""
+    """Return the provider's outputs as the task's, with the sizes and durations that the provider states."""
     return tuple(
         OutputItem(
             position=output.index,
@@ -268,66 +259,66 @@ def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
     )
 
 
-def _apply_failure(task: Task, news: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
-    told = news.error
-    text = None if told is None else told.message or told.code
+def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
+    reported = update.error
+    text = None if reported is None else reported.message or reported.code
     code: ErrorCode
-    if news.status == "canceled":
+    if update.status == "canceled":
         code = "canceled_by_provider"
-    elif task.state.flagged or _is_flagged(news) or (told is not None and told.code in _CONTENT_CODES):
+    elif task.state.flagged or _is_flagged(update) or (reported is not None and reported.code in _CONTENT_CODES):
         code = "content_policy"
-    elif told is not None and told.code in _INPUT_CODES:
+    elif reported is not None and reported.code in _INPUT_CODES:
         code = "invalid_upstream_input"
     else:
         code = "provider_error"
     return transition(
         task,
-        "provider_canceled" if news.status == "canceled" else "provider_failed",
+        "provider_canceled" if update.status == "canceled" else "provider_failed",
         now,
         operation_id=operation_id,
-        error=error_text(code, text or news.message),
+        error=error_text(code, text or update.message),
         note=note_of(
-            news,
-            status="canceled" if news.status == "canceled" else "failed",
+            update,
+            status="canceled" if update.status == "canceled" else "failed",
             source_ref=source_ref,
             percent=None,
             at=now,
         ),
-        last_news_at=now,
+        last_update_at=now,
         provider_done_at=now,
     )
 
 
-def _contradicted(task: Task, news: ProviderUpdate, source_ref: str, now: datetime) -> Step:
-    """First a success, now a failure: a person decides which to believe."""
+def _contradicted(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+    """Freeze the task for review: the provider reported success before, and failure now."""
     hosting: HostingState = msgspec.structs.replace(task.state.hosting, status="pending", deadline_at=None)
-    note = note_of(news, status="late", source_ref=source_ref, percent=None, at=now)
-    error = error_text("provider_error", f"the provider told of success and then that the job has {news.status}")
+    note = note_of(update, status="late", source_ref=source_ref, percent=None, at=now)
+    error = error_text("provider_error", f"the provider reported success, and then the job as {update.status}")
     return freeze_for_review(
         task, "provider_conflict", "provider_conflict", now, error=error, note=note, hosting=hosting
     )
 
 
-def _is_of_another_job(task: Task, news: ProviderUpdate) -> bool:
-    """A callback whose job is not the one that this attempt is known to be, however it came here."""
-    told = clean_word(news.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
+def _is_of_another_job(task: Task, update: ProviderUpdate) -> bool:
+    """Whether a callback names another job than the known one of this attempt."""
+    named = clean_word(update.provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
     known = task.state.provider_ref
-    return news.source == "callback" and known is not None and told is not None and told != known
+    return update.source == "callback" and known is not None and named is not None and named != known
 
 
-def _is_flagged(news: ProviderUpdate) -> bool:
-    return news.moderation is not None and news.moderation.flagged
+def _is_flagged(update: ProviderUpdate) -> bool:
+    return update.moderation is not None and update.moderation.flagged
 
 
-def _flag_error(news: ProviderUpdate) -> str:
-    categories = () if news.moderation is None else news.moderation.categories[:8]
+def _flag_error(update: ProviderUpdate) -> str:
+    categories = () if update.moderation is None else update.moderation.categories[:8]
     return error_text("content_policy", "the output was flagged" + "".join(f", {name}" for name in categories))
 
 
-def _later(known: int | None, told: int | None) -> int | None:
-    if known is None or told is None:
-        return known if told is None else told
-    return max(known, told)
+def _later(known: int | None, reported: int | None) -> int | None:
+    if known is None or reported is None:
+        return known if reported is None else reported
+    return max(known, reported)
 
 
 def _changes_nothing(progress: tuple[Progress, ...], note: Progress) -> bool:
@@ -338,7 +329,7 @@ def _changes_nothing(progress: tuple[Progress, ...], note: Progress) -> bool:
 
 
 def _clean_usage(usage: ReportedUsage | None) -> ReportedUsage | None:
-    """The provider's measure without what cannot be true or cannot be stored."""
+    """Return the reported usage without values that are impossible or cannot be stored."""
     if usage is None:
         return None
 

@@ -14,16 +14,16 @@ from holdfast.ledger.tasks.task import EventKind, OutputItem, Task, latency_of
 
 
 class EstimatedCost(msgspec.Struct, frozen=True):
-    """What the task is expected to cost, and how that was reckoned."""
+    """What the task is expected to cost, and how that was computed."""
 
     credits: Amount
     basis: str
 
 
 class OutputBody(msgspec.Struct, frozen=True):
-    """One result. ``url`` is signed anew at each read and works until ``expires_at``.
+    """One output. ``url`` is signed at each read and works until ``expires_at``.
 
-    It is null once it is gone, and until the task has succeeded: nobody fetches what has not been charged for.
+    It is null before the task has succeeded and after the output has expired.
     """
 
     index: int
@@ -38,7 +38,7 @@ class OutputBody(msgspec.Struct, frozen=True):
 
 
 class HostingBody(msgspec.Struct, frozen=True):
-    """How far the results have been copied to our own storage."""
+    """The state of copying the outputs to the service's own storage."""
 
     status: str
     mode: str
@@ -102,13 +102,9 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         ),
         usage=_usage(task),
         output=output,
-        hosting=HostingBody(
-            status=hosting.status,
-            mode=hosting.mode,
-            source=hosting.source,
+        hosting=msgspec.structs.replace(
+            msgspec.convert(hosting, HostingBody, from_attributes=True),
             final_url_ready=_has_final_urls(task, output),
-            assets_ready_event=hosting.assets_ready_event,
-            error=hosting.error,
         ),
         review_case_id=review.case_id if review else None,
         review_reason=review.reason if review else None,
@@ -120,11 +116,11 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
 
 
 def _has_final_urls(task: Task, output: list[OutputBody]) -> bool:
-    """Whether every result can be fetched where the task says; the provider's own URLs are final when handed on."""
+    """Whether every output can be fetched; the provider's own URLs are final if they are passed through."""
     hosting = task.state.hosting
-    handed_on = task.status == "succeeded" and hosting.mode == "passthrough"
-    # The first result's time may be over before the sweeper has come by.
-    return (hosting.final_url_ready or handed_on) and all(each.url is not None for each in output)
+    passed_through = task.status == "succeeded" and hosting.mode == "passthrough"
+    # An output may have expired before the sweeper has recorded it.
+    return (hosting.final_url_ready or passed_through) and all(each.url is not None for each in output)
 
 
 def task_urls(urls: PublicUrls, request_id: str) -> dict[str, str]:
@@ -136,17 +132,14 @@ def task_urls(urls: PublicUrls, request_id: str) -> dict[str, str]:
 def _usage(task: Task) -> FreeForm:
     if not task.is_terminal:
         return {}
-    state, latency = task.state, latency_of(task)
+    state = task.state
     return {
         "billable_units": state.billable_units,
         "unit": task.request.terms.rate.unit,
         "tokens_in": state.tokens_in,
         "tokens_out": state.tokens_out,
         "cost_credits": format_amount(state.cost_micro),
-        "queue_ms": latency.queue_ms,
-        "run_ms": latency.run_ms,
-        "hosting_ms": latency.hosting_ms,
-        "total_ms": latency.total_ms,
+        **msgspec.structs.asdict(latency_of(task)),
     }
 
 

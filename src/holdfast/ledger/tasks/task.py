@@ -1,9 +1,9 @@
-"""A media task as a value: what was asked (never changes), where it stands (changes by steps), what it cost.
+"""A media task as a value: the request (immutable) and its current state (changed by steps).
 
-The value mirrors a row of the table ``tasks``: ``request`` and ``state`` are its two JSON columns and come back
-from JSON equal to what went in. Only the functions of :mod:`holdfast.ledger.tasks.decisions` make a new one.
+The value mirrors a row of the table ``tasks``: ``request`` and ``state`` are its two JSON columns and decode equal
+to what was encoded. Only the decisions in this package create new ones.
 
-Law: a task is ``succeeded`` exactly when its charge was captured and its outputs can be fetched.
+Invariant: a task is ``succeeded`` exactly when its charge was captured and its outputs can be fetched.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ EventKind = Literal[
 ]  # fmt: skip
 
 TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
-"""The states no task ever leaves; reaching one settles the hold."""
+"""The statuses that no task leaves; reaching one settles the hold."""
 
 
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked for and on which terms, fixed when the task was accepted.
+    """What was requested and on which terms, fixed when the task was created.
 
-    ``input`` is kept as parsed JSON, because a JSON column does not keep the text as written; ``input_dropped``
-    says that it has been removed since, the one thing here that changes. ``webhook_events`` are the kinds of events
-    sent to ``webhook_url``; None stands for the usual ones.
+    ``input`` is parsed JSON, because a JSON column does not preserve the text; ``input_dropped``: it was deleted
+    later, the only change made here. ``webhook_events`` are the kinds of events sent to ``webhook_url``; None is
+    the default set.
     """
 
     input: dict[str, object]
@@ -60,10 +60,10 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of what happened while the task ran; ``ts`` is when we learned it.
+    """One progress entry; ``ts`` is when it was recorded.
 
     ``source_ref`` is ``callback:<event>``, ``poll:<number>`` or ``system:<what>``. ``percent`` is the highest
-    percentage told so far, so it never falls.
+    percentage reported so far.
     """
 
     ts: datetime
@@ -76,7 +76,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StatusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One change of the public status, with what had been charged by then."""
+    """One change of the public status, with the amount charged by then."""
 
     status: TaskStatus
     ts: datetime
@@ -85,10 +85,10 @@ class StatusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One deliverable result: a stored asset (``asset_id``), or the provider's own ``url`` passed through.
+    """One output: a stored asset (``asset_id``), or the provider's own ``url`` passed through.
 
-    A stored asset has no URL here: each read signs one. ``size_claimed`` and ``duration_claimed`` say that width
-    and height, or the duration, are what the provider says of an output and were not measured.
+    A stored asset has no URL here: each read signs one. ``size_claimed`` and ``duration_claimed``: width and
+    height, or the duration, were reported by the provider and not measured.
     """
 
     position: int
@@ -106,12 +106,12 @@ class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far the outputs have been copied to our own storage.
+    """The state of copying the outputs to the service's own storage.
 
-    ``wanted`` are outputs still to be stored, ``lost`` those that cannot be; each one's ``index`` is its
-    position. ``expected`` is how many the customer may expect. ``round`` numbers the rounds of storing, so that the
-    end of one never counts for another; ``tries`` counts rounds that failed; ``deadline_at`` ends the round under
-    way and is None between rounds.
+    ``wanted`` are outputs still to be stored, ``lost`` those that cannot be; each one's ``index`` is its position.
+    ``expected`` is how many the customer may expect. ``round`` numbers the rounds, so that a result is never
+    counted for another round; ``tries`` counts failed rounds; ``deadline_at`` ends the current round and is None
+    between rounds.
     """
 
     mode: Literal["rehost", "passthrough", "inline"] = "rehost"
@@ -129,7 +129,7 @@ class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a task's money and outputs are frozen, and what was decided about them."""
+    """Why a task's hold and outputs are frozen, and how that was decided."""
 
     case_id: str
     reason: ReviewReason
@@ -138,12 +138,12 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a task stands. Times are stored, so that a restart finds every timer again.
+    """The current state of a task. All timers are stored as times, so that they survive a restart.
 
-    ``attempt`` numbers the jobs given to the provider and fences their news; ``maybe_sent`` says that a submit
-    of this attempt may have arrived unanswered. ``due_at`` is when the present phase wants attention (submit,
-    poll, hosting round); None leaves only the deadlines. ``final_poll`` says the deadline has passed and one
-    last poll is under way.
+    ``attempt`` numbers the jobs submitted to the provider; updates of earlier ones are stale. ``maybe_sent``: a
+    submit of this attempt may have arrived unanswered. ``due_at`` is when the current phase (submit, poll, hosting
+    round) is due; None leaves only the deadlines. ``final_poll``: the deadline has passed and one last poll is in
+    progress.
     """
 
     overall_deadline_at: datetime
@@ -156,7 +156,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dispatch_started_at: datetime | None = None
     run_deadline_at: datetime | None = None
     due_at: datetime | None = None
-    last_news_at: datetime | None = None
+    last_update_at: datetime | None = msgspec.field(default=None, name="last_news_at")
     last_sequence: int | None = None
     percent: int | None = None
     poll_count: int = 0
@@ -180,7 +180,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A task at one version. ``wake_at`` is when it next wants attention; None exactly when it has ended."""
+    """A task at one version. ``wake_at`` is when its next timer is due; None exactly if it has ended."""
 
     account_id: str
     request_id: str
@@ -197,7 +197,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_terminal(self) -> bool:
-        """The task has ended and its hold is settled."""
+        """Whether the task has ended and its hold is settled."""
         return self.status in TERMINAL
 
     @property
@@ -211,7 +211,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the usage log: the columns of ``usage_entries``. ``ts`` is when the task was created."""
+    """A row of the table ``usage_entries``. ``ts`` is when the task was created."""
 
     account_id: str
     request_id: str
@@ -231,7 +231,7 @@ class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task's time went: waiting, running at the provider, being stored. None where not known yet."""
+    """How long a task was queued, ran at the provider and was being stored; None if not known yet."""
 
     queue_ms: int | None
     run_ms: int | None
@@ -244,7 +244,7 @@ def accept_task(
     account_id: str,
     request_id: str,
     hold_id: str,
-    input: bytes,  # noqa: A002  # the interface's own word for what a task is given
+    input: bytes,  # noqa: A002 - the API's name
     terms: Terms,
     quote_id: str,
     api_key_id: str | None,
@@ -254,7 +254,7 @@ def accept_task(
     webhook_events: tuple[EventKind, ...] | None = None,
     retry_of: str | None = None,
 ) -> Task:
-    """The task as it is first written, beside the hold that pays for it: queued and due for dispatch at once.
+    """Return a new task, queued and due for dispatch at once, to be written together with its hold.
 
     ``input`` is a normalised JSON object; anything else raises :class:`msgspec.ValidationError`.
     """
@@ -291,7 +291,7 @@ def accept_task(
 
 
 def usage_of(task: Task) -> UsageEntry:
-    """The task's line in the usage log. ``cost_micro`` is what has been charged so far, 0 until captured."""
+    """Return the task's usage entry. ``cost_micro`` is the amount charged so far, 0 until captured."""
     state = task.state
     return UsageEntry(
         account_id=task.account_id,
@@ -313,7 +313,7 @@ def usage_of(task: Task) -> UsageEntry:
 
 
 def latency_of(task: Task) -> Latency:
-    """How long each part of the task's life took, in whole milliseconds, never below zero."""
+    """Return how long each phase of the task took, in whole milliseconds, never below zero."""
     state = task.state
     ended_at = state.completed_at or state.canceled_at
     return Latency(

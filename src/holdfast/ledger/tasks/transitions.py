@@ -1,8 +1,8 @@
-"""How a task may move: the table of transitions, the value a decision returns, and the one writer of both.
+"""The table of a task's status transitions, and the functions that create its next version.
 
-Every change of a public status goes through :func:`transition`, which looks the cause up in
-:data:`TRANSITIONS`; so a terminal state is never left and each one is reached with exactly one settlement.
-Changes inside a status go through :func:`changed`.
+Every change of the public status is made by :func:`transition`, which reads the cause from :data:`TRANSITIONS`: so
+a terminal status is never left, and each is reached with exactly one settlement. Changes within a status are made
+by :func:`changed`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from holdfast.ledger.refusals import StepVerdict
 from holdfast.ledger.tasks.progress import with_note
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import (
@@ -29,7 +30,6 @@ from holdfast.ledger.tasks.task import (
 )
 
 SettlementKind = Literal["capture", "release"]
-Verdict = Literal["applied", "duplicate", "stale", "late", "ignored"]
 Cause = Literal[
     "provider_running", "provider_succeeded", "passed_through", "outputs_stored", "outputs_partly_stored",
     "outputs_unstorable", "output_flagged", "provider_conflict", "usage_mismatch", "review_approved",
@@ -38,8 +38,8 @@ Cause = Literal[
 ]  # fmt: skip
 
 
-class Rule(NamedTuple):
-    """From which states a cause leads to ``target``, and what it does to the hold."""
+class Transition(NamedTuple):
+    """The statuses from which a cause leads to ``target``, and what it does to the hold."""
 
     sources: frozenset[TaskStatus]
     target: TaskStatus
@@ -52,51 +52,51 @@ _REVIEW: frozenset[TaskStatus] = frozenset({"review"})
 _RUNNING: frozenset[TaskStatus] = _QUEUED | _PROCESSING
 _OPEN: frozenset[TaskStatus] = _RUNNING | _REVIEW
 
-TRANSITIONS: Mapping[Cause, Rule] = {
-    "provider_running": Rule(_QUEUED, "processing"),
-    "provider_succeeded": Rule(_RUNNING, "processing"),
-    "passed_through": Rule(_RUNNING, "succeeded", "capture"),
-    "outputs_stored": Rule(_PROCESSING, "succeeded", "capture"),
-    "outputs_partly_stored": Rule(_PROCESSING, "succeeded", "capture"),
-    "outputs_unstorable": Rule(_PROCESSING, "review"),
-    "output_flagged": Rule(_RUNNING, "review"),
-    "provider_conflict": Rule(_RUNNING, "review"),
-    "usage_mismatch": Rule(_RUNNING, "review"),
-    "review_approved": Rule(_REVIEW, "succeeded", "capture"),
-    "review_rejected": Rule(_REVIEW, "failed", "release"),
-    "review_lapsed": Rule(_REVIEW, "failed", "release"),
-    "user_canceled": Rule(_OPEN, "canceled", "release"),
-    "provider_failed": Rule(_RUNNING, "failed", "release"),
-    "provider_canceled": Rule(_RUNNING, "failed", "release"),
-    "job_lost": Rule(_RUNNING, "failed", "release"),
-    "submit_rejected": Rule(_RUNNING, "failed", "release"),
-    "deadline_passed": Rule(_RUNNING, "failed", "release"),
-    "never_sent": Rule(_RUNNING, "failed", "release"),
-    "submit_unresolved": Rule(_RUNNING, "failed", "release"),
-    "provider_removed": Rule(_RUNNING, "failed", "release"),
+TRANSITIONS: Mapping[Cause, Transition] = {
+    "provider_running": Transition(_QUEUED, "processing"),
+    "provider_succeeded": Transition(_RUNNING, "processing"),
+    "passed_through": Transition(_RUNNING, "succeeded", "capture"),
+    "outputs_stored": Transition(_PROCESSING, "succeeded", "capture"),
+    "outputs_partly_stored": Transition(_PROCESSING, "succeeded", "capture"),
+    "outputs_unstorable": Transition(_PROCESSING, "review"),
+    "output_flagged": Transition(_RUNNING, "review"),
+    "provider_conflict": Transition(_RUNNING, "review"),
+    "usage_mismatch": Transition(_RUNNING, "review"),
+    "review_approved": Transition(_REVIEW, "succeeded", "capture"),
+    "review_rejected": Transition(_REVIEW, "failed", "release"),
+    "review_lapsed": Transition(_REVIEW, "failed", "release"),
+    "user_canceled": Transition(_OPEN, "canceled", "release"),
+    "provider_failed": Transition(_RUNNING, "failed", "release"),
+    "provider_canceled": Transition(_RUNNING, "failed", "release"),
+    "job_lost": Transition(_RUNNING, "failed", "release"),
+    "submit_rejected": Transition(_RUNNING, "failed", "release"),
+    "deadline_passed": Transition(_RUNNING, "failed", "release"),
+    "never_sent": Transition(_RUNNING, "failed", "release"),
+    "submit_unresolved": Transition(_RUNNING, "failed", "release"),
+    "provider_removed": Transition(_RUNNING, "failed", "release"),
 }
-"""Every way the public status may change. A running task whose job was lost is dispatched anew while it stays
-``processing``, so the causes of a failed dispatch start there too."""
+"""Every change of the public status. A task whose job was lost is dispatched again while it stays ``processing``,
+so the causes of a failed dispatch start there too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderTraits:
-    """What a provider can do, as far as decisions depend on it.
+    """What a provider supports, as far as decisions depend on it.
 
-    ``idempotent_submit``: jobs bear our names there, so that the same attempt handed in again starts no second
-    one, and a job whose submission was never answered can be asked for. ``listed``: whether the catalog names it,
-    did so until lately, or has not for longer than the grace that lasts.
+    ``idempotent_submit``: jobs have the names that we give them, so submitting an attempt again starts no second
+    job, and a job whose submit was never answered can be polled. ``listed``: whether the catalog names the
+    provider; recently if its grace period has not ended.
     """
 
     idempotent_submit: bool
     polls: bool
     cancels: bool
-    listed: Literal["yes", "lately", "no"] = "yes"
+    listed: Literal["yes", "recently", "no"] = "yes"
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What becomes of the task's hold, in the same unit of work as the task's new version."""
+    """The settlement of the task's hold, in the same unit of work as the task's new version."""
 
     kind: SettlementKind
     hold_id: str
@@ -107,7 +107,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class SubmitJob:
-    """Hand the job to its provider; answered by ``on_submitted`` or ``on_submit_failed``."""
+    """Submit the job to its provider; answered by ``on_submitted`` or ``on_submit_failed``."""
 
     request_id: str
     attempt: int
@@ -115,9 +115,9 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class PollJob:
-    """Ask the provider how the job stands; answered by ``on_poll`` or not at all. No poll follows the ``last``.
+    """Poll the job; answered by ``on_poll`` or not at all. No poll follows the ``last``.
 
-    Without a ``provider_ref`` it is asked under our own name for the job.
+    Without a ``provider_ref`` it is polled by our own name for the job.
     """
 
     request_id: str
@@ -128,7 +128,7 @@ class PollJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Tell the provider to stop this attempt's job; best effort."""
+    """Cancel this attempt's job at the provider; best effort."""
 
     request_id: str
     attempt: int
@@ -137,7 +137,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class HostOutputs:
-    """Store these outputs; answered by ``on_hosted`` under the same ``round``.
+    """Store these outputs; answered by ``on_hosted`` with the same ``round``.
 
     Repeating it is harmless: assets are keyed by content.
     """
@@ -152,28 +152,8 @@ Effect = SubmitJob | PollJob | CancelJob | HostOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class HostedOutput:
-    """An output that is stored for good; ``position`` is the ``index`` of the output asked for.
-
-    ``size_claimed`` and ``duration_claimed`` as :class:`~holdfast.ledger.tasks.task.OutputItem` has them.
-    """
-
-    position: int
-    asset_id: str
-    sha256: str
-    bytes: int
-    content_type: str
-    expires_at: datetime
-    width: int | None = None
-    height: int | None = None
-    duration_s: float | None = None
-    size_claimed: bool = False
-    duration_claimed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class HostingFailure:
-    """An output that could not be stored; ``final`` where trying again cannot help."""
+    """An output that could not be stored; ``final`` if a retry cannot succeed."""
 
     position: int
     message: str
@@ -182,30 +162,26 @@ class HostingFailure:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a decision comes to: the task's new version, or None where nothing changes, and what goes with it.
+    """The result of a decision: the task's new version, or None if nothing changes, and what goes with it.
 
-    ``settle`` belongs into the commit of ``task``; ``effects`` are carried out once it stands.
-
-    ``verdict``: ``duplicate`` was known before, ``stale`` belongs to an earlier attempt, ``late`` comes after what
-    it tells was decided, ``ignored`` needs nothing.
-
-    ``mismatch``: how the provider's report of the work differs from what counts, where it does widely.
+    ``settle`` belongs to the same commit as ``task``; ``effects`` are carried out after it. ``mismatch`` describes
+    a difference between the provider's report and the measurement beyond the tolerance.
     """
 
     task: Task | None
-    verdict: Verdict
+    verdict: StepVerdict
     settle: Settlement | None = None
     effects: tuple[Effect, ...] = ()
     mismatch: str | None = None
 
 
-def unchanged(verdict: Verdict, *effects: Effect) -> Step:
-    """A step that leaves the task as it is."""
+def unchanged(verdict: StepVerdict, *effects: Effect) -> Step:
+    """Return a step that leaves the task as it is."""
     return Step(task=None, verdict=verdict, effects=effects)
 
 
 def after(now: datetime, seconds: float, jitter: float = 0.0) -> datetime:
-    """The moment ``seconds`` from now, lengthened by up to a quarter as ``jitter`` goes from 0 to 1."""
+    """Return the time ``seconds`` from now, lengthened by up to a quarter as ``jitter`` goes from 0 to 1."""
     assert 0.0 <= jitter <= 1.0
     return now + timedelta(seconds=seconds * (1 + jitter / 4))
 
@@ -214,11 +190,11 @@ def changed(
     task: Task,
     now: datetime,
     *effects: Effect,
-    verdict: Verdict = "applied",
+    verdict: StepVerdict = "applied",
     note: Progress | None = None,
     **state: Any,
 ) -> Step:
-    """A step inside the same public status: ``state`` names the fields of :class:`TaskState` that change."""
+    """Return a step within the same public status; ``state`` names the changed fields of :class:`TaskState`."""
     return Step(task=_next_version(task, task.status, now, note, state), verdict=verdict, effects=effects)
 
 
@@ -233,10 +209,9 @@ def transition(
     note: Progress | None = None,
     **state: Any,
 ) -> Step:
-    """Move the public status as ``cause`` says, settle the hold where the rule says so, and keep the history.
+    """Change the public status as :data:`TRANSITIONS` says for ``cause``, settle the hold and extend the history.
 
-    ``charge_micro`` is what a capture charges. An earlier ``error`` does not outlast success. Breaking the
-    table or the hold's limit is a bug.
+    ``charge_micro`` is what a capture charges. Success clears an earlier ``error``.
     """
     rule = TRANSITIONS[cause]
     assert task.status in rule.sources, f"{cause} cannot happen to a task that is {task.status}"
@@ -278,7 +253,7 @@ def freeze_for_review(
     note: Progress | None = None,
     **state: Any,
 ) -> Step:
-    """Freeze money and outputs until an operator decides or the review's time is over. The hold stays open."""
+    """Freeze the hold and the outputs until an operator decides or the review's deadline passes."""
     review = Review(
         case_id=review_case_of(task.request_id),
         reason=reason,
@@ -291,17 +266,17 @@ def freeze_for_review(
 
 
 def review_case_of(request_id: str) -> str:
-    """The id of a task's review. A task is reviewed at most once, so its own id tells it."""
+    """Return the id of a task's review, derived from the task's: a task is reviewed at most once."""
     return "rev_" + request_id.partition("_")[2]
 
 
 def task_of_review_case(case_id: str) -> str:
-    """The task that a review's id is about; the reverse of :func:`review_case_of`."""
+    """Return the task of a review's id; the inverse of :func:`review_case_of`."""
     return "task_" + case_id.partition("_")[2]
 
 
 def dispatch_deadline(task: Task) -> datetime | None:
-    """When an unanswered dispatch is given up; None while none has begun or once it is acknowledged."""
+    """Return when an unanswered dispatch is given up; None before it begins and once it is acknowledged."""
     state = task.state
     if state.dispatch == "acked" or state.dispatch_started_at is None:
         return None
@@ -309,7 +284,7 @@ def dispatch_deadline(task: Task) -> datetime | None:
 
 
 def _nothing_delivered(hosting: HostingState) -> dict[str, Any]:
-    """A released task delivers nothing, whatever had been stored of it."""
+    """Return the state changes of a released task: it delivers nothing, even if outputs were stored."""
     return {
         "output": (),
         "billable_units": 0,
@@ -346,7 +321,7 @@ def _next_version(
 
 
 def _wake_of(task: Task) -> datetime | None:
-    """The first moment at which the task wants attention, by the phase it is in."""
+    """Return when the task's next timer is due in its current phase."""
     state = task.state
     times: tuple[datetime | None, ...]
     if task.status in TERMINAL:
@@ -359,7 +334,7 @@ def _wake_of(task: Task) -> datetime | None:
             else (state.review.deadline_at,)
         )
     elif state.final_poll:
-        # The deadlines lie behind; only the last poll's answer is waited for.
+        # The deadlines have passed; only the answer to the last poll is awaited.
         times = (state.due_at,)
     elif state.hosting.status == "transferring":
         times = (state.due_at, state.hosting.deadline_at, state.overall_deadline_at)

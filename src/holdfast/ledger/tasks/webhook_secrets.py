@@ -1,7 +1,7 @@
-"""The secrets that events are signed with: one an account, drawn from a key of the house, replaced on demand.
+"""The secrets that sign webhooks: one per account, derived from a key of the service, rotated on demand.
 
-Nothing secret is stored. A secret follows from the account and a generation number; replacing it is the next
-generation. For a day the one before signs as well, so that its owner can change over without losing an event.
+No secret is stored: it is derived from the account and a generation number, and a rotation is the next generation.
+For a day the previous generation signs too, so that a receiver can be switched over without losing an event.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SIGNING_MAX_COUNT = 4
 
 
 class Rotation(NamedTuple):
-    """A generation, and when it took over from the one before. The first one, 0, was never rotated to."""
+    """A generation above 0, and when it was rotated to."""
 
     generation: int
     at: datetime
 
 
 class Signing(NamedTuple):
-    """The generations that sign now, newest first, when the newest took over, and when it will sign alone."""
+    """The generations that sign now, newest first; when the newest began to sign, and when it will sign alone."""
 
     generations: tuple[int, ...]
     rotated_at: datetime | None
@@ -33,7 +33,7 @@ class Signing(NamedTuple):
 
 
 def signing(rotations: Sequence[Rotation], now: datetime) -> Signing:
-    """Who signs now, by an account's newest rotations in any order."""
+    """Return the generations that sign now, given an account's newest rotations in any order."""
     newest_first = sorted(rotations, reverse=True)
     if not newest_first:
         return Signing((0,), None, None)
@@ -49,5 +49,5 @@ def signing(rotations: Sequence[Rotation], now: datetime) -> Signing:
 
 
 def webhook_secret(key: bytes, account_id: str, generation: int) -> str:
-    """An account's secret of one generation, as its owner is shown it; its key has 32 bytes."""
+    """Return an account's secret of one generation in its public form; its key has 32 bytes."""
     return standard_secret(hmac.digest(key, f"{account_id} {generation}".encode(), "sha256"))

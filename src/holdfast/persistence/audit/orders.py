@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.targets import money_of, outcome_of
+from holdfast.ledger.orders.targets import assess
 from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
 from holdfast.persistence.audit.rules import Rule
 from holdfast.persistence.records.orders import ORDER, order_of
@@ -122,10 +122,10 @@ def _failures(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
         yield COLUMNS, "its documents cannot be decoded"
         return
     request, state, statuses = order.request, order.state, order.statuses
-    money, outcome = money_of(request, state.facts), outcome_of(request, state.facts)
-    if order.net_micro != money.net_micro or not 0 <= order.net_micro <= request.amount_micro:
-        yield NET, f"posted {order.net_micro} micro-credits, its facts require {money.net_micro}"
-    derived = (outcome.status, outcome.processing_status, outcome.reversal_status, outcome.risk_status)
+    implied = assess(request, state.facts)
+    if order.net_micro != implied.net_micro or not 0 <= order.net_micro <= request.amount_micro:
+        yield NET, f"posted {order.net_micro} micro-credits, its facts require {implied.net_micro}"
+    derived = (implied.status, implied.processing_status, implied.reversal_status, implied.risk_status)
     stored = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
     if derived != stored:
         yield STATUSES, f"is {' '.join(stored)}, its facts imply {' '.join(derived)}"

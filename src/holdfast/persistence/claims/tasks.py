@@ -227,7 +227,7 @@ def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: 
 
 _WAITS_FOR = {
     "submissions": ("dispatch_s", Deadlines().dispatch_s),
-    "news": ("run_s", Deadlines().run_s),
+    "updates": ("run_s", Deadlines().run_s),
 }
 """The deadline that limits each kind of waiting, and its default where a task's terms do not set it."""
 

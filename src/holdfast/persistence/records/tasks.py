@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import msgspec
 
 from holdfast.ledger.tasks.inputs import input_until
 from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState, UsageEntry
-from holdfast.ledger.tasks.transitions import HostedOutput, HostingFailure
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
 
@@ -127,27 +125,31 @@ def usage_entry_of(row: Any) -> UsageEntry:
     return UsageEntry(**columns)
 
 
-def new_asset_rows(
-    before: Task, after: Task, results: Iterable[HostedOutput | HostingFailure]
-) -> tuple[AssetRow, ...]:
-    """Return the rows of the assets that a step took from the results of a hosting round."""
+def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
+    """Return the rows of the assets that a step added to the task's output."""
     known = {item.asset_id for item in before.state.output}
-    stored = {item.asset_id: item for item in after.state.output if item.asset_id not in known}
-    return tuple(
-        AssetRow(
-            after.account_id,
-            after.request_id,
-            result.position,
-            result.asset_id,
-            result.sha256,
-            result.bytes,
-            result.content_type,
-            after.updated_at,
-            stored[result.asset_id].expires_at or result.expires_at,
+    rows = []
+    for item in after.state.output:
+        if item.asset_id is None or item.asset_id in known:
+            continue
+        assert item.sha256 is not None
+        assert item.bytes is not None
+        assert item.content_type is not None
+        assert item.expires_at is not None
+        rows.append(
+            AssetRow(
+                after.account_id,
+                after.request_id,
+                item.position,
+                item.asset_id,
+                item.sha256,
+                item.bytes,
+                item.content_type,
+                after.updated_at,
+                item.expires_at,
+            )
         )
-        for result in results
-        if isinstance(result, HostedOutput) and result.asset_id in stored
-    )
+    return tuple(rows)
 
 
 def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:

@@ -18,12 +18,12 @@ from typing import Final, Literal, get_args
 import structlog
 import trio
 
-from holdfast.ledger.tasks.silence import Asked, Silence
+from holdfast.ledger.tasks.silence import Silence, Unanswered
 
 log = structlog.get_logger(__name__)
 
 ProviderState = Literal["up", "unknown", "silent", "down"]
-Counted = Literal["calls", "submissions", "news"]
+Counted = Literal["calls", "submissions", "updates"]
 """What failures are counted of, the gravest first."""
 
 FAILURES_MAX: Final = 3
@@ -71,7 +71,7 @@ class ProviderHealth:
         """What has gone unanswered for so long that waiting tasks must not count on it."""
         now_s = trio.current_time()
         return tuple(
-            Silence(of, now_s - self._failures[of].since_s) for of in get_args(Asked) if self._is_failing(of)
+            Silence(of, now_s - self._failures[of].since_s) for of in get_args(Unanswered) if self._is_failing(of)
         )
 
     def call_answered(self, status: int) -> None:

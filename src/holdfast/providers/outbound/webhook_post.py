@@ -13,7 +13,7 @@ import httpx2
 import trio
 
 from holdfast.ledger.clock import Now
-from holdfast.ledger.tasks.deliveries import Answer
+from holdfast.ledger.tasks.deliveries import DeliveryResponse
 from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable, header
 from holdfast.providers.outbound.retry_after import parse_retry_after
@@ -60,7 +60,7 @@ async def post_event(
     *,
     timeout_s: float,
     now: Now,
-) -> Answer:
+) -> DeliveryResponse:
     """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
     sent = {"Content-Type": "application/json", **headers}
     try:
@@ -69,10 +69,10 @@ async def post_event(
                 "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
             ) as response:
                 pause_s = parse_retry_after(header(response, "retry-after"), now())
-                return Answer(response.status, retry_after_s=pause_s)
+                return DeliveryResponse(response.status, retry_after_s=pause_s)
     except trio.TooSlowError:
-        return Answer(None, error=f"no answer within {timeout_s:g} s")
+        return DeliveryResponse(None, error=f"no answer within {timeout_s:g} s")
     except Blocked as refusal:
-        return Answer(None, error=f"not allowed: {refusal}")
+        return DeliveryResponse(None, error=f"not allowed: {refusal}")
     except Unreachable as fault:
-        return Answer(None, error=f"unreachable: {fault}")
+        return DeliveryResponse(None, error=f"unreachable: {fault}")

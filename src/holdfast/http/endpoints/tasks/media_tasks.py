@@ -25,7 +25,8 @@ from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
-from holdfast.ledger.catalog.quotes import PricedInput, SealedQuote, quote_input, quote_matches, unseal_quote
+from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds

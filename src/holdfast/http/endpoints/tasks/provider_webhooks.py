@@ -23,8 +23,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import TaskBody
-from holdfast.ledger.catalog.entries import CALLBACK_BYTES_MOST
-from holdfast.ledger.catalog.models import ProviderConfig
+from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.providers.media.callback_address import PURPOSE, names_same_job, read_hook_query
