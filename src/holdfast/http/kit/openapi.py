@@ -167,12 +167,16 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema) -> JsonSchema
     if route.body is not None:
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": {"application/json": {"schema": _reference(route.body), "example": body}},
+            "content": {
+                "application/json": {"schema": _reference(route.body), "examples": {"Example": {"value": body}}}
+            },
         }
     elif route.raw_body_bytes_max is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": _json({"type": "object", "examples": [route.raw_body_example]}),
+            "content": {
+                "application/json": {"schema": {"type": "object"}, "examples": {"Example": {"value": body}}}
+            },
         }
     return operation
 
