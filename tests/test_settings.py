@@ -189,13 +189,13 @@ def test_production_refuses_invalid_card_keys(production: dict[str, str], name: 
 
 def test_a_secret_key_is_refused_as_a_publishable_key(development: dict[str, str]) -> None:
     assert faults({**development, "HOLDFAST_CARD_PUBLISHABLE_KEY": CARD_KEY}) == (
-        "HOLDFAST_CARD_PUBLISHABLE_KEY is a secret key: browsers would be shown it",
+        "HOLDFAST_CARD_PUBLISHABLE_KEY is a secret key, which would be sent to browsers",
     )
 
 
 def test_development_accepts_weak_secrets_with_a_warning(development: dict[str, str]) -> None:
     settings = load_settings({**development, "HOLDFAST_OPERATOR_TOKEN": "short"})
-    assert list(find_warnings(settings)) == ["HOLDFAST_OPERATOR_TOKEN is weak: production would refuse it"]
+    assert list(find_warnings(settings)) == ["HOLDFAST_OPERATOR_TOKEN is weak: production refuses it"]
 
 
 def test_random_secrets_are_strong() -> None:

@@ -18,7 +18,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from holdfast.scrubbing import SCRUBBED, scrub
 
 VALUE_LIMIT_CHARS = 16_000
-"""Room for a whole traceback."""
+"""Enough for a complete traceback."""
 
 _DEPTH_LIMIT_LEVELS = 4
 _SECRET_KEY = re.compile(

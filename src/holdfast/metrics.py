@@ -38,7 +38,7 @@ FENCE_STALE = Counter(
 COMMIT_LOOKUPS = Counter(
     "holdfast_commit_lookups", "Batches whose COMMIT response was lost, by what the look-up found.", ["found"]
 )
-ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Virtual actors awake.", ["kind"])
+ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active virtual actors.", ["kind"])
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
     "Events of virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
@@ -47,7 +47,7 @@ ACTOR_EVENTS = Counter(
 )
 DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages that were not answered or read, by reason.", ["reason"])
 DATABASE_AWAY = Counter("holdfast_database_away", "How often the database became unreachable.")
-ORDER_LOOKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])
+ORDER_CHECKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])
 ORDERS_HELD = Gauge("holdfast_orders_held", "Payment orders in the database that wait for an operator.")
 REVIEWS_OPEN = Gauge("holdfast_reviews_open", "Tasks in the database whose review waits for an operator.")
 ORDERS_MISMATCHED = Gauge(

@@ -11,10 +11,10 @@ from typing import Final
 
 CHARS_MIN: Final = 32
 GUESSES_LOG10_MIN: Final = 27.0
-"""About 90 bits. Half of 32 random hexadecimal digits would do; words, dates and patterns with padding do not."""
+"""About 90 bits. 32 random hexadecimal digits exceed it; words, dates and padded patterns do not."""
 
-CHARS_JUDGED_MAX: Final = 72
-"""The estimate reads no further: a strong beginning is not weakened by what follows."""
+CHARS_ESTIMATED_MAX: Final = 72
+"""Only this many characters are estimated: more characters never make a secret weaker."""
 
 EXAMPLES: Final = frozenset(
     {
@@ -31,18 +31,18 @@ _PREFIX = re.compile(r"(?:whsec_|[a-z0-9]{1,4}_(?:live_|test_)?)", re.ASCII)
 
 
 def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
-    """Say why a secret is weak, as a sentence's ending that never shows the secret; None for a strong one.
+    """Return why a secret is weak, as the end of a sentence that does not contain it; None if it is strong.
 
-    A prefix that only names the kind, such as ``whsec_``, does not count.
+    A prefix that names the kind of secret, such as ``whsec_``, is not counted.
     """
     if secret in EXAMPLES:
-        return "is an example from the documentation; make one of your own"
+        return "is an example from the documentation; generate a new one"
     prefix = _PREFIX.match(secret)
-    drawn = secret[prefix.end() :] if prefix else secret
+    random_part = secret[prefix.end() :] if prefix else secret
     if (
-        len(drawn) < chars_min
-        or _counts(drawn)
-        or _guesses_log10(drawn) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN)
+        len(random_part) < chars_min
+        or _is_sequence(random_part)
+        or _guesses_log10(random_part) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN)
     ):
         return f"is too weak; give at least {chars_min} random characters"
     return None
@@ -53,7 +53,7 @@ def is_plainly_weak(secret: str, *, chars_min: int = CHARS_MIN) -> bool:
     return len(secret) < chars_min or len(set(secret)) < 8 or secret in EXAMPLES
 
 
-def _counts(text: str) -> bool:
+def _is_sequence(text: str) -> bool:
     """Whether the text encodes bytes in equal steps, as test vectors do: 00 01 02 and so on."""
     for decode in (bytes.fromhex, partial(base64.b64decode, validate=True)):
         with suppress(ValueError):
@@ -64,7 +64,7 @@ def _counts(text: str) -> bool:
 
 
 def _guesses_log10(text: str) -> float:
-    # Its word lists take a second and some megabytes, which only production should pay for.
+    # Imported here: its word lists take a second and several megabytes to load, and only production uses them.
     from zxcvbn import zxcvbn  # type: ignore[import-untyped]
 
-    return float(zxcvbn(text[:CHARS_JUDGED_MAX])["guesses_log10"])
+    return float(zxcvbn(text[:CHARS_ESTIMATED_MAX])["guesses_log10"])

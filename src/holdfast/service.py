@@ -1,7 +1,8 @@
-"""The service as a process: what starts in which order, what the signals mean, and the ordered way down.
+"""The service process: the order of its start, its signals, and its orderly stop.
 
-Down: the tree is drained in reverse (accept what waits, finish requests, mailboxes, last commit, database), then
-the embedded server is stopped. A second signal ends the waiting, and what was cut is named in the log.
+A stop drains the supervision tree in reverse start order (accept waiting connections, finish requests, empty
+mailboxes, last commit, close the database) and then stops the embedded server. A second signal stops it without
+waiting, and the log lists the children that had not finished.
 """
 
 from __future__ import annotations
@@ -155,29 +156,29 @@ async def _log_when_ready(assembly: Assembly, sockets: ListeningSockets) -> None
 
 
 async def _handle_signals(assembly: Assembly) -> None:
-    """INT and TERM stop in order, a second one at once; HUP reloads the catalog."""
-    tree, is_asked = assembly.tree, False
-    # A thread that waits for a frozen database cannot be cancelled and keeps the loop from ending. Everything that
-    # was answered is durable, so exiting here is no worse than a kill.
-    last_resort = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
-    last_resort.daemon = True
+    """Stop in order at INT or TERM, immediately at a second one; reload the catalog at HUP."""
+    tree, is_stopping = assembly.tree, False
+    # A thread that waits for a database that hangs cannot be cancelled, and the loop does not end before it. Every
+    # change that was confirmed is durable, so exiting here is as safe as a kill.
+    exit_timer = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
+    exit_timer.daemon = True
     try:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
                     await assembly.registry.reload()
-                elif not is_asked:
-                    is_asked = True
+                elif not is_stopping:
+                    is_stopping = True
                     log.info("stopping", signal=signal.Signals(number).name)
                     await tree.stop()
                 else:
                     cut = [child.child_id for child in tree.children() if child.state != "stopped"]
                     log.warning("stopping at once", signal=signal.Signals(number).name, cut=cut)
                     tree.stop_at_once()
-                    if not last_resort.is_alive():
-                        last_resort.start()
+                    if not exit_timer.is_alive():
+                        exit_timer.start()
     finally:
-        last_resort.cancel()
+        exit_timer.cancel()
 
 
 def _addresses(settings: Settings) -> list[tuple[str, int]]:
@@ -187,7 +188,7 @@ def _addresses(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket, before anything else: a port in use shows at once."""
+    """Open a listening socket. This comes first, so that a port in use is reported immediately."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

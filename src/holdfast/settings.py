@@ -28,7 +28,7 @@ __all__ = ["PREFIX", "Locations", "Settings", "SettingsFault", "environment", "l
 
 PREFIX = "HOLDFAST_"
 SHOWN_CHARS_MAX = 20
-"""A longer wrong value is not shown: it could be a secret given under a wrong name."""
+"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
 
 PRODUCTION_DEFAULTS = {
     "LOG_FORMAT": "json",
@@ -36,7 +36,7 @@ PRODUCTION_DEFAULTS = {
     "TASK_CREATES_PER_ACCOUNT_S": "1000",
     "WEBHOOK_LOCAL_ALLOWED": "false",
 }
-"""Where production's default is not the field's."""
+"""The defaults in production that differ from those of the fields."""
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
@@ -44,7 +44,7 @@ S = TypeVar("S", bound="Locations")
 
 
 class SettingsFault(Exception):
-    """The environment does not make valid settings. ``lines`` has one line for each fault."""
+    """The environment variables are not valid settings. ``lines`` has one line for each fault."""
 
     def __init__(self, lines: tuple[str, ...]) -> None:
         super().__init__("\n".join(lines))
@@ -128,7 +128,7 @@ Secret = Annotated[str, AfterValidator(_secret)]
 
 
 class Locations(BaseModel):
-    """Where the database, the files and the catalog are: all that commands beside the service need."""
+    """The locations of the database, the files and the catalog, which are all that the other commands need."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=str.upper)
 
@@ -151,8 +151,8 @@ class S3Bucket:
 class Settings(Locations):
     """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
 
-    ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; take a key for each
-    purpose from :meth:`derived_key`. ``public_url`` None means: where the service listens. ``s3`` None: results are
+    ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a
+    key for each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
     stored in ``data_dir``. ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
     ``ops_port`` None: operators' routes are on the public port. ``webhook_local_allowed``: events may go to http
     and to private addresses. Secrets are left out of the repr.
@@ -240,12 +240,12 @@ class Settings(Locations):
 
     @property
     def is_production(self) -> bool:
-        """Whether this serves real customers: no debug codes, no emulators, no generated secrets."""
+        """Whether this is production: without debug codes, emulators and generated secrets."""
         return self.env == "production"
 
     @property
     def s3(self) -> S3Bucket | None:
-        """The bucket for results, where ``asset_store`` says so."""
+        """The bucket for results if ``asset_store`` is ``s3``, else None."""
         if self.asset_store == "local":
             return None
         return S3Bucket(
@@ -299,14 +299,14 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     if not settings.is_production:
         return settings.model_copy(update=_development_secrets(settings))
     if not settings.server_secret:
-        # Without one of its own it changes with the operators' token.
+        # Derived from the operators' token if it is not set, so it changes when that token does.
         derived = hmac.digest(settings.operator_token.encode(), b"holdfast server key material", "sha256").hex()
         return settings.model_copy(update={"server_secret": derived})
     return settings
 
 
 def load_locations(environ: Mapping[str, str]) -> Locations:
-    """Read where things are, and nothing else. Raises :class:`SettingsFault`; writes nothing."""
+    """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
     return _validate(Locations, _given(environ))
 
 
@@ -319,7 +319,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _validate(model: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
-    """Make the settings. Raises :class:`SettingsFault` for values that do not fit, and for ``faults``."""
+    """Validate the settings. Raises :class:`SettingsFault` for invalid values and for ``faults``."""
     lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in faults)
     try:
         settings = model.model_validate(given)
@@ -353,7 +353,7 @@ def _passwords(url: str) -> tuple[str, ...]:
 
 
 def _development_secrets(settings: Settings) -> dict[str, str]:
-    """The stored secret for each that is missing, generated now if need be."""
+    """Return the stored value of each missing secret; one that is not stored yet is generated."""
     folder = settings.data_dir / "secrets"
     fields = {name: "server_secret" if name == "SERVER_KEY" else name.lower() for name in OWN_SECRETS}
     try:

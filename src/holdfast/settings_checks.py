@@ -1,4 +1,4 @@
-"""Checks that involve more than one setting: what is missing, weak, or given for two purposes.
+"""Checks that involve more than one setting: values that are missing, weak, or used for two purposes.
 
 They read the variables as given (without their prefix), so that their faults are listed beside those of single
 values. None of the lines shows a value.
@@ -32,13 +32,13 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield what is wrong with the settings together."""
+    """Yield the faults of combinations of settings."""
     if given.get("ASSET_STORE") == "s3":
         for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"):
             if name not in given:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
     if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
-        yield "CARD_PUBLISHABLE_KEY", "is a secret key: browsers would be shown it"
+        yield "CARD_PUBLISHABLE_KEY", "is a secret key, which would be sent to browsers"
     if given.get("ENV") == "production":
         yield from _production_faults(given)
 
@@ -59,12 +59,12 @@ def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield keys that cannot belong to the card provider; at an address of its own only lengths are checked."""
+    """Yield keys that cannot belong to the card provider; if ``CARD_API_BASE`` is set only lengths are checked."""
     key, public = given.get("CARD_API_KEY"), given.get("CARD_PUBLISHABLE_KEY")
-    is_own_address = "CARD_API_BASE" in given
-    if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if is_own_address else _CARD_KEY.fullmatch(key)):
+    has_base = "CARD_API_BASE" in given
+    if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if has_base else _CARD_KEY.fullmatch(key)):
         yield "CARD_API_KEY", "is not a key of the card provider (sk_live_… or rk_live_…)"
-    if public is not None and not is_own_address and not _CARD_PUBLIC_KEY.fullmatch(public):
+    if public is not None and not has_base and not _CARD_PUBLIC_KEY.fullmatch(public):
         yield "CARD_PUBLISHABLE_KEY", "is not a publishable key of the card provider (pk_live_…)"
     for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
         if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:

@@ -1,4 +1,4 @@
-"""Settings that work and were probably not intended: one line each, logged at start."""
+"""Warnings about valid settings that were probably not intended, logged at start."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from holdfast.settings import PREFIX, Settings
 
 
 def find_warnings(settings: Settings) -> Iterator[str]:
-    """Yield a line for each doubtful setting."""
+    """Yield a sentence for each such setting."""
     production = _production_warnings if settings.is_production else _development_warnings
-    for name, trouble in (*production(settings), *_card_warnings(settings)):
-        yield f"{PREFIX}{name} {trouble}"
+    for name, problem in (*production(settings), *_card_warnings(settings)):
+        yield f"{PREFIX}{name} {problem}"
 
 
 def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -21,15 +21,15 @@ def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.sandbox_enabled:
         yield "SANDBOX_ENABLED", "is true: every account can give itself credit without paying"
     if settings.webhook_local_allowed:
-        yield "WEBHOOK_LOCAL_ALLOWED", "is true: customers can have us call private addresses"
+        yield "WEBHOOK_LOCAL_ALLOWED", "is true: customers' webhooks may be sent to private addresses"
     if settings.card_api_key is not None and "_test_" in settings.card_api_key:
         yield "CARD_API_KEY", "is a test key: credit is given for payments that are not real"
     if settings.ops_port is None:
-        yield "OPS_PORT", "is not set: /ops and /metrics answer on the public port"
+        yield "OPS_PORT", "is not set: /ops and /metrics are served on the public port"
     if settings.public_url is None:
-        yield "PUBLIC_URL", "is not set: links will name the address the service listens on"
+        yield "PUBLIC_URL", "is not set: links contain the address that the service listens on"
     elif settings.public_url.startswith("http:"):
-        yield "PUBLIC_URL", "is not https: tokens would travel in clear"
+        yield "PUBLIC_URL", "is not https: tokens are sent unencrypted"
 
 
 def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -41,13 +41,13 @@ def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     }
     for name, secret in secrets.items():
         if is_plainly_weak(secret):
-            yield name, "is weak: production would refuse it"
+            yield name, "is weak: production refuses it"
 
 
 def _card_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.card_api_key is None:
         return
     if not settings.card_webhook_secrets:
-        yield "CARD_WEBHOOK_SECRET", "is not set: the card webhook is closed"
+        yield "CARD_WEBHOOK_SECRET", "is not set: the card webhook refuses every event"
     if settings.card_publishable_key is None:
-        yield "CARD_PUBLISHABLE_KEY", "is not set: card orders carry no key for the browser"
+        yield "CARD_PUBLISHABLE_KEY", "is not set: responses to card orders contain no key for the browser"

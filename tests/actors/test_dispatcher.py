@@ -62,7 +62,7 @@ class Setup:
     nursery: trio.Nursery
     process: Process = field(default_factory=this_process)
     removed: set[str] = field(default_factory=set)
-    judges_leases: bool = True
+    leases_are_reliable: bool = True
 
     async def insert_task(
         self,
@@ -110,7 +110,7 @@ class Setup:
             now=utc_now,
             process=self.process,
             removed=lambda provider: provider in self.removed,
-            judges_leases=lambda: self.judges_leases,
+            leases_are_reliable=lambda: self.leases_are_reliable,
         )
 
     async def start(self) -> None:
@@ -291,11 +291,11 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     await setup.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
     await setup.insert_task("task_theirs", dispatched=True, due_in_s=600, touched_ago_s=60, owner=other.process_id)
     dispatcher = setup.dispatcher()
-    setup.judges_leases = False
+    setup.leases_are_reliable = False
     for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
     assert setup.tasks.woken == []
-    setup.judges_leases = True
+    setup.leases_are_reliable = True
     for _ in range(FOLLOW_UP_TICKS):
         await dispatcher.on_receive(Tick())
     assert setup.tasks.woken == [("task_theirs", True)]
@@ -310,7 +310,7 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
     await setup.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))
     await setup.insert_task("task_left", dispatched=True, due_in_s=600, owner="proc_gone")
     dispatcher = setup.dispatcher()
-    setup.judges_leases = False
+    setup.leases_are_reliable = False
 
     await dispatcher.on_receive(Tick())
 

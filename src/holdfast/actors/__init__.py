@@ -1,1 +1,1 @@
-"""Who owns state: the trio actor on pykka, its mailbox and messages; accounts, sign-ins, tasks, workers."""
+"""Actors, which own all state: the actor on trio and pykka, and the accounts, sign-ins, tasks and workers."""

@@ -1,1 +1,1 @@
-"""Who asks: routes, credentials, request and response shapes, the error table. Handlers only ask and read."""
+"""The HTTP API: routes, credentials, request and response bodies, the error table. Handlers only ask and read."""

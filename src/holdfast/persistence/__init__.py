@@ -1,1 +1,1 @@
-"""What survives: tables, the journal (the one write path), queries, migrations, the embedded database."""
+"""Storage: tables, the journal (the one write path), queries, migrations, the embedded database."""

@@ -90,7 +90,7 @@ def worker_children(
             now=now,
             process=presence.process,
             removed=registry.removed,
-            judges_leases=presence.judges_leases,
+            leases_are_reliable=presence.leases_are_reliable,
             silences=lambda provider: registry.health_of(provider).silences(),
         ),
         "provider-calls": lambda: ProviderCaller(

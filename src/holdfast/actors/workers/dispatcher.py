@@ -70,9 +70,9 @@ class Tick(Command[None]):
 class Dispatcher(Worker):
     """Tracks which of this process's tasks occupy slots, and assigns the free ones.
 
-    ``slots`` returns the number of slots by provider. ``removed`` says whether a provider has left the catalog for
-    good, ``judges_leases`` whether a lapsed lease proves that its process has ended, ``silences`` which messages a
-    provider does not answer.
+    ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider's grace
+    period after leaving the catalog is over, ``leases_are_reliable`` whether an expired lease proves that its process has
+    ended, ``silences`` which kinds of call a provider does not answer.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Dispatcher(Worker):
         now: Now,
         process: Process,
         removed: Callable[[str], bool] = lambda _: False,
-        judges_leases: Callable[[], bool] = lambda: True,
+        leases_are_reliable: Callable[[], bool] = lambda: True,
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
     ) -> None:
         super().__init__(ref)
@@ -95,12 +95,12 @@ class Dispatcher(Worker):
         self._now = now
         self._process = process
         self._removed = removed
-        self._judges_leases = judges_leases
+        self._leases_are_reliable = leases_are_reliable
         self._silences = silences
         self._held: dict[str, dict[str, float]] = {}
         # Providers for which tasks may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
-        # The account that last got a slot, by provider: the next one in turn comes after it.
+        # The account that last got a slot, by provider; the next turn starts with the account after it.
         self._served: dict[str, str] = {}
         self._ticks = 0
         self._is_busy = False
@@ -161,7 +161,7 @@ class Dispatcher(Worker):
         if self._ticks == 1:
             await self._take_over()
         for provider in self._slots():
-            # Tasks queued by other processes are looked for less often than known backlogs.
+            # Known backlogs are checked at every tick, tasks queued by other processes less often.
             if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
         if check_all:
@@ -176,8 +176,8 @@ class Dispatcher(Worker):
 
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
-        now, process, judges_leases = self._now(), self._process, self._judges_leases()
-        taken = await self._database.work(take_over, process, now, judges_leases=judges_leases)
+        now, process, leases_are_reliable = self._now(), self._process, self._leases_are_reliable()
+        taken = await self._database.work(take_over, process, now, leases_are_reliable=leases_are_reliable)
         self._hold(taken)
         if taken:
             log.info("took over tasks of ended processes", tasks=len(taken))

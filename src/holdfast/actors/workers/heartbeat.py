@@ -23,22 +23,24 @@ class Presence:
     def __init__(self, process: Process, clock: ServiceClock) -> None:
         self.process = process
         self.clock = clock
-        self._beat_at: float | None = None
-        self._steady_since = 0.0
+        self._renewed_at: float | None = None
+        self._reachable_since = 0.0
 
-    def judges_leases(self) -> bool:
+    def leases_are_reliable(self) -> bool:
         """Whether the database has been reachable for so long that every running process has renewed its lease."""
         now = trio.current_time()
         return (
-            self._beat_at is not None and now - self._beat_at < LEASE_S / 2 and now - self._steady_since >= LEASE_S
+            self._renewed_at is not None
+            and now - self._renewed_at < LEASE_S / 2
+            and now - self._reachable_since >= LEASE_S
         )
 
-    def record_beat(self) -> None:
+    def record_renewal(self) -> None:
         """Record a durable renewal."""
         now = trio.current_time()
-        if self._beat_at is None or now - self._beat_at >= LEASE_S / 2:
-            self._steady_since = now
-        self._beat_at = now
+        if self._renewed_at is None or now - self._renewed_at >= LEASE_S / 2:
+            self._reachable_since = now
+        self._renewed_at = now
 
 
 class Heartbeat:
@@ -72,7 +74,7 @@ class Heartbeat:
         except DatabaseAway as away:
             log.info("heartbeat failed", reason=str(away))
         else:
-            presence.record_beat()
+            presence.record_renewal()
 
     async def _end_lease(self) -> None:
         """End the lease, so that other processes need not wait until it lapses."""

@@ -1,4 +1,4 @@
-"""What plain background loops share: workers that receive no messages and repeat their work at intervals."""
+"""The loop of workers that receive no messages and repeat their work at intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 async def repeat(work: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> NoReturn:
     """Call ``work`` forever, with a pause of ``every_s`` after each call.
 
-    While the database is away the work is postponed: whatever is due is found in the rows by a later call.
+    While the database is away the work is postponed; a later call finds it in the rows.
     """
     while True:
         try:

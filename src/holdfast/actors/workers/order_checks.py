@@ -50,38 +50,38 @@ class OrderChecks:
         self.now = now
 
     async def check(self, order_id: str) -> CheckResult:
-        """Do what is due for an order.
+        """Expire the order, find its intent, or compare it with its provider, whichever is due.
 
-        Raises what asking its account may raise, and
+        Raises the faults of an ask, and
         :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
         """
         order = await self._database.read(order_by_id, order_id)
         result: CheckResult = "left" if order is None else await self._check(order)
-        metrics.ORDER_LOOKS.labels(result).inc()
+        metrics.ORDER_CHECKS.labels(result).inc()
         return result
 
     async def _check(self, order: Order) -> CheckResult:
         now = self.now()
-        is_over = can_expire(order.request, order.status) and now >= order.request.expires_at
+        is_expired = can_expire(order.request, order.status) and now >= order.request.expires_at
         if order.request.provider == "sandbox":
-            return await self._expire(order) if is_over else "left"
+            return await self._expire(order) if is_expired else "left"
         if self._card is None:
             return "left"
         payment_id = order.state.payment_id
         if payment_id is None:
-            if is_over:
+            if is_expired:
                 return await self._expire(order)
             return await self._find_intent(order, self._card) if order.status == "pending" else "left"
         as_of = int(now.timestamp())
         try:
             seen = await self._card.retrieve(payment_id, as_of=as_of)
-            if is_over and seen.state == "open":
+            if is_expired and seen.state == "open":
                 seen = await self._card.cancel_intent(payment_id, as_of=as_of)
         except CardFault as fault:
             log.info("a payment could not be read", order_id=order.order_id, reason=str(fault))
             return await self._reconcile(order, ReconcileOrder(order.order_id, fault=_name(fault)))
-        if is_over and seen.state == "canceled":
-            # Before the comparison: that the payer's time was up is why it can no longer be paid.
+        if is_expired and seen.state == "canceled":
+            # Before the comparison, so that the order's history has the expiry as the reason for the cancellation.
             await self._expire(order)
         return await self._reconcile(order, ReconcileOrder(order.order_id, seen))
 
@@ -94,7 +94,10 @@ class OrderChecks:
         return "left" if reply is None else reply.order.statuses.reconcile_status
 
     async def _find_intent(self, order: Order, card: CardProvider) -> CheckResult:
-        """Create the intent whose create call was lost, or find it: both happen under the order's id."""
+        """Create an order's intent after its first create call got no response.
+
+        The order's id makes the call idempotent: an intent that was created before is returned.
+        """
         request = order.request
         amount_minor = minor_from_micro(request.amount_micro, request.currency)
         try:

@@ -1,4 +1,4 @@
-"""The provider watch: probes providers that were not called for a while, so that their state is true."""
+"""The provider watch: probes providers that were not called for a while, so that their state is current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 PROBE_S = 10.0
 CHECK_S = 1.0
-"""How often due probes are looked for: with `PROBE_S` here too, every second one would come a round late."""
+"""How often due probes are started. With ``PROBE_S``, a probe could be late by as much as its own interval."""
 PROBES_MAX = 8
 """How many probes run at once."""
 

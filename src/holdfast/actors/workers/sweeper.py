@@ -1,4 +1,4 @@
-"""The sweeper: deletes expired rows. Several processes may sweep at once; every sweep is repeatable."""
+"""The sweeper: deletes expired rows. Sweeps are idempotent, and several processes may run them at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 SWEEP_S = 60.0
 ROWS_MAX = 5_000
 ROUNDS_MAX = 20
-"""How many statements of ``ROWS_MAX`` rows one sweep spends on a table."""
+"""The maximum number of statements, each of up to ``ROWS_MAX`` rows, for one table in one sweep."""
 SIGN_INS_RETENTION_S = 25 * 3600
 SESSIONS_RETENTION_S = 30 * 24 * 3600
 EVENTS_RETENTION_S = 90 * 24 * 3600
@@ -55,5 +55,5 @@ class Sweeper:
                 if count < ROWS_MAX:
                     break
         if any(removed.values()):
-            log.info("swept", **removed)
+            log.info("expired rows deleted", **removed)
         return removed

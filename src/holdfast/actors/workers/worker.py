@@ -22,7 +22,7 @@ WORKER_MAILBOX_MAX = 10_000
 class WorkerRef(TrioActorRef):
     """The address of a worker. Messages sent while it restarts wait for the next incarnation.
 
-    A full mailbox drops the message: the work is in rows as well, and is found there again.
+    A full mailbox drops the message: its work is also in the database's rows and is found there later.
     """
 
     actor_inbox: Mailbox

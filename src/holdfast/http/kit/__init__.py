@@ -1,1 +1,1 @@
-"""What every endpoint is made with: dispatch, request, response, paging, errors, OpenAPI."""
+"""The framework of all endpoints: dispatch, request, response, paging, errors, OpenAPI."""

@@ -1,1 +1,1 @@
-"""What calls take and answer, and how values are rendered."""
+"""Request and response bodies, and the rendering of values."""

@@ -87,15 +87,15 @@ def end_lease(rows: Connection, process: Process) -> None:
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
 
 
-def take_over(rows: Connection, process: Process, now: datetime, *, judges_leases: bool) -> list[PlacedTask]:
+def take_over(rows: Connection, process: Process, now: datetime, *, leases_are_reliable: bool) -> list[PlacedTask]:
     """Make this process the owner of the tasks that ended processes had dispatched, and claim them.
 
-    ``judges_leases`` False: expired leases prove nothing, as after an outage of the database; then only processes
+    ``leases_are_reliable`` False: expired leases prove nothing, as after an outage of the database; then only processes
     of this machine that do not run any more count as ended.
     """
     taken: list[PlacedTask] = []
     for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
-        has_expired = other.lease_until <= _ENDED_AT or (judges_leases and other.lease_until < now)
+        has_expired = other.lease_until <= _ENDED_AT or (leases_are_reliable and other.lease_until < now)
         if not has_expired and not has_ended(process, other):
             continue
         gone = {"gone": other.process_id}

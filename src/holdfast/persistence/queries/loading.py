@@ -1,4 +1,4 @@
-"""What an actor loads when it starts: its rows, in one short transaction."""
+"""Load the rows of an actor when it starts, in one short transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tables share: where they are collected, how their constraints are named, and the type of times."""
+"""The base of all tables: their metadata, the names of their constraints, and the type of times."""
 
 from __future__ import annotations
 
