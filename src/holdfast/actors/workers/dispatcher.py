@@ -70,9 +70,9 @@ class Tick(Command[None]):
 class Dispatcher(Worker):
     """Tracks which of this process's tasks occupy slots, and assigns the free ones.
 
-    ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider's grace
-    period after leaving the catalog is over, ``leases_are_reliable`` whether an expired lease proves that its process has
-    ended, ``silences`` which kinds of call a provider does not answer.
+    ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider left the
+    catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
+    process has ended, ``silences`` which kinds of call a provider does not answer.
     """
 
     def __init__(

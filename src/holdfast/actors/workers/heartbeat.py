@@ -14,7 +14,7 @@ from holdfast.persistence.server.service_clock import ServiceClock
 
 log = structlog.get_logger(__name__)
 
-END_S = 1.0
+END_LEASE_TIMEOUT_S = 1.0
 
 
 class Presence:
@@ -27,7 +27,7 @@ class Presence:
         self._reachable_since = 0.0
 
     def leases_are_reliable(self) -> bool:
-        """Whether the database has been reachable for so long that every running process has renewed its lease."""
+        """Whether the database has been reachable long enough for all running processes to renew their leases."""
         now = trio.current_time()
         return (
             self._renewed_at is not None
@@ -79,7 +79,7 @@ class Heartbeat:
     async def _end_lease(self) -> None:
         """End the lease, so that other processes need not wait until it lapses."""
         process = self._presence.process
-        with trio.move_on_after(END_S):
+        with trio.move_on_after(END_LEASE_TIMEOUT_S):
             try:
                 await self._database.work(end_lease, process)
             except DatabaseAway as away:

@@ -1,4 +1,4 @@
-"""All open connections: their limits, their deadlines, and the stop of the server."""
+"""All open connections: their limits, their deadlines, and the shutdown of the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.supervision.reports import describe
 
 log = structlog.get_logger("holdfast.http")
 
-_CROWDED = Refusal(code="overloaded", message="Too many connections are open; try again later.")
+_TOO_MANY = Refusal(code="overloaded", message="Too many connections are open; try again later.")
 _TOO_MANY_OF_PEER = Refusal(code="overloaded", message="Too many connections are open from this address.")
 
 
@@ -37,10 +37,10 @@ class Connections:
         self._per_peer: Counter[str] = Counter()
         self._refused_count = 0
         self._nursery: trio.Nursery | None = None
-        self._stop_asked = trio.Event()
+        self._stop_requested = trio.Event()
         self._changed = trio.Event()
 
-    # -------------------------------------------------------------------------------------------- life
+    # --------------------------------------------------------------------------------------- lifecycle
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve admitted connections until stopped; then finish current requests and abort the rest."""
@@ -48,7 +48,7 @@ class Connections:
             self._nursery = nursery
             nursery.start_soon(self._sweep)
             task_status.started()
-            await self._stop_asked.wait()
+            await self._stop_requested.wait()
             self.is_stopping = True
             for connection in tuple(self._open):
                 connection.begin_stop()
@@ -61,7 +61,7 @@ class Connections:
 
     async def stop(self) -> None:
         """Request the stop, which takes at most ``finish_requests_s``."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     async def wait_empty(self) -> None:
         """Wait until no connection is open."""
@@ -96,14 +96,14 @@ class Connections:
         elif (
             len(self._open) - self._refused_count >= self._limits.connections_max and not self.close_longest_idle()
         ):
-            refusal = _CROWDED
+            refusal = _TOO_MANY
         connection = Connection(app, stream, self._limits, self, client=client, server=server, refusal=refusal)
         if refusal is not None:
             metrics.HTTP_CUT.labels("refused").inc()
             if self._refused_count >= REFUSED_AT_ONCE_MAX:
                 connection.close()
                 return
-        # Counted here, not in its task: many are accepted before the first of their tasks runs.
+        # Counted here and not in its task, because many connections may be accepted before their tasks run.
         self._open.add(connection)
         self._per_peer[peer] += 1
         self._refused_count += refusal is not None

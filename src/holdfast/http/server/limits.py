@@ -22,10 +22,10 @@ REFUSED_AT_ONCE_MAX: Final = 64
 """How many connections beyond the limit get an error response; others are closed without one."""
 
 SWEEP_INTERVAL_S: Final = 0.5
-"""How often deadlines are checked, and so how late they may be."""
+"""How often deadlines are checked, which is also how late they may be noticed."""
 
 CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
-"""The overhead of chunk sizes, extensions and trailers that a chunked body may have beyond its data's share."""
+"""The bytes that a chunked body may have beyond eight times its data, for extensions and trailers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

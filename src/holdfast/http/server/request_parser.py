@@ -131,7 +131,7 @@ class RequestParser:
             self._head_raw_bytes = 0
         if self.receiving is not None and was_receiving:
             self._body_raw_bytes += len(data)
-            # The smallest chunk, with one byte of data, takes six bytes: eight per byte is more than any needs.
+            # A chunk with one byte of data takes six bytes, so eight times the data is enough for any chunk sizes.
             if self._body_raw_bytes > 8 * self._body_bytes + CHUNK_OVERHEAD_BYTES_MAX:
                 self.refuse(_CHUNKS)
 

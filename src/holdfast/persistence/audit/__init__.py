@@ -1,1 +1,1 @@
-"""The audit: every promise about credit checked against the rows."""
+"""The audit: the rules about credit, checked against the rows."""

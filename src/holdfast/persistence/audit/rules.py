@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         "each account's totals, operation count and chain head match its newest operation",
         "select count(*) from accounts",
         """
-        select a.id || ': the account is at operation ' || a.operation_count || ', the journal at '
+        select a.id || ': operation count ' || a.operation_count || ', newest operation '
                || coalesce(n.number, 0)
         from accounts a left join lateral (
             select number, balance_after_micro, held_after_micro, chain_hash from operations o
@@ -87,7 +87,7 @@ RULES: tuple[Rule, ...] = (
         "each account's operation count is the number of its operations",
         "select count(*) from accounts",
         """
-        select a.id || ': counts ' || a.operation_count || ', has ' || coalesce(n.many, 0)
+        select a.id || ': operation count ' || a.operation_count || ', operations ' || coalesce(n.many, 0)
         from accounts a
         left join (select account_id, count(*) as many from operations group by account_id) n
             on n.account_id = a.id
@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "each task has its one hold, and each hold its task",
+        "each task has exactly one hold, and each hold belongs to a task",
         "select count(*) from tasks",
         """
         select coalesce(t.request_id, h.hold_id) || ': task and hold do not match'
@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
-        "a task has ended exactly when its hold is settled, and succeeded exactly when it was captured",
+        "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured",
         "select count(*) from tasks",
         """
         select t.request_id || ': ' || t.status || ' with ' || coalesce(o.kind, 'an open hold')

@@ -4,7 +4,7 @@ Assets of many tasks may refer to one content, and it may be stored again at the
 deleted. No transaction includes the store, so the table ``contents`` separates the two sides:
 
 - To store a content, a process **claims** it first. For :data:`CLAIM_S` after that, an asset row that refers to it
-  may be written. Nothing is in the store that was not claimed, so a crash leaves nothing unknown.
+  may be written. Nothing is in the store that was not claimed, so after a crash every content has a row.
 - To delete contents, a process **marks** those that no asset refers to and that were not claimed lately, deletes
   them from the store, and then deletes their rows. A marked content cannot be claimed: to store it, a process waits
   until it has been deleted.
@@ -42,7 +42,7 @@ _MARK = text(
     "with due as (select sha256, content_type from contents c "
     "where (sha256, content_type) > (:sha256, :content_type) "
     "and (sha256, content_type) <= (:last_sha256, :last_type) "
-    "and claimed_at < :claimed_before and (doomed_at is null or doomed_at < :doomed_before) "
+    "and claimed_at < :claimed_before and (doomed_at is null or doomed_at < :marked_before) "
     "and not exists (select from assets a where a.sha256 = c.sha256 and a.content_type = c.content_type) "
     "order by sha256, content_type for update of c skip locked) "
     "update contents c set doomed_at = :at from due "
@@ -64,7 +64,7 @@ _LAST = "g"
 
 
 class Content(NamedTuple):
-    """One content, as assets name it."""
+    """The key of a content, by which assets refer to it."""
 
     sha256: str
     content_type: str
@@ -104,7 +104,7 @@ def mark_contents(connection: Connection, at: datetime, *, after: Content, page_
             "last_type": last.content_type,
             "at": at,
             "claimed_before": at - timedelta(seconds=CLAIM_S),
-            "doomed_before": at - timedelta(seconds=LEASE_S),
+            "marked_before": at - timedelta(seconds=LEASE_S),
         },
     )
     contents = [Content(row.sha256, row.content_type) for row in found]

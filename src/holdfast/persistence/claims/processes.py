@@ -37,10 +37,10 @@ _END = text("update processes set lease_until = :ended_at where process_id = :pr
 _OTHERS = text("select process_id, machine, pid, started, lease_until from processes where process_id <> :me")
 _LOCK = text("select from processes where process_id = :gone for update skip locked")
 _TAKE_OVER = text(
-    "with left_behind as (select request_id from tasks where owner = :gone and wake_at is not null and dispatched "
+    "with abandoned as (select request_id from tasks where owner = :gone and wake_at is not null and dispatched "
     "limit :most for update skip locked) "
-    "update tasks t set owner = :me, wake_at = :now + make_interval(secs => :claim_s) from left_behind l "
-    "where t.request_id = l.request_id "
+    "update tasks t set owner = :me, wake_at = :now + make_interval(secs => :claim_s) from abandoned a "
+    "where t.request_id = a.request_id "
     f"returning t.request_id, t.provider, {OCCUPIES} as occupies"
 )
 _ENDED_AT = datetime.fromtimestamp(0, UTC)
@@ -90,8 +90,8 @@ def end_lease(rows: Connection, process: Process) -> None:
 def take_over(rows: Connection, process: Process, now: datetime, *, leases_are_reliable: bool) -> list[PlacedTask]:
     """Make this process the owner of the tasks that ended processes had dispatched, and claim them.
 
-    ``leases_are_reliable`` False: expired leases prove nothing, as after an outage of the database; then only processes
-    of this machine that do not run any more count as ended.
+    Without ``leases_are_reliable``, as after an outage of the database, expired leases prove nothing; then only
+    processes of this machine that have ended are taken over.
     """
     taken: list[PlacedTask] = []
     for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
@@ -110,7 +110,7 @@ def take_over(rows: Connection, process: Process, now: datetime, *, leases_are_r
 
 
 def has_ended(process: Process, other: Any) -> bool:
-    """Whether the process is one of this machine and does not run any more."""
+    """Whether the other process ran on this machine and has ended."""
     if process.machine is None or other.machine != process.machine or other.started is None:
         return False
     try:

@@ -17,7 +17,7 @@ from holdfast.persistence.records.accounts import IdempotencyProbe
 
 
 class Preconditions(NamedTuple):
-    """What is locked and looked up before anything is written, as array literals.
+    """The rows to lock and the keys to look up before anything is written, as array literals.
 
     ``locks`` are the keys of the fenced rows, ``first_sign_ins`` those of sign-ins that may have no row yet,
     ``probes`` the columns of the idempotency keys.

@@ -1,11 +1,11 @@
 """The journal: the one write path. Units of work that arrive during a commit are committed together by the next.
 
 There is no timer. Under light load a batch is one unit; under heavy load it is what arrived during the last commit,
-up to ``batch_units_max``. Callers that just got their replies are about to send again, so a batch takes half of
-all: with every unit in one batch, nothing would be decided while it is written, and nothing written while the next
-is decided. One commit is under way at a time, in a thread that no cancellation abandons. Authors get their results
-in the order of submission, before the next batch is gathered, so that a unit of an author that has become void
-meanwhile is never written.
+up to ``batch_units_max``. Callers that just got their replies send again at once, so a batch takes half
+of the units: if it took them all, nothing would be decided while it is written, and nothing written while the next
+ones are decided. One commit is under way at a time, in a thread that no cancellation abandons. Authors get their
+results in the order of submission, before the next batch is gathered, so that no unit is written whose author has
+become void meanwhile.
 
 While the database is away or slow, and after the journal has ended, units get ``NotWritten`` at once.
 """
@@ -52,7 +52,7 @@ B = TypeVar("B")
 
 
 class Writer(Protocol):
-    """What the journal needs of a batch writer."""
+    """A batch writer, as the journal uses it."""
 
     def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]: ...
 
@@ -62,7 +62,7 @@ class Writer(Protocol):
 
 
 class Gate(Protocol):
-    """Whether the database answers. Any caller closes it that loses the database; the watcher opens it again."""
+    """Whether the database responds. A caller that loses the database closes it; the watcher opens it again."""
 
     @property
     def is_open(self) -> bool: ...
@@ -193,7 +193,7 @@ class Journal:
     async def _commit(self, batch: list[tuple[Unit, Author]]) -> None:
         begun = trio.current_time()
         units = [unit for unit, _ in batch]
-        results: list[UnitResult] = [Unknown("the journal was cut off during a commit")] * len(units)
+        results: list[UnitResult] = [Unknown("the journal was interrupted during a commit")] * len(units)
         try:
             results = await self._write(units)
         finally:
@@ -235,7 +235,7 @@ class Journal:
     async def _look_up(self, lost: CommitUnanswered) -> list[UnitResult]:
         """Look up, for as long as it takes, whether a batch whose COMMIT got no response is durable.
 
-        Until then the database counts as slow, whatever its probes find: nothing else can be written meanwhile.
+        Until then the database counts as slow, even if probes succeed: nothing else can be written meanwhile.
         """
         begun = trio.current_time()
         durable = await self._try_look_up(lost.batch_id)

@@ -67,7 +67,7 @@ class NotWritten:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The database rejects this very unit. Nothing of it was written, and a retry would fail again."""
+    """The database rejects this unit itself. Nothing of it was written, and a retry would fail again."""
 
     cause: Exception
 

@@ -61,12 +61,12 @@ _PROBE = (
     "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
 )
 _MARK = "insert into journal_batches (batch_id, units, committed, at) values (%s, %s, true, now())"
-"""Dated by the database's clock, by which markers are deleted again."""
+"""The marker has the time of the database's clock, which is also the clock by which markers are deleted."""
 _DISCARD_PLANS = "discard plans"
 REPLAN_UNITS = 64
 """Plans are discarded after this many units on a connection, after twice as many, and so on.
 
-A plan made while the table had a row or two reads all of it, and is kept while the table grows.
+A plan made while the table had few rows reads the whole table, and is reused when the table has grown.
 """
 
 _RowKey: TypeAlias = tuple[FenceKind, str]

@@ -18,7 +18,7 @@ class AccountTotals(NamedTuple):
 
 
 class FirstCallFacts(NamedTuple):
-    """What readiness is computed from: the account's totals and its live keys."""
+    """The facts that readiness is computed from: the account's totals and its live keys."""
 
     totals: AccountTotals
     live_keys: int

@@ -38,8 +38,8 @@ class RowMissing(Exception):
 def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     """Load an account. Raises :class:`RowMissing`.
 
-    The head is read first: if the account changes between the statements, the version is older than what is read
-    after it, and the fence rejects what is decided on the mixture. In the other order it would not.
+    The head is read first: if the account changes between the statements, the version is older than the rows read
+    after it, so the fence rejects a decision based on both. In the other order it would not.
     """
     accounts, holds, keys = tables.accounts, tables.holds, tables.api_keys
     head = connection.execute(

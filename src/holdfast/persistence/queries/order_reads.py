@@ -1,4 +1,4 @@
-"""What an account's actor reads about payment orders while it decides."""
+"""The reads about payment orders that an account's actor needs for its decisions."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ApiKeyRecord(NamedTuple):
 
 
 class ApiKeyRow(NamedTuple):
-    """A new API key; only the hash of its secret."""
+    """A new API key, with only the hash of its secret."""
 
     key: ApiKeyRecord
     secret_sha256: bytes
@@ -68,7 +68,7 @@ class ApiKeyUsedRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """A new session; only the hash of its token."""
+    """A new session, with only the hash of its token."""
 
     account_id: str
     session_id: str
@@ -95,7 +95,7 @@ class SignInRow(NamedTuple):
 
 
 class IdempotencyProbe(NamedTuple):
-    """A key the decision expects to be unused; the journal checks that before it writes."""
+    """A key that must be unused; the journal checks it before it writes the unit."""
 
     account_id: str
     route: str
@@ -103,14 +103,14 @@ class IdempotencyProbe(NamedTuple):
 
 
 class RememberedReply(NamedTuple):
-    """What an idempotency record holds: the fingerprint of the first call, and its reply as JSON."""
+    """The content of an idempotency record: the fingerprint of the first request, and its reply as JSON."""
 
     fingerprint: bytes
     reply: bytes
 
 
 class IdempotencyRow(NamedTuple):
-    """A stored reply. The probe proved that the key has no live record; an expired one is replaced."""
+    """A new idempotency record. The probe has shown that the key has no current one; an expired one is replaced."""
 
     probe: IdempotencyProbe
     stored: RememberedReply

@@ -1,4 +1,4 @@
-"""How values become the rows that the journal writes, and what is selected to read them again."""
+"""The mapping of values to the rows that the journal writes, and the queries that read them."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from holdfast.persistence.records.mapping import fields_of
 
 
 class OutboxRow(NamedTuple):
-    """A new event. ``snapshot`` is the task as it was; ``attempts`` counts all deliveries begun.
+    """A new event. ``snapshot`` is the task at the time of the event.
 
-    A round starts with the event, and again each time it is resent; ``tries`` counts the deliveries of a round.
+    ``attempts`` counts all its delivery attempts, ``tries`` those since ``round_at``, when it was created or last
+    resent.
     """
 
     account_id: str
@@ -33,7 +34,7 @@ class OutboxRow(NamedTuple):
 
 
 class OutboxOutcomeRow(NamedTuple):
-    """An event after attempt number ``attempts``; void if another attempt or round has begun since."""
+    """The result of attempt number ``attempts``; void if another attempt or a resend has begun since."""
 
     account_id: str
     event_id: str
@@ -46,7 +47,7 @@ class OutboxOutcomeRow(NamedTuple):
 
 
 class OutboxResendRow(NamedTuple):
-    """An event to be resent: a new round, due at once."""
+    """An event to be resent, due immediately: ``tries`` starts again from zero."""
 
     account_id: str
     event_id: str
@@ -86,7 +87,7 @@ WEBHOOK_SECRETS = fields_of(tables.webhook_secrets, WebhookSecretRow)
 
 
 def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
-    """Return the events that a step announces, due at once. Their ids stay the same for every delivery."""
+    """Return the events of a task's transition, due immediately. An event has the same id at every delivery."""
     kinds = events_of(before, after)
     if not kinds:
         return ()

@@ -1,4 +1,4 @@
-"""The tables of the processes on one database, and of what each one owns."""
+"""The tables of the processes that share a database, and of the clock they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ processes = Table(
     "processes",
     metadata,
     Column("process_id", Text, primary_key=True),
-    # Where it runs and under which number, so that its successor on the same machine knows at once that it ended.
+    # Its machine, pid and start time, by which another process on the same machine detects that it has ended.
     Column("machine", Text),
     Column("pid", Integer, nullable=False),
     Column("started", Text),
@@ -23,10 +23,10 @@ processes = Table(
 service_clock = Table(
     "service_clock",
     metadata,
-    # One row. Service time is the database's clock plus this; a step of that clock is taken back here.
+    # One row. Service time is the database's clock plus ``ahead_s``, which compensates steps of that clock.
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
     Column("ahead_s", Double, nullable=False),
-    # The last measurement: by whom, at which time of the database's clock, and at which service time.
+    # The last measurement: the process that made it, the time of the database's clock, and the service time.
     Column("process_id", Text, nullable=False),
     Column("database_at", Time, nullable=False),
     Column("service_at", Time, nullable=False),

@@ -34,7 +34,7 @@ SERVER_VERSION_MIN = 150000
 
 CONNECT_S = 5
 PROBE_S = 3
-"""A probe waits less: callers wait too until a server that hangs is detected."""
+"""The timeout of a probe. It is short, because callers wait until a server that hangs is detected."""
 LOCK_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 15_000
 SILENCE_MARGIN_S = 1.0
@@ -48,7 +48,7 @@ _PLANS_BY_KEY = (
 """The writer finds every row by its key, and its plans are kept for all batches."""
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
-"""The lock that a write takes: it waits for sessions that lock out readers or writers, and for no other."""
+"""The lock that a write takes. It conflicts only with sessions that block readers or writers."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -80,7 +80,7 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
     connection = BoundedConnection.connect(
         url,
         connect_timeout=connect_s,
-        # Whatever PGCLIENTENCODING is: COPY's text is encoded by us.
+        # Overrides PGCLIENTENCODING, because COPY's input is encoded here.
         client_encoding="utf8",
         application_name="holdfast",
         keepalives=1,

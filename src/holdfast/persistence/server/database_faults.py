@@ -22,7 +22,7 @@ _AWAY_STATES = frozenset(
         "57P02",  # crash shutdown
         "57P03",  # cannot connect now: starting up, shutting down, recovering
         "57P05",  # idle session timeout
-        "25P03",  # idle-in-transaction timeout: the server hung up
+        "25P03",  # idle-in-transaction timeout: the server closed the connection
         "53300",  # too many connections
     }
 )
@@ -55,7 +55,7 @@ class DatabaseAway(Exception):
     """The database cannot be reached or did not answer in time; nothing was changed by this call.
 
     The exception of :meth:`Database.work`: when the connection is lost while its transaction commits, the
-    change may stand.
+    change may have been committed.
     """
 
     def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
@@ -65,7 +65,7 @@ class DatabaseAway(Exception):
 
 
 class QueryTimedOut(DatabaseAway):
-    """One query took too long, or no connection came free in time; the database itself may be there."""
+    """One query took too long, or no connection was free in time; the database itself may be available."""
 
 
 class DatabaseTooOld(Exception):

@@ -21,10 +21,10 @@ DatabaseState = Literal["available", "slow", "away"]
 RETRY_AFTER_S = 1.0
 """The watcher probes at least this often while the gate is closed."""
 GRACE_S = 1.0
-"""How long a read under way may go on after the gate has closed, which may be brief."""
+"""How long a running read may continue after the gate has closed: the gate may open again soon."""
 TIMEOUTS_MAX = 3
 TIMEOUTS_SPAN_S = 4.0
-"""This many timeouts, and no success for this long, make the database slow, whatever its probes find."""
+"""After this many timeouts without a success for this long the database counts as slow, even if probes succeed."""
 
 
 class DatabaseGate:
@@ -56,19 +56,19 @@ class DatabaseGate:
         return self._opened.is_set()
 
     def open(self) -> None:
-        """Let callers through, unless the journal is stalled; repeating it changes nothing."""
+        """Open the gate, unless the journal is stalled. Idempotent."""
         self._trouble = None
         self._update()
 
     def close(self, reason: str, trouble: Trouble = "away") -> None:
-        """Refuse callers with ``reason``; reads under way have :data:`GRACE_S` left."""
+        """Close the gate: refuse callers with ``reason``. Running reads are cancelled after :data:`GRACE_S`."""
         self.reason = reason
         self._trouble = trouble
         self._update()
 
     @contextmanager
     def stalled(self, reason: str) -> Iterator[None]:
-        """Keep the gate closed while the journal looks up a commit, whatever probes find."""
+        """Keep the gate closed while the journal looks up a commit, even if probes succeed."""
         self.reason = self._stalled = reason
         self._update()
         try:

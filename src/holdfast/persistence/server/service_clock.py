@@ -1,4 +1,4 @@
-"""Service time: one clock for all processes on a database, which no setting of a wall clock moves.
+"""Service time: one clock for all processes on a database, unaffected by changes of wall clocks.
 
 Due times, deadlines and leases are compared by any process, so they are stored in service time. It is the
 database's clock plus ``service_clock.ahead_s``. Between two measurements a process adds its machine's time since
@@ -6,9 +6,9 @@ boot, so nothing it decides depends on a wall clock.
 
 When a measurement shows that the database's clock was set (by more than :data:`STEP_S`, with no other process
 having measured in between), the step is subtracted in ``ahead_s``, and service time continues unchanged for all
-processes. So that a clock that was wrong and has been corrected does not leave service time wrong for ever,
-``ahead_s`` shrinks by :data:`HEALING_SHARE` of the time that passes. While no process runs, a step cannot be
-detected; service time then starts no earlier than it ended.
+processes. ``ahead_s`` then shrinks by :data:`DECAY_SHARE` of the time that passes, so that service time approaches
+a database clock that has been corrected. While no process runs, a step cannot be detected; service time then starts
+no earlier than it ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = structlog.get_logger(__name__)
 
 STEP_S = 1.0
 """The difference from which the database's clock counts as set; service time follows smaller ones."""
-HEALING_SHARE = 0.1
+DECAY_SHARE = 0.1
 RECENT_S = 12.0
-"""For this long after another process has measured, a difference is our own: it would have found a step."""
+"""If another process has measured within this time, a difference is not a step: it would have found one."""
 
 _READ = text(
     "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at "
@@ -67,7 +67,7 @@ class ServiceClock:
     ) -> None:
         self._process_id = process_id
         self._counter = counter
-        # The service time of one moment, and the counter at that moment; replaced as one.
+        # A service time and the counter at that time; replaced together.
         self._anchor = wall(), counter()
         self.is_measured = False
 
@@ -82,14 +82,14 @@ class ServiceClock:
         if rows.execute(_LOCK).first() is None:
             rows.execute(_FIRST)
             rows.execute(_LOCK)
-        asked = self._counter()
+        started = self._counter()
         row = rows.execute(_READ).one()
-        counted = (asked + self._counter()) / 2
+        counted = (started + self._counter()) / 2
         ahead_s: float = row.ahead_s
         by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
         since_s = (row.database_now - row.database_at).total_seconds()
         if not self.is_measured:
-            # Time never goes back; how long no process ran is not known otherwise.
+            # Never before the last service time. Only the database's clock shows how long no process ran.
             service_at = max(by_database, row.service_at)
         else:
             at, from_counted = self._anchor
@@ -101,7 +101,7 @@ class ServiceClock:
             else:
                 service_at = own
                 log.warning("the database's clock was set", by_s=round(off_s, 1))
-        ahead_s = _healed((service_at - row.database_now).total_seconds(), since_s)
+        ahead_s = _decayed((service_at - row.database_now).total_seconds(), since_s)
         self._anchor = row.database_now + timedelta(seconds=ahead_s), counted
         self.is_measured = True
         measured = {
@@ -113,7 +113,7 @@ class ServiceClock:
         rows.execute(_WRITE, measured)
 
 
-def _healed(ahead_s: float, since_s: float) -> float:
-    """``ahead_s`` after it has shrunk for the time since the last measurement."""
-    heals_s = HEALING_SHARE * max(0.0, min(since_s, RECENT_S))
-    return ahead_s - max(-heals_s, min(heals_s, ahead_s))
+def _decayed(ahead_s: float, since_s: float) -> float:
+    """Return ``ahead_s`` reduced for the time since the last measurement."""
+    decay_s = DECAY_SHARE * max(0.0, min(since_s, RECENT_S))
+    return ahead_s - max(-decay_s, min(decay_s, ahead_s))

@@ -15,7 +15,7 @@ JOURNAL = ("operations", "postings")
 
 
 def upgrade() -> None:
-    """Make every table of version 1."""
+    """Create every table of version 1."""
     op.create_table(
         "accounts",
         sa.Column("id", sa.Text(), nullable=False),
@@ -281,7 +281,7 @@ def upgrade() -> None:
 
 
 def _refuse_changes() -> None:
-    """Refuse UPDATE, DELETE and TRUNCATE on the journal, even to a session that plays a replica."""
+    """Refuse UPDATE, DELETE and TRUNCATE on the journal, also if ``session_replication_role`` is ``replica``."""
     op.execute(
         """
         create function refuse_journal_change() returns trigger language plpgsql as $$

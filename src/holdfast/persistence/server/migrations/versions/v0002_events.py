@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables of version 2, and say of ended tasks that their results will not be announced."""
+    """Create the tables of version 2, and mark the ``assets_ready`` events of ended tasks as skipped."""
     op.create_table(
         "outbox",
         sa.Column("account_id", sa.Text(), nullable=False),

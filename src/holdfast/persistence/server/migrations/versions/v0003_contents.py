@@ -1,4 +1,4 @@
-"""Contents: a row for each content of the asset store, so that none is left unknown or deleted while in use."""
+"""Contents: a row for each content of the asset store, so that each is known, and none is deleted while in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table of contents, and enter what assets refer to already."""
+    """Create the table ``contents``, and insert the contents of existing assets."""
     op.create_table(
         "contents",
         sa.Column("sha256", sa.Text(), nullable=False),

@@ -1,6 +1,6 @@
-"""Keys in the order of lists, so that a task and its usage entry have one index less each.
+"""Primary keys in the order of the lists, so that a task and its usage entry each need one index less.
 
-Free space in pages is given up too where an update cannot use it, because it changes an indexed column.
+The fill factor is reset where updates cannot use the free space, because they change an indexed column.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Put new primary keys in the place of the old ones and of the indexes for lists."""
+    """Replace the primary keys and the indexes for lists by new primary keys."""
     for table, time in (("tasks", "created_at"), ("usage_entries", "ts")):
         op.drop_constraint(f"pk_{table}", table, type_="primary")
         op.create_primary_key(f"pk_{table}", table, ["account_id", time, "request_id"])

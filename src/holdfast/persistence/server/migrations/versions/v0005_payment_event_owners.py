@@ -1,4 +1,4 @@
-"""A payment event that was applied to an order stays that order's.
+"""Reject a payment event that was already applied to another order.
 
 A provider's event id is unique at that provider. If one id arrives for two orders at once, through two processes,
 both find it unknown, and the database must reject the second.
@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Refuse to give an event that was taken in to another order."""
+    """Create the trigger that rejects moving an applied event to another order."""
     op.execute(
         """
         create function refuse_second_owner() returns trigger language plpgsql as $$

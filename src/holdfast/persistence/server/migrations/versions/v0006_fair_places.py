@@ -17,7 +17,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns, exchange the index of due tasks for two, and make the tables."""
+    """Add the columns, replace the index of due tasks by two, and create the tables."""
     op.add_column("tasks", sa.Column("owner", sa.Text(), nullable=True))
     op.add_column("tasks", sa.Column("input_until", postgresql.TIMESTAMP(timezone=True), nullable=True))
     op.drop_index("ix_tasks_due", "tasks")
