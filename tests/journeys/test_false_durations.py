@@ -92,7 +92,7 @@ async def a_sound_without_sound(run: TaskRun) -> None:
     await run.start_processing()
     await run.report_success(run.file("a.bin", is_file(wave(0.0, told_bytes=UNKNOWN), "audio/wav")))
     task = await run.wait_for("review")
-    assert task["error"] == "hosting_failed: bad_type: the sound holds no samples"
+    assert task["error"] == "hosting_failed: bad_type: the audio has no samples"
     ok(await run.cancel())
 
 

@@ -98,7 +98,7 @@ async def files_that_are_not_pictures(run: TaskRun) -> None:
             "declared_as_jpeg": (is_file(PICTURE), {"content_type": "image/jpeg"}, "bad_type"),
             "bomb": (is_file(bomb(60_000, 60_000)), {}, "too_large: the image has too many pixels"),
             "small_bomb": (is_file(bomb(9_000, 9_000)), {}, "too_large: the image has too many pixels"),
-            "truncated": (is_file(noise(64)[:-300]), {}, "bad_type: the content is cut short"),
+            "truncated": (is_file(noise(64)[:-300]), {}, "bad_type: the content is truncated"),
             "head_alone": (is_file(PICTURE[:20]), {}, "bad_type"),
             "empty": (is_file(b""), {}, "bad_type"),
             "other_hash": (is_file(PICTURE), other_hash, "mismatch"),

@@ -136,6 +136,6 @@ def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, n
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last == (
-        "The asset store is not usable: the bucket 'results' refuses us: the secret of the access key is wrong."
+        "The asset store is not usable: the bucket 'results' refuses access: the secret of the access key is wrong."
     )
     assert "not-the-secret" not in done.stderr + done.stdout

@@ -1,1 +1,1 @@
-"""What stands outside: media servers, card and mail, storage. Each a small protocol and its adapters."""
+"""External services (media, card, mail, storage): for each a small protocol and its adapters."""

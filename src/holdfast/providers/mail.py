@@ -86,10 +86,10 @@ class SmtpMailer:
                 )
         except trio.TooSlowError as fault:
             _log.warning("mail_not_sent", fault="timeout")
-            raise MailFault("the mail server did not take it in time") from fault
+            raise MailFault("the mail server did not accept the message in time") from fault
         except (smtplib.SMTPException, OSError, UnicodeError) as fault:
             _log.warning("mail_not_sent", fault=type(fault).__name__)
-            raise MailFault(f"the mail server did not take it: {type(fault).__name__}") from fault
+            raise MailFault(f"the mail server did not accept the message: {type(fault).__name__}") from fault
 
     def _send(self, message: EmailMessage, email: str) -> None:
         server = self._server
@@ -155,13 +155,13 @@ def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> Emai
     if not _ADDRESS.match(email):
         raise MailFault("the recipient is not one plain address")
     if not code.isascii() or not code.isalnum():
-        raise MailFault("the code is not one")
+        raise MailFault("the code is malformed")
     message = EmailMessage(policy=SMTP.clone(utf8=not email.isascii()))
     try:
         message["From"] = mail_from
         message["To"] = email
     except (ValueError, IndexError) as fault:
-        raise MailFault("an address cannot stand in a header") from fault
+        raise MailFault("an address cannot be used in a header") from fault
     message["Subject"] = f"Your sign-in code: {code}"
     message["Date"] = format_datetime(datetime.now(UTC))
     message["Message-ID"] = make_msgid(domain=parseaddr(mail_from)[1].rpartition("@")[2] or "localhost")
@@ -169,8 +169,8 @@ def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> Emai
     minutes = max(1, expires_in_s // 60)
     message.set_content(
         f"Your sign-in code is {code}\n\n"
-        f"It is good for {minutes} minute{'' if minutes == 1 else 's'} and can be used once.\n"
-        "If you did not ask for it, nothing needs to be done.\n"
+        f"It is valid for {minutes} minute{'' if minutes == 1 else 's'} and can be used once.\n"
+        "If you did not request it, you can ignore this message.\n"
     )
     return message
 

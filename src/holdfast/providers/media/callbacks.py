@@ -115,7 +115,7 @@ def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
             return output
         outputs.append(output)
     if len({output.index for output in outputs}) != len(outputs):
-        return _invalid("Two outputs carry the same index.", "outputs")
+        return _invalid("Two outputs have the same index.", "outputs")
     return ProviderUpdate(
         source="callback",
         provider=provider,
@@ -150,7 +150,7 @@ def _output(given: _Output, place: int) -> Output | Refusal:
     if url is not None and url[:5].lower() == "data:":
         split = split_data_url(url)
         if split is None or data is not None:
-            return _invalid("A data URL is base64 and stands alone.", f"{where}.url")
+            return _invalid("A data URL must be base64, in an output without data.", f"{where}.url")
         url, data, content_type = None, split[1], content_type or split[0]
     if (url is None) == (data is None):
         return _invalid("An output has a url or data, and not both.", where)

@@ -114,14 +114,14 @@ class ProviderClient:
         except NEVER_SENT as fault:
             return NotSent(f"provider unreachable: {type(fault).__name__}")
         except NO_ANSWER as fault:
-            return Ambiguous(f"no answer to the submission: {type(fault).__name__}")
+            return Ambiguous(f"no response to the submission: {type(fault).__name__}")
 
     async def ask_about(self, method: str, path: str, within_s: float) -> Answer:
         """Send a request about a job that the server has. Raises :class:`PollFault`."""
         try:
             return await self.ask(method, path, within_s)
         except NO_ANSWER as fault:
-            raise PollFault(f"the provider cannot be asked: {type(fault).__name__}") from fault
+            raise PollFault(f"the provider is unreachable: {type(fault).__name__}") from fault
 
     async def close(self) -> None:
         """Close connections."""

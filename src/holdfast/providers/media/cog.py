@@ -172,7 +172,7 @@ def _submission(answer: Answer, name: str) -> Submission:
         try:
             prediction = read_prediction(answer.body)
         except PredictionFault:
-            return Ambiguous("the submission was answered with what is not a prediction")
+            return Ambiguous("the response to the submission is not a prediction")
         return Accepted(tidy(prediction.id, REF_MAX_CHARS) or name, prediction.known_status or "queued")
     if status in _BUSY:
         return NotSent(f"provider busy: {status}", answer.retry_after_s, answered=True)

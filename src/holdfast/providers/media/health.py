@@ -1,13 +1,13 @@
-"""The state of one media provider, as its own calls show it.
+"""The state of one media provider, derived from the results of its calls.
 
-Failures in a row are counted for three things, each by itself: calls of any kind (probes among them), submissions,
-and updates about jobs (callbacks and answers to polls). The state follows from the counts:
+Consecutive failures are counted separately for all calls (including probes), for submissions, and for updates about
+jobs (callbacks and responses to polls). The state follows from the counts:
 
-- ``down``: the last calls had no answer;
-- ``silent``: calls are answered, but for a while no submission was, or no update came;
+- ``down``: the last calls had no response;
+- ``silent``: calls have responses, but for a while no submission had one, or no update was received;
 - ``up``: neither; ``unknown`` until the first call has ended.
 
-``/readyz``, the dispatcher, the provider watch and the log all read this one state. Each process has its own.
+``/readyz``, the dispatcher, the provider watch and the log read this state. Each process has its own.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ log = structlog.get_logger(__name__)
 
 ProviderState = Literal["up", "unknown", "silent", "down"]
 Counted = Literal["calls", "submissions", "updates"]
-"""What failures are counted of, the gravest first."""
+"""The kinds of failures that are counted, the most serious first."""
 
 FAILURES_MAX: Final = 3
-"""So many failures in a row change the state."""
+"""The number of consecutive failures that changes the state."""
 SILENT_AFTER_S: Final = 20.0
-"""Failed submissions and missing updates change it only when they span this time: many at once are one moment's."""
+"""Failed submissions and missing updates change the state only if they span this time: many may fail at once."""
 GATEWAY_STATUSES: Final = frozenset({502, 504})
 """Statuses sent by a gateway in front of a server that does not answer itself."""
 
 
 @dataclass(slots=True)
 class _Failures:
-    """Failures in a row: when the first and the last ended on the loop's clock, how many, and the last reason."""
+    """Consecutive failures: times of the first and the last (trio's clock), their number, and the last reason."""
 
     since_s: float
     last_s: float = 0.0
@@ -45,9 +45,9 @@ class _Failures:
 
 
 class ProviderHealth:
-    """One provider's state. A change is one line in the log.
+    """One provider's state. Each change is logged.
 
-    ``called_at_s`` is when the last call ended, on the loop's clock: while calls go on anyway, no probe is needed.
+    ``called_at_s`` is when the last call ended (trio's clock). A provider that was called recently needs no probe.
     """
 
     def __init__(self, provider: str) -> None:
@@ -60,7 +60,7 @@ class ProviderHealth:
 
     @property
     def state(self) -> ProviderState:
-        """The state now."""
+        """The current state."""
         if self._failing == "calls":
             return "down"
         if self._failing is not None:
@@ -68,21 +68,21 @@ class ProviderHealth:
         return "up" if self._was_answered else "unknown"
 
     def silences(self) -> tuple[Silence, ...]:
-        """What has gone unanswered for so long that waiting tasks must not count on it."""
+        """Return the kinds of call that have had no response for a while, for the tasks that wait for one."""
         now_s = trio.current_time()
         return tuple(
             Silence(of, now_s - self._failures[of].since_s) for of in get_args(Unanswered) if self._is_failing(of)
         )
 
     def call_answered(self, status: int) -> None:
-        """Record a call's answer. Any status is one, except a gateway's for a server that does not answer."""
+        """Record the response to a call. A gateway's status for an unreachable server counts as a failure."""
         if status in GATEWAY_STATUSES:
             self.failed("calls", f"status {status}")
         else:
             self.succeeded("calls")
 
     def succeeded(self, what: Counted) -> None:
-        """Record an answer to a call, an answer to a submission (whatever it says), or an update about a job."""
+        """Record a response to a call, any response to a submission, or an update about a job."""
         if what == "calls":
             self.called_at_s = trio.current_time()
         self._was_answered = True
@@ -90,7 +90,7 @@ class ProviderHealth:
         self._log_change()
 
     def failed(self, what: Counted, reason: str) -> None:
-        """Record a call or a submission without an answer, or an update that did not come in time."""
+        """Record a call or a submission without a response, or an update that was not received in time."""
         now_s = trio.current_time()
         if what == "calls":
             self.called_at_s = now_s

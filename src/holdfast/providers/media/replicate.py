@@ -164,10 +164,10 @@ class ReplicateProvider:
             try:
                 prediction = read_prediction(answer.body)
             except PredictionFault:
-                return Ambiguous("the submission was answered with what is not a prediction")
+                return Ambiguous("the response to the submission is not a prediction")
             ref = tidy(prediction.id, REF_MAX_CHARS)
             if ref is None:
-                return Ambiguous("the submission was answered with a prediction without an id")
+                return Ambiguous("the response to the submission is a prediction without an id")
             return Accepted(ref, prediction.known_status or "queued")
         wait_s = answer.retry_after_s
         if status in _OUR_FAULT or 300 <= status < 400:

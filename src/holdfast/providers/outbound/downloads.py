@@ -113,9 +113,9 @@ class _Sink:
         self._file.close()
         sha256 = self._digest.hexdigest()
         if claim.bytes is not None and claim.bytes != self.size_bytes:
-            raise _Refuse("mismatch", f"{self.size_bytes} bytes came where {claim.bytes} were declared")
+            raise _Refuse("mismatch", f"{self.size_bytes} bytes were received, but {claim.bytes} were declared")
         if claim.sha256 is not None and claim.sha256.lower() != sha256:
-            raise _Refuse("mismatch", "the content is not the one whose hash was declared")
+            raise _Refuse("mismatch", "the content does not have the declared hash")
         content_type = _agreed_type(self.head, claim, declared)
         try:
             found = measure(self.path, content_type)
@@ -124,7 +124,7 @@ class _Sink:
         except TooManyPixels as fault:
             raise _Refuse("too_large", "the image has too many pixels") from fault
         if not is_complete(self.path, content_type):
-            raise _Refuse("bad_type", "the content is cut short")
+            raise _Refuse("bad_type", "the content is truncated")
         return Downloaded(
             self.path, sha256, self.size_bytes, content_type, found.width, found.height, found.duration_s
         )
@@ -235,7 +235,7 @@ async def _receive(response: httpcore2.Response, sink: _Sink, bytes_max: int) ->
 
 
 def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
-    """Judge an answer by its head; the content type it declares, where it declares one."""
+    """Check a response by its headers; return the content type it declares, or None."""
     status = response.status
     if status in (404, 410):
         raise _Refuse("not_found", f"the provider answered {status}")
@@ -245,7 +245,7 @@ def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
         permanent = 300 <= status < 500 and status not in (408, 425, 429)
         raise _Refuse("unreachable", f"the provider answered {status}", permanent=permanent)
     if (header(response, "content-encoding") or "identity").lower() != "identity":
-        raise _Refuse("bad_type", "the content is encoded, which was not asked for")
+        raise _Refuse("bad_type", "the response has a Content-Encoding, which was not requested")
     declared = plain_type(header(response, "content-type"))
     if declared not in _UNDECLARED and declared not in claim.content_types:
         raise _Refuse("bad_type", "the content type is not one that is hosted")
@@ -254,7 +254,7 @@ def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
         if int(length[:20]) > claim.bytes_max:
             raise _Refuse("too_large", f"more than {claim.bytes_max} bytes")
         if claim.bytes is not None and int(length[:20]) != claim.bytes:
-            raise _Refuse("mismatch", f"{length[:20]} bytes are offered where {claim.bytes} were declared")
+            raise _Refuse("mismatch", f"{length[:20]} bytes by Content-Length, but {claim.bytes} were declared")
     return declared
 
 
@@ -264,5 +264,5 @@ def _agreed_type(head: bytes, claim: Claim, declared: str | None) -> str:
         raise _Refuse("bad_type", "the content is not of a type that is hosted")
     for said in (declared, plain_type(claim.content_type)):
         if said not in _UNDECLARED and said != found:
-            raise _Refuse("bad_type", f"the content is {found}, which is not what was declared")
+            raise _Refuse("bad_type", f"the content is {found}, not the declared type")
     return found

@@ -78,7 +78,7 @@ class _GuardedBackend(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         allowed = self._local_allowed or (host.lower(), port) in self._allow
         if not allowed and not is_plain_host(host):
-            raise Blocked("the host is not written plainly")
+            raise Blocked("the host is written ambiguously")
         try:
             with trio.fail_after(float("inf") if timeout is None else timeout):
                 addresses = await self._resolve(host, port)
@@ -208,9 +208,9 @@ class GuardedClient:
         try:
             target = httpx2.URL(url) if base is None else base.join(url)
         except (httpx2.InvalidURL, ValueError) as fault:
-            raise Blocked("the URL cannot be read") from fault
+            raise Blocked("the URL is malformed") from fault
         if target.userinfo:
-            raise Blocked("the URL carries credentials")
+            raise Blocked("the URL contains credentials")
         if not 1 <= _origin(target)[1] <= 65535:
             raise Blocked("the URL's port does not exist")
         host = target.raw_host.decode("ascii").strip("[]")
@@ -220,7 +220,7 @@ class GuardedClient:
         if target.scheme != "https" and not (target.scheme == "http" and allowed):
             raise Blocked("the URL is not https")
         if not allowed and not is_plain_host(host):
-            raise Blocked("the URL's host is not written plainly")
+            raise Blocked("the URL's host is written ambiguously")
         return target
 
     def _request(

@@ -141,7 +141,7 @@ class NameLookups(trio.abc.HostnameResolver):
                 if query in remembered.answers:
                     return remembered.answers[query]
                 if remembered.failures:
-                    raise socket.gaierror(socket.EAI_AGAIN, "the name gave no answer a moment ago")
+                    raise socket.gaierror(socket.EAI_AGAIN, "the name failed to resolve recently")
             look_up = self._under_way.get(query) or await self._begin(query, requester)
         with trio.move_on_after(self._timeout_s):
             await look_up.done.wait()
@@ -149,7 +149,7 @@ class NameLookups(trio.abc.HostnameResolver):
             metrics.NAME_LOOKUPS.labels(self.purpose, "timed_out").inc()
             look_up.is_late = True
             self._note_failure(query.host)
-            raise socket.gaierror(socket.EAI_AGAIN, "the name gave no answer in time")
+            raise socket.gaierror(socket.EAI_AGAIN, "the name was not resolved in time")
         if isinstance(look_up.found, Exception):
             # A copy for each caller: raising one exception again and again makes its traceback grow.
             raise copy(look_up.found) from None
@@ -172,7 +172,7 @@ class NameLookups(trio.abc.HostnameResolver):
             if query in self._under_way:
                 return None
             metrics.NAME_LOOKUPS.labels(self.purpose, "no_thread").inc()
-            raise socket.gaierror(socket.EAI_AGAIN, "too many names are being looked up")
+            raise socket.gaierror(socket.EAI_AGAIN, "too many name look-ups are running")
         finally:
             for limiter in held:
                 limiter.release_on_behalf_of(look_up)

@@ -1,4 +1,4 @@
-"""Which certificates outbound connections trust."""
+"""The certificates that outbound connections trust."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import certifi
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a context that trusts certifi's bundle alone, whatever the environment or the machine says."""
+    """Return a context that trusts certifi's bundle alone, not the environment or the system's bundle."""
     return ssl.create_default_context(cafile=certifi.where())

@@ -71,12 +71,12 @@ def asset_key(sha256: str, extension: str) -> str:
     """Return the key of a content. Raises ``ValueError`` for an invalid hash or extension."""
     key = f"assets/{sha256[:2]}/{sha256}.{extension}"
     if not _KEY.match(key):
-        raise ValueError("a key is made of a lower-case SHA-256 and a short extension")
+        raise ValueError("an asset key needs a lower-case SHA-256 and a short extension")
     return key
 
 
 def checked_key(key: str) -> str:
     """Return the key. Raises ``ValueError`` if it is not valid."""
     if not _KEY.match(key):
-        raise ValueError("this is not an asset's key")
+        raise ValueError("the text is not an asset key")
     return key

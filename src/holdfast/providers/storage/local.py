@@ -100,7 +100,7 @@ class _Entry:
 
     def commit(self, target: Path, sha256: str) -> None:
         if self._digest.hexdigest() != sha256:
-            raise AssetCorrupt("the content does not have the hash it was announced with")
+            raise AssetCorrupt("the content does not have the announced hash")
         assert self._path is not None
         self._file.flush()
         os.fsync(self._file.fileno())

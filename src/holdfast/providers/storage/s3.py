@@ -1,11 +1,11 @@
 """Store content as objects in an S3 bucket, of Amazon or of any service with the same protocol.
 
 The client library is synchronous here: each call runs in a thread of the store's own limiter, and every request is
-bounded in time, so that a thread is never lost to a server that has gone silent. Nothing is ever held whole in
-memory: a file goes up in parts, and a reader asks for one piece after the other. A reader therefore holds no
-connection while its own customer is slow, and a piece that fails is tried again by itself.
+limited in time, so that a server that does not respond occupies no thread for long. Memory use is bounded: a file
+is uploaded in parts, and a reader requests one part after the other. So a reader occupies no connection while its
+client is slow, and a part that fails is retried alone.
 
-An object appears under its key only when all of it has arrived; that much the protocol promises.
+By the S3 protocol an object appears under its key only when all of it has been uploaded.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class S3Store:
         self._incoming_dir = incoming_dir
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
         endpoint = place.endpoint or f"https://s3.{place.region}.amazonaws.com"
-        # Everything that says where to and as whom is given here: left out, the library would look for it in the
-        # process's environment, where a name meant for another program may stand.
+        # The endpoint, the region and the credentials are all passed: the library would read what is missing from
+        # the environment, where a variable may be meant for another program.
         self._bucket = Bucket(
             place.bucket,
             endpoint=endpoint,
             region=place.region,
             virtual_hosted_style_request=False,
             skip_signature=False,
-            # Removing many at once is not part of every server's protocol; we never do.
+            # Not every server supports deleting several objects at once, and it is not needed.
             disable_bulk_delete=True,
             credential_provider=self._credential,
             client_options={
@@ -137,7 +137,7 @@ class S3Store:
                     found = obstore.get(self._bucket, key, options={"range": (start, stop)})
                     return bytes(found.bytes()), found.meta["size"]
                 except exceptions.GenericError as fault:
-                    # A range beyond the end, such as any range of an empty object, is no range to the server.
+                    # The server refuses a range beyond the end, such as any range of an empty object.
                     if " 416 " not in str(fault):
                         raise
             return b"", obstore.head(self._bucket, key)["size"]
@@ -168,7 +168,7 @@ class S3Store:
         except OSError as fault:
             raise StoreFault("the file to be stored cannot be read") from fault
         if found != sha256:
-            raise AssetCorrupt("the content does not have the hash it was announced with")
+            raise AssetCorrupt("the content does not have the announced hash")
         obstore.put(self._bucket, key, source, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE_MAX)
 
     async def _piece(self, key: str, start: int, stop: int) -> bytes:
@@ -180,36 +180,36 @@ class S3Store:
     async def _run(self, call: Callable[[], T], *, key: str | None = None) -> T:
         """Run a blocking call and map its errors. With ``key``, a missing object is :class:`AssetMissing`."""
         try:
-            # Whoever is cancelled need not wait for the server: each call is bounded, and ends by itself.
+            # A cancelled caller need not wait for the server: the call has a timeout and ends by itself.
             return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
         except FileNotFoundError as fault:
             if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
                 raise AssetMissing(key) from None
             raise StoreFault(f"there is no bucket {self._place.bucket!r}") from _scrubbed(fault)
         except exceptions.BaseError as fault:
-            raise StoreFault(self._told(fault)) from _scrubbed(fault)
+            raise StoreFault(self._reason(fault)) from _scrubbed(fault)
 
-    def _told(self, fault: exceptions.BaseError) -> str:
-        """Return what went wrong without the server's own text, which may repeat credentials."""
+    def _reason(self, fault: exceptions.BaseError) -> str:
+        """Return the reason of a fault without the server's own text, which may contain credentials."""
         text = str(fault)
         if isinstance(fault, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), "AccessDenied")
-            return f"the bucket {self._place.bucket!r} refuses us: {_REFUSALS[code]}"
+            return f"the bucket {self._place.bucket!r} refuses access: {_REFUSALS[code]}"
         if "HTTP error" in text:
-            return f"the server of the bucket {self._place.bucket!r} cannot be reached or does not answer in time"
-        return f"the server of the bucket {self._place.bucket!r} could not do what was asked"
+            return f"the server of the bucket {self._place.bucket!r} cannot be reached or does not respond in time"
+        return f"the server of the bucket {self._place.bucket!r} failed to process the request"
 
 
 _REFUSALS: Final = {
-    "InvalidAccessKeyId": "it does not know the access key",
+    "InvalidAccessKeyId": "the access key does not exist",
     "SignatureDoesNotMatch": "the secret of the access key is wrong",
     "RequestTimeTooSkewed": "this machine's clock is wrong",
-    "AccessDenied": "the access key has no right to put, get and delete objects",
+    "AccessDenied": "the access key may not put, get and delete objects",
 }
 
 
 def _scrubbed(fault: Exception) -> Exception:
-    """A cause for the log: the kind of error without the library's text, which quotes the server."""
+    """Return a cause for the log: the type of the error without the library's text, which quotes the server."""
     return RuntimeError(type(fault).__name__)
 
 
@@ -248,7 +248,7 @@ class _PieceReader:
             stop = min(self._stop, self._place + PIECE_BYTES)
             self._piece = memoryview(await self._ask(self._place, stop))
             if len(self._piece) != stop - self._place:
-                raise StoreFault("the server sent another part of the object than was asked for")
+                raise StoreFault("the server sent a different part of the object than requested")
             self._place = stop
         block, self._piece = bytes(self._piece[:BLOCK_BYTES]), self._piece[BLOCK_BYTES:]
         return block

@@ -124,7 +124,7 @@ def sniff(head: bytes) -> str | None:
 def measure(path: Path, content_type: str) -> Measure:
     """Measure a file of a sniffed type without decoding it; blocking.
 
-    The duration is None if it cannot be determined so, or if that would take too long.
+    The duration is None if measuring it requires decoding, or would take too long.
 
     Raises :class:`NotMedia` and :class:`TooManyPixels`.
     """

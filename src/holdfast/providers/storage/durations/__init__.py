@@ -1,8 +1,7 @@
 """Measure the duration of sounds and clips from the frames, blocks and samples in the file.
 
-What a header says of the length is never believed: it is what a provider would change to be paid more, and what
-programs that write to a pipe leave out. Each format has a reader of its own, which walks the file and decodes
-nothing.
+The duration in a file's header is ignored: a provider could change it to be paid more, and programs that write to a
+pipe omit it. Each format has its own reader, which walks the file without decoding it.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ DURATION_S_MIN: Final = 0.001
 def duration_of_file(path: Path, content_type: str) -> float | None:
     """Return the duration of a file of a sniffed type in seconds, to the millisecond; blocking.
 
-    None where the format's coding does not tell it without decoding. Raises :class:`Contradiction` where the file
-    is cut short, contradicts itself or holds nothing, :class:`TooManySteps` where it would take too long to tell.
+    None if the file would have to be decoded for it. Raises :class:`Contradiction` if the file is truncated,
+    contradicts itself or has nothing to play, :class:`TooManySteps` if measuring it takes too long.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return duration_of(data, content_type)
@@ -51,6 +50,6 @@ def duration_of(data: mmap.mmap | bytes, content_type: str, *, steps_max: int = 
     if found_s is None:
         return None
     if found_s > max(1, len(data)):
-        # Less than a byte for a second: the times in it are made up.
-        raise Contradiction("the content is far shorter than the times it tells")
+        # Less than one byte per second: the times in the file are false.
+        raise Contradiction("the content is far too short for its times")
     return max(DURATION_S_MIN, round(found_s, 3))

@@ -1,8 +1,7 @@
 """Measure FLAC by its frames, found in sequence by their numbers.
 
-The number of samples in the header is not looked at.
-A frame does not tell its size, so the next one is searched for; the check sum of a frame's head and the number that
-must follow make a chance hit as good as impossible.
+The number of samples in the header is ignored. A frame does not contain its size, so the next one is searched for;
+the checksum of a frame's header and its consecutive number make a false match practically impossible.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class _Frame(NamedTuple):
 
 def flac_duration_s(media: MediaBytes) -> float:
     """Return the length of all frames in seconds."""
-    place, rate = _behind_metadata(media)
+    place, rate = _after_metadata(media)
     mark = media.span(place, place + 2)
     if mark not in {b"\xff\xf8", b"\xff\xf9"}:
-        raise Contradiction("the sound holds no frames")
+        raise Contradiction("the audio has no frames")
     counts_samples = mark == b"\xff\xf9"
     total, awaited = 0, None
     while (place := media.find(mark, place)) >= 0:
@@ -52,11 +51,11 @@ def flac_duration_s(media: MediaBytes) -> float:
         awaited = frame.number + (frame.samples if counts_samples else 1)
         place += 2
     if not total:
-        raise Contradiction("the sound holds no frames")
+        raise Contradiction("the audio has no frames")
     return total / rate
 
 
-def _behind_metadata(media: MediaBytes) -> tuple[int, int]:
+def _after_metadata(media: MediaBytes) -> tuple[int, int]:
     """Return where the frames begin, and the sample rate."""
     place, rate, is_last = 4, 0, False
     while not is_last:
@@ -67,7 +66,7 @@ def _behind_metadata(media: MediaBytes) -> tuple[int, int]:
             rate = int.from_bytes(media.span(place + 14, place + 17), "big") >> 4
         place += 4 + length
     if not rate:
-        raise Contradiction("the sound does not say its sample rate")
+        raise Contradiction("the audio has no sample rate")
     return place, rate
 
 

@@ -1,7 +1,7 @@
 """Measure WebM from the first block's time to the end of the last one, in the file's own time scale.
 
-The elements are walked in one pass: the containers of interest are entered, everything else is stepped over. The
-duration that the header tells is not looked at.
+The elements are walked in one pass: the containers of interest are entered, everything else is skipped. The
+duration in the header is ignored.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class _Walk:
     def take_block(self, media: MediaBytes, begin: int, end: int) -> None:
         number, place, _ = _variable(media, begin)
         if place + 3 > end:
-            raise Contradiction("the clip has a block without its head")
+            raise Contradiction("the clip has a block without a header")
         (offset,) = media.read(">h", place)
         if place + 3 == end:
-            # A block of nothing shows nothing.
+            # An empty block shows nothing.
             return
         at = self.cluster_time + offset
         track = self.tracks.get(number)
@@ -86,13 +86,13 @@ class _Walk:
         tracks = [track for track in self.tracks.values() if track.blocks]
         shown = [track for track in tracks if track.kind == _VIDEO] or tracks
         if not shown:
-            raise Contradiction("the clip holds nothing to play")
+            raise Contradiction("the clip has nothing to play")
         if not self.scale_ns:
             raise Contradiction("the clip has no time scale")
         return max(self._length_ns(track) for track in shown) / _NS_PER_S
 
     def _length_ns(self, track: _Track) -> int:
-        # The last block is shown as long as it says, else as long as a frame, else as long as those before it.
+        # The last block lasts for its own duration, else that of a frame, else the average of the blocks before it.
         shown_ns = (track.last - track.first) * self.scale_ns
         if track.frame_ns:
             last_ns = min(track.frame_ns, _NS_PER_S)
@@ -108,11 +108,11 @@ def webm_duration_s(media: MediaBytes) -> float:
         media.step()
         element, place = _identity(media, place)
         if not element:
-            # Other bytes come after the clip, or hide the rest of it from a player as well.
+            # Other bytes follow the clip, or hide the rest of it from players too.
             break
         length, begin, is_known = _variable(media, place)
         if is_known and begin + length > media.size_bytes:
-            raise Contradiction("the content is cut short")
+            raise Contradiction("the content is truncated")
         if element in _ENTERED:
             if element == _TRACK_ENTRY:
                 walk.described.append(_Track())
@@ -141,7 +141,7 @@ def _variable(media: MediaBytes, place: int) -> tuple[int, int, bool]:
     first = media.byte(place)
     size = 9 - first.bit_length()
     if size > 8 or place + size > media.size_bytes:
-        raise Contradiction("the clip has a length out of shape")
+        raise Contradiction("the clip has a malformed length")
     ones = (1 << 7 * size) - 1
     number = int.from_bytes(media.span(place, place + size), "big") & ones
     return number, place + size, number != ones
@@ -149,5 +149,5 @@ def _variable(media: MediaBytes, place: int) -> tuple[int, int, bool]:
 
 def _number(media: MediaBytes, begin: int, end: int) -> int:
     if end - begin > 8:
-        raise Contradiction("the clip has a number out of shape")
+        raise Contradiction("the clip has a malformed number")
     return int.from_bytes(media.span(begin, end), "big")

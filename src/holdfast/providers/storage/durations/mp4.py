@@ -1,7 +1,7 @@
 """Measure MP4 by the samples in its tables, whole or in fragments, checked against the bytes in the file.
 
-The lengths that the headers of movie and track tell are not looked at. A track is as long as its samples, or as
-its edit list where that shows less of them.
+The durations in the headers of movie and track are ignored. A track is as long as its samples, or as its edit list
+if that is shorter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.providers.storage.durations.reading import Contradiction, MediaByt
 
 _BLOCK_BYTES = 64 * 1024
 _BYTES_PER_STEP = 32
-_CUT_SHORT = "the content is cut short"
+_CUT_SHORT = "the content is truncated"
 
 Box = tuple[bytes, int, int]
 """A box's name, where its content begins, and where it ends."""
@@ -49,12 +49,12 @@ class _Movie:
             elif name == b"moof":
                 self.read_fragment(begin, end)
         if sum(track.sample_bytes for track in self.tracks) > self.media.size_bytes:
-            raise Contradiction("the clip lists more than it holds")
+            raise Contradiction("the clip's tables list more data than it has")
         lengths = {kind: [self.length_s(track) for track in self.tracks if track.kind == kind and track.ticks]
                    for kind in (b"vide", b"soun")}  # fmt: skip
         shown = lengths[b"vide"] or lengths[b"soun"]
         if not shown:
-            raise Contradiction("the clip holds nothing to play")
+            raise Contradiction("the clip has nothing to play")
         return max(shown)
 
     def length_s(self, track: _Track) -> float:
@@ -64,7 +64,7 @@ class _Movie:
         return min(length_s, track.shown / self.scale) if track.shown and self.scale else length_s
 
     def boxes(self, place: int, end: int) -> Iterator[Box]:
-        """Yield the boxes between two places; a rest too short for a box is ignored."""
+        """Yield the boxes between two places; trailing bytes too few for a box are ignored."""
         while place + 8 <= end:
             self.media.step()
             length, name = self.media.read(">I4s", place)

@@ -1,6 +1,6 @@
-"""Measure MP3 by its frames. The frame that only describes the others is not counted.
+"""Measure MP3 by its frames, except for the header frame of the encoder (Xing, Info or VBRI).
 
-An encoder's own silence before and behind the sound, where it says how much that is, is taken off.
+The silence that the encoder added at the start and the end is subtracted if the header frame gives its length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 
 """Sample rates by version: 3 is MPEG 1, 2 is MPEG 2, 0 is MPEG 2.5."""
 _LAYER_3 = 1
 _HEAD_BYTES = 200
-"""How much of the first frame is searched for a description of the others."""
+"""How much of the first frame is searched for the encoder's header."""
 
 
 class _Frame(NamedTuple):
@@ -48,7 +48,7 @@ def mp3_duration_s(media: MediaBytes) -> float:
         seconds += frame.samples / frame.rate
         place += frame.size_bytes
     if not frames:
-        raise Contradiction("the sound holds no frames")
+        raise Contradiction("the audio has no frames")
     return max(seconds - trimmed / rate, 0.0)
 
 
@@ -79,7 +79,7 @@ def _frame(media: MediaBytes, place: int) -> _Frame | None:
 
 
 def _goes_on(media: MediaBytes, place: int) -> bool:
-    """Whether a frame, a tag or the end is at ``place``: random bytes that resemble a frame lead to none."""
+    """Whether a frame, a tag or the end is at ``place``. After random bytes that resemble a frame there is none."""
     rest = media.size_bytes - place
     return rest < 4 or _frame(media, place) is not None or media.span(place, place + 3) in {b"TAG", b"APE", b"ID3"}
 

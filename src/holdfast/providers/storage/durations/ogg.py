@@ -19,7 +19,7 @@ _HEAD_BYTES = 64
 class _Stream:
     rate: int
     packet_samples_max: int
-    """The most samples that one packet can hold."""
+    """The most samples that one packet can contain."""
     skipped: int = 0
     packets: int = 0
     position: int = 0
@@ -35,7 +35,7 @@ def ogg_duration_s(media: MediaBytes) -> float | None:
     while place < media.size_bytes:
         media.step()
         if place + 27 > media.size_bytes or media.span(place, place + 4) != b"OggS":
-            # Other bytes come after the audio, or hide the rest of it from a player as well.
+            # Other bytes follow the audio, or hide the rest of it from players too.
             break
         kind, position, serial = media.read("<BQI", place + 5)
         count = media.byte(place + 26)
@@ -43,7 +43,7 @@ def ogg_duration_s(media: MediaBytes) -> float | None:
         begin = place + 27 + count
         place = begin + sum(sizes)
         if place > media.size_bytes:
-            # The last page is cut off; what is before it can be played.
+            # The last page is truncated; the pages before it can be played.
             break
         if kind & _FIRST:
             if is_begun:
@@ -57,7 +57,7 @@ def ogg_duration_s(media: MediaBytes) -> float | None:
         if stream is None:
             continue
         is_begun = True
-        # A packet ends with the first of its pieces that is not full.
+        # A packet ends with its first segment of less than 255 bytes.
         stream.packets += count - sizes.count(255)
         if position != _NO_POSITION:
             stream.position = max(stream.position, position)
@@ -65,7 +65,7 @@ def ogg_duration_s(media: MediaBytes) -> float | None:
     if not is_known:
         return None
     if not length_s:
-        raise Contradiction("the sound holds no samples")
+        raise Contradiction("the audio has no samples")
     return length_s
 
 

@@ -1,8 +1,8 @@
 """Bounds-checked access to the bytes of a media file, with a limit on the work per file.
 
-The readers are plain Python over a memory map: whatever a file claims, it costs no memory, and nothing in it is
-executed by a decoder. What a file may cost in time is counted in steps; every few thousand of them the reading
-thread sleeps for a moment, so that the event loop is never kept waiting for long.
+The readers are plain Python over a memory map: a file needs no memory, whatever sizes it declares, and no decoder
+runs on it. The time for a file is limited by counting steps; every few thousand steps the reading thread sleeps
+briefly, so that the event loop can run.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class MediaBytes:
         try:
             return struct.unpack_from(form, self._data, place)
         except struct.error:
-            raise Contradiction("the content is cut short") from None
+            raise Contradiction("the content is truncated") from None
 
     def byte(self, place: int) -> int:
         """Return one byte."""
         if not 0 <= place < self.size_bytes:
-            raise Contradiction("the content is cut short")
+            raise Contradiction("the content is truncated")
         return self._data[place]
 
     def span(self, start: int, end: int) -> bytes:

@@ -1,6 +1,6 @@
 """Measure WAV by its sample data, the size of a sample and the sample rate.
 
-Who writes to a pipe cannot go back and fill in the lengths; then the data reaches to the end of the file.
+A program that writes to a pipe cannot fill in the lengths afterwards; then the data extends to the end of the file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def wave_duration_s(media: MediaBytes) -> float | None:
             form = _form(media, begin, length)
         elif name == b"data":
             if form is None:
-                raise Contradiction("the sound does not say how it is coded")
+                raise Contradiction("the audio does not declare its encoding")
             there = media.size_bytes - begin
             if length == 0 or length >= LENGTH_UNKNOWN_MIN:
                 length = there
             if length > there:
-                raise Contradiction("the content is cut short")
+                raise Contradiction("the content is truncated")
             return _length_s(form, length)
         place = begin + length + (length & 1)
-    raise Contradiction("the sound holds no samples")
+    raise Contradiction("the audio has no samples")
 
 
 class _Form(NamedTuple):
@@ -47,7 +47,7 @@ class _Form(NamedTuple):
 
 def _form(media: MediaBytes, begin: int, length: int) -> _Form:
     if length < 16:
-        raise Contradiction("the sound does not say how it is coded")
+        raise Contradiction("the audio does not declare its encoding")
     coding, channels, rate, _, frame_bytes, bits = media.read("<HHIIHH", begin)
     if coding == _EXTENSIBLE and length >= 26:
         (coding,) = media.read("<H", begin + 24)
@@ -59,7 +59,7 @@ def _length_s(form: _Form, length: int) -> float | None:
     if coding not in _PLAIN_CODINGS:
         return None
     if not _RATE_MIN <= rate <= _RATE_MAX or not frame_bytes or frame_bytes != channels * -(-bits // 8):
-        raise Contradiction("the sound contradicts itself about its samples")
+        raise Contradiction("the audio's sample rate or size is not valid")
     if length < frame_bytes:
-        raise Contradiction("the sound holds no samples")
+        raise Contradiction("the audio has no samples")
     return length // frame_bytes / rate
