@@ -1,1 +1,1 @@
-"""What credit is: rules without machinery. Nothing here knows trio, SQL or HTTP."""
+"""The rules of credit, orders, tasks and the catalog, as values and pure functions without trio, SQL or HTTP."""

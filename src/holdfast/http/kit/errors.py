@@ -177,7 +177,7 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
         provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
     )
     headers = {}
-    # A row's time is for refusals that pass with time; a final refusal has one only if it says so itself.
+    # The row's time applies to refusals that waiting can resolve; a final one has a time only if it sets its own.
     usual_s = None if refusal.final else row.retry_after_s
     retry_after_s = usual_s if refusal.retry_after_s is None else refusal.retry_after_s
     if retry_after_s is not None:

@@ -77,7 +77,7 @@ def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderStep:
 
 
 def on_create_refused(order: Order, reason: str, now: datetime) -> OrderStep:
-    """Record that the provider refused to create an intent, for good; ``reason`` is its code."""
+    """Record that the provider finally refused to create an intent; ``reason`` is its code."""
     if order.state.intent_id is not None or order.status != "pending":
         return unchanged(order, "ignored")
     attempt = Attempt(status="failed", at=int(now.timestamp()), reason=reason)

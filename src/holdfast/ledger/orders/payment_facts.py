@@ -1,7 +1,7 @@
 """What a payment provider can report about an order, each report as a value: a fact.
 
-A fact stays true whatever is reported later, so facts may arrive in any order, any number of times. Amounts are in
-micro-units of their currency (one dollar is 1_000_000), whatever the provider's own minor unit is; ``at`` is the
+A fact stays true after later reports, so facts may arrive in any order, any number of times. Amounts are in
+micro-units of their currency (one dollar is 1_000_000), independent of the provider's minor unit; ``at`` is the
 provider's clock in unix seconds.
 """
 

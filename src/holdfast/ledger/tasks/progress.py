@@ -1,7 +1,7 @@
 """The progress list of a task: a provider's texts, made safe to show and limited in length.
 
-The customer sees these texts, so URLs and anything that looks like a key are removed, and control characters, since
-PostgreSQL stores no NUL in JSON.
+The customer sees these texts, so URLs and text that resembles a key are removed. So are control
+characters, since PostgreSQL cannot store NUL in JSON.
 """
 
 from __future__ import annotations

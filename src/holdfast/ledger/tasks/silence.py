@@ -19,7 +19,7 @@ Unanswered = Literal["submissions", "updates"]
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What a provider has not answered, and for how many seconds."""
+    """A kind of request that a provider does not answer, and for how many seconds it has not."""
 
     of: Unanswered
     seconds: float

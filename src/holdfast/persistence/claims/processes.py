@@ -133,7 +133,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process of this system started, to tell reused pids apart; None if it is unknown."""
+    """Return when a process of this system started, to detect reused pids; None if it is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
 """Write batches on one connection, one transaction each. Runs in a worker thread.
 
 A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
-each by key) and then, in a statement of its own so that its snapshot is younger than the locks, looks up the
+each by key) and then, in a separate statement, whose snapshot is newer than the locks, looks up the
 idempotency keys. The second writes the units that pass and a marker with the batch's id, and commits. Kinds with
 many new rows are copied in between: COPY saves the server more than the extra round trip costs.
 """

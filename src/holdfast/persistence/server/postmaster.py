@@ -26,7 +26,7 @@ STOPPING = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
 
 
 class EmbeddedFault(Exception):
-    """The embedded server cannot be created, started or stopped; the message says why in a sentence."""
+    """The embedded server cannot be created, started or stopped; the message is a sentence with the reason."""
 
 
 class Postmaster:

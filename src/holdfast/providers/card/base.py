@@ -76,7 +76,7 @@ class CardProvider(Protocol):
     async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
         """Cancel an intent so that it can no longer be paid, then read it. Raises :class:`CardFault`.
 
-        The snapshot's state tells whether it is canceled; otherwise it was paid or is being processed.
+        If the snapshot's state is not ``canceled``, the intent was paid or is being processed.
         """
 
     async def close(self) -> None:

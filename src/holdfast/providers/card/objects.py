@@ -33,7 +33,7 @@ from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, sy
 from holdfast.providers.card.amounts import micro_per_minor
 
 Object = Mapping[str, object]
-"""A JSON object; numbers with a fraction are decoded as strings, so that no float touches money."""
+"""A JSON object; numbers with a fraction are decoded as strings, so that amounts are never floats."""
 
 LISTED_MAX_COUNT = 500
 """How many entries of one list inside an object are parsed."""

@@ -1,4 +1,4 @@
-"""Remove partial files that a crash left behind; only their age shows that they are not in use."""
+"""Remove partial files that remain after a crash; only their age shows that they are not in use."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def retry_task(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     original, key_id = found
-    # The size of this request says nothing about the stored input, so it is priced in a thread.
+    # The stored input may be large although this request is small, so it is priced in a thread.
     retry = partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     reply = (
