@@ -11,7 +11,7 @@ HTTP_ANSWER_S = Histogram(
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.")
-HTTP_CUT = Counter(
+HTTP_CONNECTIONS_CLOSED = Counter(
     "holdfast_http_connections_cut",
     "Connections closed by the server, by reason: head_timeout, body_timeout, send_timeout, refused, "
     "room (idle, closed for a new one), stop, fault.",

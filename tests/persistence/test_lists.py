@@ -20,7 +20,7 @@ from holdfast.persistence.queries.orders import held_orders
 from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 
 T = TypeVar("T")
@@ -54,10 +54,10 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
     return {"request": msgspec.json.encode(task.request).decode(), "state": msgspec.json.encode(state).decode()}
 
 
-def readable(found: list[T | LeftOut]) -> list[T]:
+def readable(found: list[T | UnreadableEntry]) -> list[T]:
     """Return the entries of a list all of whose rows can be decoded."""
-    assert not any(isinstance(entry, LeftOut) for entry in found)
-    return [entry for entry in found if not isinstance(entry, LeftOut)]
+    assert not any(isinstance(entry, UnreadableEntry) for entry in found)
+    return [entry for entry in found if not isinstance(entry, UnreadableEntry)]
 
 
 def add_tasks(

@@ -36,7 +36,7 @@ from holdfast.ledger.tasks.silence import Silence
 from holdfast.persistence.claims.processes import Process, take_over
 from holdfast.persistence.claims.tasks import (
     FIRST,
-    PlacedTask,
+    DispatchedTask,
     claim_follow_ups,
     claim_of_removed,
     claim_of_silent,
@@ -55,7 +55,7 @@ TICK_S = 0.25
 FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
-HELD_UNSEEN_S = 30.0
+SLOT_CHECK_AFTER_S = 30.0
 LOAD_SAMPLE_S = 0.25
 BUSY_SHARE = 0.8
 BUSY_PAUSE_S = 0.25
@@ -230,7 +230,7 @@ class Dispatcher(Worker):
 
     async def _return_lost_slots(self) -> None:
         """Free the slots of tasks whose end was not reported here, for example by another process."""
-        held_before = trio.current_time() - HELD_UNSEEN_S
+        held_before = trio.current_time() - SLOT_CHECK_AFTER_S
         held = [r for tasks in self._held.values() for r, since in tasks.items() if since < held_before]
         if not held:
             return
@@ -240,7 +240,7 @@ class Dispatcher(Worker):
                 if request_id not in still:
                     tasks.pop(request_id, None)
 
-    def _hold(self, rows: Iterable[PlacedTask]) -> None:
+    def _hold(self, rows: Iterable[DispatchedTask]) -> None:
         now = trio.current_time()
         for row in rows:
             if row.occupies:

@@ -23,7 +23,7 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Parameter
 from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -95,7 +95,7 @@ class Entries(Protocol[E_co]):
         until: datetime | None,
         after: Position | None,
         filters: Mapping[str, str],
-    ) -> Sequence[E_co | LeftOut] | Refusal:
+    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
         """Read them; may refuse a position that no entry of this list can have."""
         ...
 
@@ -188,18 +188,18 @@ def read_time(text: str) -> datetime | None:
 
 
 def cut_page(
-    found: Sequence[E | LeftOut], owner: str, window: Window, position: Callable[[E], Position]
+    found: Sequence[E | UnreadableEntry], owner: str, window: Window, position: Callable[[E], Position]
 ) -> Page[E]:
     """Return a page of up to ``window.read_max`` entries. ``position`` returns an entry's position.
 
     A row that cannot be decoded counts towards the page and is left out.
     """
     page = found[: window.limit]
-    entries = [entry for entry in page if not isinstance(entry, LeftOut)]
+    entries = [entry for entry in page if not isinstance(entry, UnreadableEntry)]
     if len(found) <= window.limit:
         return Page(entries, None)
     last = page[-1]
-    at = Position(last.at, last.id) if isinstance(last, LeftOut) else position(last)
+    at = Position(last.at, last.id) if isinstance(last, UnreadableEntry) else position(last)
     return Page(entries, write_cursor(at, owner, window))
 
 

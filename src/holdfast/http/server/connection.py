@@ -130,7 +130,7 @@ class Connection:
 
     def abort(self, reason: Cut) -> None:
         """Close the connection immediately with a reset, discarding unsent data."""
-        metrics.HTTP_CUT.labels(reason).inc()
+        metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
         if isinstance(self._stream, trio.SocketStream):
             try:
                 self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -190,7 +190,7 @@ class Connection:
         self._answerer.unpark_all()
 
     def _refuse(self, refusal: Refusal, reason: Cut) -> None:
-        metrics.HTTP_CUT.labels(reason).inc()
+        metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
         self._parser.refuse(refusal)
         self._cancel_refused_call()
         self._reader.unpark_all()
@@ -242,7 +242,7 @@ class Connection:
             refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
             if framing.is_started:
                 # Closed without its end, so that the client sees an incomplete response.
-                metrics.HTTP_CUT.labels("fault").inc()
+                metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
                 self._scope.cancel()
             elif refusal is not None:
                 framing.close = framing.is_complete = True

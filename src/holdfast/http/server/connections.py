@@ -99,7 +99,7 @@ class Connections:
             refusal = _TOO_MANY
         connection = Connection(app, stream, self._limits, self, client=client, server=server, refusal=refusal)
         if refusal is not None:
-            metrics.HTTP_CUT.labels("refused").inc()
+            metrics.HTTP_CONNECTIONS_CLOSED.labels("refused").inc()
             if self._refused_count >= REFUSED_AT_ONCE_MAX:
                 connection.close()
                 return
@@ -117,7 +117,7 @@ class Connections:
             return False
         self.became_busy(longest)
         longest.close()
-        metrics.HTTP_CUT.labels("room").inc()
+        metrics.HTTP_CONNECTIONS_CLOSED.labels("room").inc()
         return True
 
     def became_idle(self, connection: Connection) -> None:
@@ -133,7 +133,7 @@ class Connections:
             await connection.run()
         except Exception as fault:
             # A bug of this server. The exception may contain the client's data, so it is scrubbed.
-            metrics.HTTP_CUT.labels("fault").inc()
+            metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
             found = describe(fault)
             log.error("a connection failed", type=found.reason_type, reason=found.reason, location=found.location)
         finally:

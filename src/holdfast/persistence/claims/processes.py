@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.claims.tasks import OCCUPIES, PlacedTask
+from holdfast.persistence.claims.tasks import OCCUPIES, DispatchedTask
 from holdfast.persistence.server.service_clock import ServiceClock
 
 LEASE_S = 20.0
@@ -87,13 +87,15 @@ def end_lease(rows: Connection, process: Process) -> None:
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
 
 
-def take_over(rows: Connection, process: Process, now: datetime, *, leases_are_reliable: bool) -> list[PlacedTask]:
+def take_over(
+    rows: Connection, process: Process, now: datetime, *, leases_are_reliable: bool
+) -> list[DispatchedTask]:
     """Make this process the owner of the tasks that ended processes had dispatched, and claim them.
 
     Without ``leases_are_reliable``, as after an outage of the database, expired leases prove nothing; then only
     processes of this machine that have ended are taken over.
     """
-    taken: list[PlacedTask] = []
+    taken: list[DispatchedTask] = []
     for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
         has_expired = other.lease_until <= _ENDED_AT or (leases_are_reliable and other.lease_until < now)
         if not has_expired and not has_ended(process, other):
@@ -103,7 +105,7 @@ def take_over(rows: Connection, process: Process, now: datetime, *, leases_are_r
             continue
         parameters = {"me": process.process_id, "now": now, "claim_s": CLAIM_S, "most": TAKEN_OVER_MAX}
         found = rows.execute(_TAKE_OVER, gone | parameters).all()
-        taken += map(PlacedTask._make, found)
+        taken += map(DispatchedTask._make, found)
         if len(found) < TAKEN_OVER_MAX:
             rows.execute(_DELETE, gone)
     return taken

@@ -119,8 +119,8 @@ _LAST = "zz"
 """Sorts after every account id, in every collation."""
 
 
-class PlacedTask(NamedTuple):
-    """A dispatched task; ``occupies`` says whether its job may still be running at the provider."""
+class DispatchedTask(NamedTuple):
+    """A dispatched task. ``occupies``: its job may still be running at the provider."""
 
     request_id: str
     provider: str
@@ -232,14 +232,14 @@ _WAITS_FOR = {
 """The deadline that limits each kind of waiting, and its default where a task's terms do not set it."""
 
 
-def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: datetime) -> list[PlacedTask]:
+def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: datetime) -> list[DispatchedTask]:
     """Return this process's dispatched tasks, and those without an owner that were last changed before ``before``.
 
     The latter were dispatched by a release that recorded no owners; they are made due.
     """
     own = rows.execute(_OWN, {"me": me}).all()
     without_owner = rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now})
-    return [PlacedTask._make(row) for row in (*own, *without_owner)]
+    return [DispatchedTask._make(row) for row in (*own, *without_owner)]
 
 
 def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:

@@ -13,7 +13,7 @@ from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import page, page_of_account
 from holdfast.persistence.records.orders import ORDER, order_of
 from holdfast.persistence.records.tables import orders, payment_events
-from holdfast.persistence.records.unreadable import LeftOut, read_row, read_rows
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _BACKLOG = text(
     "select count(*) filter (where status = 'held') as held, "
@@ -77,7 +77,7 @@ def orders_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[Order | LeftOut]:
+) -> list[Order | UnreadableEntry]:
     """Return up to ``limit`` orders, newest first by (created_at, order_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
@@ -96,7 +96,7 @@ def held_orders(
     since: datetime | None = None,
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
-) -> list[Order | LeftOut]:
+) -> list[Order | UnreadableEntry]:
     """Return up to ``limit`` held orders of any account, oldest first by (created_at, order_id)."""
     order = (orders.c.created_at, orders.c.order_id)
     held = ORDER.where(orders.c.status == "held")
@@ -134,5 +134,5 @@ def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:
     return None if found is None else read_row(order_of, found, "orders", found.order_id)
 
 
-def _listed(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Order | LeftOut]:
+def _listed(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Order | UnreadableEntry]:
     return read_rows(order_of, page, "orders", lambda row: (row.created_at, row.order_id))

@@ -16,7 +16,7 @@ from holdfast.persistence.queries.paging import page
 from holdfast.persistence.queries.tasks import read_tasks, task_by_id
 from holdfast.persistence.records.tables import tasks
 from holdfast.persistence.records.tasks import TASK
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 _OPEN = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
 
@@ -29,7 +29,7 @@ def open_reviews(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     reason: str | None = None,
-) -> list[Task | LeftOut]:
+) -> list[Task | UnreadableEntry]:
     """Return up to ``limit`` tasks in review, oldest first by (created_at, request_id), after position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive.

@@ -12,7 +12,7 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.records.tables import tasks
 from holdfast.persistence.records.tasks import TASK, task_of
-from holdfast.persistence.records.unreadable import LeftOut, read_row, read_rows
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
 
@@ -44,7 +44,7 @@ def tasks_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[Task | LeftOut]:
+) -> list[Task | UnreadableEntry]:
     """Return up to ``limit`` tasks, newest first by (created_at, request_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
@@ -56,6 +56,6 @@ def tasks_of_account(
     return read_tasks(page)
 
 
-def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | LeftOut]:
+def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | UnreadableEntry]:
     """Return the tasks of a list's rows."""
     return read_rows(task_of, page, "tasks", lambda row: (row.created_at, row.request_id))

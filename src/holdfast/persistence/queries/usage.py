@@ -11,7 +11,7 @@ from holdfast.ledger.tasks.task import UsageEntry
 from holdfast.persistence.queries.paging import page_of_account
 from holdfast.persistence.records.tables import usage_entries as usage
 from holdfast.persistence.records.tasks import USAGE_ENTRY, usage_entry_of
-from holdfast.persistence.records.unreadable import LeftOut, read_rows
+from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 
 def usage_of_account(
@@ -23,7 +23,7 @@ def usage_of_account(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
-) -> list[UsageEntry | LeftOut]:
+) -> list[UsageEntry | UnreadableEntry]:
     """Return up to ``limit`` entries, newest first by (ts, request_id), after the position ``after``.
 
     ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.

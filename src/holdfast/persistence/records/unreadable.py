@@ -30,8 +30,8 @@ class UnreadableRow(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """The position of an unreadable row in a list, (time, id): a page may end or begin there."""
+class UnreadableEntry:
+    """An unreadable row in a list, by its position (time, id), where a page may end or begin."""
 
     at: datetime
     id: str
@@ -50,14 +50,14 @@ def read_rows(
     rows: Iterable[Row[*tuple[Any, ...]]],
     table: str,
     place: Callable[[Any], tuple[datetime, str]],
-) -> list[T | LeftOut]:
+) -> list[T | UnreadableEntry]:
     """Decode the rows of a list; one that cannot be decoded is logged and represented by its position."""
-    found: list[T | LeftOut] = []
+    found: list[T | UnreadableEntry] = []
     for row in rows:
         try:
             found.append(read(row))
         except (msgspec.MsgspecError, TypeError, ValueError) as exc:
             at, row_id = place(row)
             log.error("row is unreadable", table=table, key=row_id, reason=str(exc))
-            found.append(LeftOut(at, row_id))
+            found.append(UnreadableEntry(at, row_id))
     return found

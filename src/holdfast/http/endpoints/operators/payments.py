@@ -20,7 +20,7 @@ from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import held_orders, order_by_id
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
 
@@ -62,7 +62,7 @@ async def list_held_orders(call: Call) -> Outcome:
     if isinstance(position, Refusal):
         return position
 
-    def read(rows: Connection) -> list[Order | LeftOut]:
+    def read(rows: Connection) -> list[Order | UnreadableEntry]:
         return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
 
     orders = await call.deps.database.read(read)

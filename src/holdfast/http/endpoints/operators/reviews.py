@@ -27,7 +27,7 @@ from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewReason, Task
 from holdfast.persistence.queries.reviews import open_reviews, task_under_review
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
 
@@ -98,7 +98,7 @@ async def list_reviews(call: Call) -> Outcome:
     if isinstance(position, Refusal):
         return position
 
-    def read(rows: Connection) -> list[Task | LeftOut]:
+    def read(rows: Connection) -> list[Task | UnreadableEntry]:
         return open_reviews(
             rows,
             limit=window.read_max,

@@ -24,7 +24,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks.task import UsageEntry
 from holdfast.persistence.queries.usage import usage_of_account
-from holdfast.persistence.records.unreadable import LeftOut
+from holdfast.persistence.records.unreadable import UnreadableEntry
 
 CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
 PAGE_ROWS: Final = 1000
@@ -74,8 +74,8 @@ def read_csv_page(
     last = None
     if entries:
         end = entries[-1]
-        last = Position(end.at, end.id) if isinstance(end, LeftOut) else Position(end.ts, end.request_id)
-    readable = [entry for entry in entries if not isinstance(entry, LeftOut)]
+        last = Position(end.at, end.id) if isinstance(end, UnreadableEntry) else Position(end.ts, end.request_id)
+    readable = [entry for entry in entries if not isinstance(entry, UnreadableEntry)]
     lines = csv_lines([[cell(entry) for cell in COLUMNS.values()] for entry in readable])
     return CsvPage(lines, last, len(entries))
 
