@@ -276,9 +276,9 @@ class CardProvider:
         assert 0 <= after.net_micro <= after.request.amount_micro
         assert after.state.history[-1].statuses == after.statuses
         assert after.state.history == (*before.state.history, *step.entries)
-        assert after.state.moves == (*before.state.moves, *step.postings)
+        assert after.state.moves == (*before.state.moves, *step.moves)
         assert len(set(after.ledger_operation_refs)) == len(after.state.moves)
-        assert len(step.entries) == max(len(step.postings), int(after.statuses != before.statuses))
+        assert len(step.entries) == max(len(step.moves), int(after.statuses != before.statuses))
         assert after.version == before.version + (after is not before)
         assert (after == before) == (after is before)
         assert msgspec.json.decode(msgspec.json.encode(after), type=Order) == after

@@ -46,7 +46,7 @@ def test_a_new_order_is_pending_with_its_operation_reserved(provider: CardProvid
 def test_progress_changes_the_status_and_moves_no_money(provider: CardProvider, what: str) -> None:
     step = provider.step(provider.order(), provider.attempt(what))
     assert four(step.order) == ("pending", what, "none", "none")
-    assert step.postings == ()
+    assert step.moves == ()
     assert step.order.state.history[-1].source == "provider_webhook"
     assert step.order.state.history[-1].event_id == step.order.provider_event_id
 
@@ -97,7 +97,7 @@ def test_success_credits_once_whichever_event_reports_it_first(provider: CardPro
     if first == "charge":
         events.reverse()
     step = provider.step(provider.order(), events[0])
-    assert step.postings == (CREDIT,)
+    assert step.moves == (CREDIT,)
     assert four(step.order) == ("credited", "succeeded", "none", "none")
     assert step.order.statuses.reconcile_status == "unreconciled"
     assert step.order.state.credited_at == provider.noon
@@ -106,7 +106,7 @@ def test_success_credits_once_whichever_event_reports_it_first(provider: CardPro
     assert step.order.reversal_operation_ids == ()
     assert step.entries[-1].operation_id == "op_credit"
     again = provider.step(step.order, events[1])
-    assert (again.postings, again.entries) == ((), ())
+    assert (again.moves, again.entries) == ((), ())
     assert again.order.state.event_ids == (events[0].event_id, events[1].event_id)
 
 
@@ -144,7 +144,7 @@ def test_a_payment_that_does_not_match_is_held_and_credits_nothing(
     step = provider.step(provider.order(), provider.paid(**wrong))
     assert four(step.order) == ("held", "succeeded", "none", "mismatch")
     assert step.order.statuses.reconcile_status == "mismatch"
-    assert step.postings == ()
+    assert step.moves == ()
     assert step.entries[-1].reason == "payment_mismatch"
     assert step.order.state.credited_at is None
 
@@ -186,7 +186,7 @@ def test_a_late_payment_is_credited(provider: CardProvider, ended: str) -> None:
     assert order.status == ("pending" if ended == "late" else ended)
     step = provider.step(order, provider.paid(), later)
     assert four(step.order) == ("credited", "succeeded", "none", "none")
-    assert [(move.signed_micro, move.reason) for move in step.postings] == [(10_000_000, "late_payment")]
+    assert [(move.signed_micro, move.reason) for move in step.moves] == [(10_000_000, "late_payment")]
     assert step.entries[-1].reason == "late_payment"
 
 
@@ -369,7 +369,7 @@ def test_an_operator_may_refuse_credit(provider: CardProvider) -> None:
     assert not isinstance(step, Refusal)
     provider.check(held, step)
     assert four(step.order) == ("canceled", "succeeded", "none", "none")
-    assert step.postings == ()
+    assert step.moves == ()
 
 
 def test_an_operators_decision_counts_once(provider: CardProvider) -> None:

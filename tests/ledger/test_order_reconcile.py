@@ -59,7 +59,7 @@ def reconcile(provider: CardProvider, order: Order, snapshot: ProviderSnapshot, 
     assert after.version == order.version + 1
     assert 0 <= after.net_micro <= after.request.amount_micro
     assert after.state.history == (*order.state.history, *step.entries)
-    assert after.state.moves == (*order.state.moves, *step.postings)
+    assert after.state.moves == (*order.state.moves, *step.moves)
     assert after.state.history[-1].statuses == after.statuses
     assert all(entry.source == "reconcile" for entry in step.entries)
     return after
@@ -107,7 +107,7 @@ def test_a_webhook_after_the_reconcile_changes_nothing(provider: CardProvider) -
         provider.charge_refunded(300),
     ):
         step = provider.step(order, event)
-        assert (step.postings, step.entries) == ((), ())
+        assert (step.moves, step.entries) == ((), ())
         order = step.order
     assert order.statuses.reconcile_status == "reconciled"
     assert order.state.real_event_type == "charge.refunded"

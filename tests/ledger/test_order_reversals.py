@@ -35,9 +35,9 @@ def test_a_refund_reverses_credit_from_its_request_on(provider: CardProvider, st
     assert cents(step.order) == [1000, -400]
     assert step.order.state.refunded_at == provider.noon
     assert step.order.state.reversal_refs == ("re_1",)
-    assert step.order.reversal_operation_ids == (step.postings[0].operation_id,)
+    assert step.order.reversal_operation_ids == (step.moves[0].operation_id,)
     assert step.entries[-1].reason == f"refund_{status}"
-    assert step.entries[-1].operation_id == step.postings[0].operation_id
+    assert step.entries[-1].operation_id == step.moves[0].operation_id
 
 
 def test_a_refund_that_goes_from_pending_to_succeeded_is_one_refund(provider: CardProvider) -> None:
@@ -104,7 +104,7 @@ def test_a_refund_that_fails_later_is_credited_again(provider: CardProvider, end
     step = provider.step(order, provider.refund("re_1", end, 1000, event="failed"))
     assert four(step.order) == credited("none")
     assert cents(step.order) == [1000, -1000, 1000]
-    assert step.postings[0].kind == "credit"
+    assert step.moves[0].kind == "credit"
     assert step.entries[-1].reason == f"refund_{end}"
     assert step.order.state.reversal_refs == ("re_1",)
     assert step.order.state.refunded_at == provider.noon
@@ -113,10 +113,10 @@ def test_a_refund_that_fails_later_is_credited_again(provider: CardProvider, end
 
 def test_a_refund_known_before_the_payment_is_posted_with_it(provider: CardProvider) -> None:
     early = provider.step(provider.order(), provider.refund("re_1", "succeeded", 400))
-    assert early.postings == ()
+    assert early.moves == ()
     assert four(early.order) == ("pending", "pending", "partially_refunded", "none")
     step = provider.step(early.order, provider.paid())
-    assert [(move.kind, move.amount_micro) for move in step.postings] == [
+    assert [(move.kind, move.amount_micro) for move in step.moves] == [
         ("credit", 10_000_000),
         ("reversal", 4_000_000),
     ]
@@ -163,7 +163,7 @@ def test_a_lost_dispute_is_a_chargeback(provider: CardProvider) -> None:
     order = provider.apply(provider.order(), provider.paid(), provider.dispute("created", "needs_response"))
     step = provider.step(order, provider.dispute("closed", "lost", reason="fraudulent"))
     assert four(step.order) == credited("chargeback", "fraud")
-    assert step.postings == ()
+    assert step.moves == ()
     assert step.order.state.chargeback_at == provider.noon
 
 

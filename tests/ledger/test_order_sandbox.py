@@ -53,7 +53,7 @@ def test_a_paid_callback_credits_the_order(provider: CardProvider, event_id: str
     after = step.order
     assert (after.status, after.statuses.processing_status) == ("credited", "succeeded")
     assert after.statuses.reconcile_status == "unreconciled"
-    assert [(move.operation_id, move.signed_micro) for move in step.postings] == [("op_credit", 10_000_000)]
+    assert [(move.operation_id, move.signed_micro) for move in step.moves] == [("op_credit", 10_000_000)]
     assert after.state.credited_at == provider.noon + timedelta(minutes=5)
     assert (after.provider_event_id, after.state.event_ids) == ("evt_sandbox", ("evt_sandbox",))
     assert (after.state.payment_id, after.state.charge_id) == (None, None)
@@ -75,7 +75,7 @@ def test_a_callback_may_report_a_failed_or_canceled_payment(provider: CardProvid
     step = call(provider, order, values(status))
     assert (step.order.status, step.order.statuses.processing_status) == (status, status)
     assert step.order.state.failed_at == provider.noon
-    assert step.postings == ()
+    assert step.moves == ()
     assert call(provider, step.order, values(status), minutes=600).verdict == "duplicate"
     refused = refusal(provider, step.order, values("paid"))
     assert (refused.code, refused.final) == ("payment_order_not_payable", True)

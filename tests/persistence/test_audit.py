@@ -274,7 +274,7 @@ class AccountHistory:
         order = create_order(request)
         for event in events:
             step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
-            for move in step.postings:
+            for move in step.moves:
                 decide = decide_credit if move.kind == "credit" else decide_reversal
                 self.write(
                     decide(

@@ -228,7 +228,7 @@ class AccountOrders:
             )
         assert isinstance(step, OrderStep)
         state = self._units.state
-        operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.postings)
+        operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.moves)
         _warn_if_mismatched(order, step.order)
         rows: list[Row] = [OrderChangedRow(step.order, next_check_at(step.order, self._now())), *more]
         if event is not None:
@@ -261,7 +261,7 @@ class AccountOrders:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
-        credit_micro = sum(move.amount_micro for move in step.postings if move.kind == "credit")
+        credit_micro = sum(move.amount_micro for move in step.moves if move.kind == "credit")
         if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None

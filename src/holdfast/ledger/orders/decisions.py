@@ -181,7 +181,7 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
 
 
 def on_expiry(order: Order, now: datetime) -> OrderStep:
-    """Expire an unpaid order whose deadline has passed; ``ignored`` where that does not hold.
+    """Expire an unpaid order whose deadline has passed; ``ignored`` if that does not apply.
 
     The caller cancels a card order's intent first: if the cancel finds it paid, that is an event, not an expiry. An
     attempt that the provider is still processing keeps the order open, since its money may still arrive. The
@@ -205,7 +205,7 @@ def on_reconciled(
     transaction for each payment; ``pending`` waits for one, or for the payment itself.
     """
     events = snapshot.events
-    postings: list[LedgerMove] = []
+    moves: list[LedgerMove] = []
     entries: list[StateEntry] = []
     changed = False
     current = order
@@ -218,7 +218,7 @@ def on_reconciled(
             continue
         step = on_event(current, event, now, new_operation_id=new_operation_id, source="reconcile")
         changed |= bool(step.entries)
-        postings += step.postings
+        moves += step.moves
         entries += step.entries
         current = step.order
     status = _compared(current, snapshot)
@@ -240,7 +240,7 @@ def on_reconciled(
     return OrderStep(
         order=final,
         verdict="applied",
-        postings=(*postings, *last.postings),
+        moves=(*moves, *last.moves),
         entries=(*entries, *last.entries),
     )
 

@@ -45,7 +45,7 @@ RECONCILE_PERIOD_S = 30 * 24 * 3600
 class OrderStep:
     """The result of a decision: the order after it (the same object if unchanged) and what is committed with it.
 
-    ``postings`` must be committed together with ``order``; ``entries`` are the new history entries.
+    ``moves`` must be committed together with ``order``; ``entries`` are the new history entries.
 
     ``verdict``: ``duplicate`` was applied before; ``stale`` is older than what is known and only recorded;
     ``ignored`` requires nothing.
@@ -53,7 +53,7 @@ class OrderStep:
 
     order: Order
     verdict: StepVerdict
-    postings: tuple[LedgerMove, ...] = ()
+    moves: tuple[LedgerMove, ...] = ()
     entries: tuple[StateEntry, ...] = ()
 
 
@@ -85,17 +85,17 @@ def moved(
     outcome = assess(request, facts)
     if source != "operator":
         reason = _reason_of_change(order, outcome.status, now) or reason
-    postings = _difference(order, outcome, reason, new_operation_id)
+    moves = _difference(order, outcome, reason, new_operation_id)
     statuses = Statuses(
         status=outcome.status,
         processing_status=outcome.processing_status,
         reversal_status=outcome.reversal_status,
         risk_status=outcome.risk_status,
         reconcile_status=reconcile_status
-        or _reconcile_status(order, mismatch=outcome.mismatch, posted=bool(postings)),
+        or _reconcile_status(order, mismatch=outcome.mismatch, posted=bool(moves)),
     )
     entries: tuple[StateEntry, ...] = ()
-    if postings or statuses != before.statuses:
+    if moves or statuses != before.statuses:
         entries = tuple(
             StateEntry(
                 statuses=statuses,
@@ -105,14 +105,14 @@ def moved(
                 event_id=event_id,
                 operation_id=None if move is None else move.operation_id,
             )
-            for move in (postings or (None,))
+            for move in (moves or (None,))
         )
     went_wrong = outcome.status in ("failed", "canceled") and statuses.status != before.statuses.status
     after = msgspec.structs.replace(
         before,
         statuses=statuses,
         facts=facts,
-        moves=(*before.moves, *postings),
+        moves=(*before.moves, *moves),
         history=(*before.history, *entries),
         reversal_refs=tuple(dict.fromkeys((*before.reversal_refs, *reversal_refs_of(facts)))),
         credited_at=_first(before.credited_at, outcome.status == "credited", now),
@@ -134,7 +134,7 @@ def moved(
             order, version=order.version + 1, updated_at=now, wake_at=wake_at(order, after), state=after
         ),
         verdict=verdict,
-        postings=postings,
+        moves=moves,
         entries=entries,
     )
 
