@@ -27,7 +27,7 @@ async def serve_app(
     server = trio.CancelScope(shield=True)
 
     async def serve_web(*, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        # Shielded: a cancelled server does not close its sockets in order. It is told to stop instead.
+        # Shielded: a cancelled server does not close its sockets in order. It is stopped instead.
         try:
             with server:
                 await serve(app, _config(host, port), shutdown_trigger=stop.wait, task_status=task_status)

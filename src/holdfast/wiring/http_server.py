@@ -60,7 +60,7 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
 def http_supervisor(
     sockets: ListeningSockets, settings: Settings, deps: Dependencies, reporter: Reporter, tree: Supervisor
 ) -> Supervisor:
-    """Return an incarnation of the HTTP server. When ``tree`` stops, the listeners close for good."""
+    """Return an incarnation of the HTTP server. When ``tree`` stops, the listeners close their sockets."""
     limits = server_limits(settings, sockets.connections_max)
     group: list[Connections] = []
 

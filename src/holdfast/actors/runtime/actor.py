@@ -66,7 +66,7 @@ class IncarnationRef(pykka.ActorRef[pykka.Actor]):
     def ask(self, message: object, *, block: bool = False, timeout: float | None = None) -> pykka.Future[object]:
         """Send a message; await the returned future for the reply."""
         if block or timeout is not None:
-            raise RuntimeError("a trio actor is asked without blocking: await the future, under a deadline")
+            raise RuntimeError("a trio actor must be asked without blocking: await the future, with a deadline")
         return super().ask(message, block=False)
 
 
@@ -233,8 +233,8 @@ class JournaledActor(TrioActor):
     async def await_durable(self) -> None:
         """Inside a turn: wait until all earlier decisions are durable. Raises :class:`Reload` if one is void.
 
-        Required before another actor is asked to write what depends on them: its unit would not be void with ours,
-        and if another process had moved the row to a version with the same number, even its fence would hold.
+        Required before asking another actor to write something that depends on them: if one is void, the other
+        actor's unit would still be written, even past its fence if another process has written the same version.
         """
         await self._await_units()
         if self.is_void:
@@ -272,16 +272,16 @@ class JournaledActor(TrioActor):
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         if isinstance(exc, Reload | DatabaseAway):
-            # A read that the database could not answer is no crash.
+            # A read that failed because the database is away is not a crash.
             self.is_void = True
             self._decide_again(envelope)
         elif isinstance(exc, UnreadableRow):
-            # One row of many that the actor reads; its state may come from others of the kind, so it is reloaded.
+            # The actor reads several rows, and its state may already depend on others of them, so it is reloaded.
             log.error("row is unreadable", table=exc.table, key=exc.key, reason=str(exc))
             envelope.fail(exc)
             self.is_void = True
         elif isinstance(exc, AskFault):
-            # An actor asked in this turn did not reply. Only where it may have acted is this one's state in doubt.
+            # Another actor did not reply to this turn's ask. If it may have acted, this actor's state is in doubt.
             envelope.fail(exc)
             self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
         else:
@@ -352,7 +352,7 @@ class JournaledActor(TrioActor):
             envelope.fail(crash)
             self._broken = crash
         elif isinstance(result, Stale) and all(fence.kind != self.own_fence for fence in result.fences):
-            # To decide again would change nothing: it is the asking actor's row that has a newer version.
+            # Deciding again would not help: the row with the newer version is the asking actor's.
             envelope.fail(StaleFence(", ".join(f"{fence.kind} {fence.key}" for fence in result.fences)))
         else:
             self.was_stale = self.was_stale or not isinstance(result, NotWritten)

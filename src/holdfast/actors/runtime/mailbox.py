@@ -48,14 +48,14 @@ class Envelope(PykkaEnvelope[object]):
         self.trace_id = trace_id
 
     def reply(self, value: object) -> bool:
-        """Send the reply. Returns False for a told message, and if a reply was sent before."""
+        """Send the reply. Returns False if the message expects none (a tell), or if a reply was sent before."""
         if self.reply_to is None or self.reply_to.is_set:
             return False
         self.reply_to.set(value)
         return True
 
     def fail(self, exception: BaseException) -> bool:
-        """Reply with a fault. Returns False for a told message, and if a reply was sent before."""
+        """Reply with a fault. Returns False if the message expects no reply, or if one was sent before."""
         if self.reply_to is None or self.reply_to.is_set:
             return False
         self.reply_to.fail(exception)
@@ -86,7 +86,7 @@ class Mailbox:
         self.wake()
 
     def requeue(self, envelopes: Iterable[Envelope]) -> None:
-        """Put messages back at the front in their old order, whatever the capacity."""
+        """Put messages back at the front in their old order, even beyond the capacity."""
         self._messages.extendleft(reversed(list(envelopes)))
         self.wake()
 

@@ -110,7 +110,7 @@ class RequestParser:
         return not self.is_done and self.receiving is None and (self._begun or self._head_raw_bytes > 0)
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes from the client. Never raises, whatever the client sends."""
+        """Parse bytes from the client. Never raises, even for invalid bytes."""
         heads, messages, was_receiving = self._heads, self._messages, self.receiving is not None
         try:
             self._execute(data)

@@ -137,7 +137,7 @@ def on_submit_failed(
         return unchanged("ignored")
     if outcome == "rejected":
         return fail(task, "submit_rejected", message, now, operation_id=operation_id, code=error_code)
-    # An attempt that may have arrived once stays in doubt, whatever the results of later tries.
+    # An attempt that may have arrived once stays in doubt, even if later tries have a definite result.
     in_doubt = outcome == "ambiguous" or state.maybe_sent
     pause_s = min(SUBMIT_BACKOFF_MAX_S, SUBMIT_BACKOFF_S * 2 ** max(0, min(10, state.submit_tries - 1)))
     return changed(

@@ -261,7 +261,7 @@ class Journal:
 
 
 class _OneAtATime:
-    """A limiter that limits nothing: the journal's loop has one commit under way by itself.
+    """A limiter without a limit: the journal's loop runs only one commit at a time.
 
     Acquiring trio's own limiter lets every other runnable task go first. That would put the actors' decisions
     between two commits instead of beside the next one.

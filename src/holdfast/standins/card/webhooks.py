@@ -62,7 +62,7 @@ class WebhookSender:
         self.start(list(events))
 
     def resend(self, event: Event) -> None:
-        """Send one event again, whatever its delivery status."""
+        """Send one event again, independent of its delivery status."""
         self.start([event])
 
     def start(self, batch: list[Event]) -> None:

@@ -27,11 +27,11 @@ header p { margin: 0; opacity: .7; }
 main { display: grid; gap: 1rem; margin-top: 1.25rem; align-items: start; }
 main { grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); }
 article { border: 1px solid var(--line); border-radius: .6rem; overflow: hidden; }
-.made { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); }
+.files { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); }
 img, video { width: 100%; height: auto; display: block; }
 audio { width: 100%; margin: 1rem 0; }
 .none { height: 12rem; display: grid; place-items: center; opacity: .6; }
-.told { padding: .7rem .9rem .9rem; }
+.details { padding: .7rem .9rem .9rem; }
 h2 { font-size: 1rem; margin: 0; display: flex; justify-content: space-between; }
 h2 span { font-weight: 400; opacity: .7; }
 p { margin: .3rem 0; overflow-wrap: anywhere; }
@@ -54,14 +54,14 @@ def gallery_page(jobs: Iterable[Job], link: Callable[[OutputFile], str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>Studio</title>'
         f"<style>{_STYLE}</style></head>\n"
-        "<body><header><h1>Studio</h1><p>what was made of late, newest first; file for a few hours</p></header>\n"
+        "<body><header><h1>Studio</h1><p>Recent jobs, newest first. Files expire after a few hours.</p></header>\n"
         f"<main>\n{shown}\n</main></body></html>\n"
     )
 
 
 def _article(job: Job, link: Callable[[OutputFile], str]) -> str:
-    made = "".join(_element(file, link(file)) for file in job.results)
-    body = f'<div class="made">{made}</div>' if made else f'<div class="none">{escape(job.stage)}</div>'
+    files = "".join(_element(file, link(file)) for file in job.results)
+    body = f'<div class="files">{files}</div>' if files else f'<div class="none">{escape(job.stage)}</div>'
     prompt = job.order.input.get("prompt")
     lines = [f"<h2>{escape(job.order.model)} <span>{escape(job.status)}</span></h2>"]
     if not job.is_over:
@@ -72,7 +72,7 @@ def _article(job: Job, link: Callable[[OutputFile], str]) -> str:
     if job.error is not None:
         lines.append(f"<p>{escape(job.error)}</p>")
     lines.append(f"<small>{escape(job.id)} · {escape(format_time(job.created_at))}</small>")
-    return f'<article>{body}<div class="told">{"".join(lines)}</div></article>'
+    return f'<article>{body}<div class="details">{"".join(lines)}</div></article>'
 
 
 def _element(file: OutputFile, url: str) -> str:
