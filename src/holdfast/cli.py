@@ -20,6 +20,7 @@ from holdfast.persistence.server.embedded import database_url_of, temporary_embe
 from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.server_folders import DataFolderInUse
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings
 
@@ -120,7 +121,7 @@ def catalog_check_command(
 ) -> None:
     """Check a catalog file: list its faults, or count its models and providers."""
     with _report_faults():
-        catalog = load_catalog(file or load_locations(environment()).catalog)
+        catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
     typer.echo(

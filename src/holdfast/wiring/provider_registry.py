@@ -17,11 +17,10 @@ from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.tasks.transitions import ProviderTraits
-from holdfast.providers.media.base import MediaProvider
+from holdfast.providers.media.base import MediaProvider, ProviderSetup
 from holdfast.providers.media.callback_address import PURPOSE, hook_address
-from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
 from holdfast.providers.media.health import ProviderHealth, ProviderState
-from holdfast.providers.media.replicate import ReplicateProvider
+from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings
@@ -66,7 +65,7 @@ class ProviderRegistry:
         self._removed: dict[str, _Removed] = {}
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
-        catalog = self._checked(load_catalog(settings.catalog))
+        catalog = self._checked(load_catalog(settings.catalog, kind_rules()))
         providers = self._create_providers(catalog, {})
         self.catalog = catalog
         self._install(providers)
@@ -77,7 +76,9 @@ class ProviderRegistry:
         Tasks carry their terms. Earlier catalogs are retained while quotes of them are valid.
         """
         try:
-            catalog = await trio.to_thread.run_sync(load_catalog, self._settings.catalog, limiter=self._reading)
+            catalog = await trio.to_thread.run_sync(
+                load_catalog, self._settings.catalog, kind_rules(), limiter=self._reading
+            )
             providers = self._create_providers(self._checked(catalog), self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
@@ -187,26 +188,14 @@ class ProviderRegistry:
         url = self._url_of(config)
         if url is None:
             return None
-        if config.kind == "replicate":
-            # The catalog is refused where a token is missing.
-            assert config.token is not None
-            return ReplicateProvider(
-                config.name,
-                url,
-                config.own_secrets,
-                token=config.token,
-                address=partial(self._hook_address, config.name),
-                submit_timeout_s=config.submit_timeout_s,
-            )
-        return CogProvider(
-            config.name,
-            url,
-            self.secrets_of(config),
+        setup = ProviderSetup(
+            config=config,
+            url=url,
             token=studio_token(self._settings) if config.url is None else config.token,
-            polls=config.polls,
-            events=PLAIN_EVENTS if config.kind == "cog" else EVENTS,
-            submit_timeout_s=config.submit_timeout_s,
+            secrets=self.secrets_of(config),
+            callback_url=partial(self._hook_address, config.name),
         )
+        return KINDS[config.kind].create(setup)
 
     def _hook_address(self, provider: str, url: str, request_id: str, attempt: int) -> str:
         return hook_address(url, self._settings.derived_key(PURPOSE), provider, request_id, attempt)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import ProviderConfig
+from holdfast.providers.media.kinds import KINDS
 from holdfast.secret_strength import weakness
 from holdfast.settings import Settings
 
@@ -26,7 +27,7 @@ def secret_faults(catalog: Catalog, settings: Settings) -> tuple[str, ...]:
 def _weak(catalog: Catalog) -> Iterator[str]:
     for config in catalog.providers.values():
         where = f"provider {config.name}"
-        if config.secret is None and config.kind == "cog" and not config.polls:
+        if config.secret is None and KINDS[config.kind].rules.webhooks == "token" and not config.polls:
             yield f"{where}: secret is missing: without one its webhooks are refused, and polling is off"
         reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
         if config.token is not None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.ledger.catalog.input_schema import InputSchema
+from holdfast.ledger.catalog.kinds import KIND_RULES, KindRules
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.models import Model, ModelTable, Pricing, ProviderConfig
 from holdfast.ledger.catalog.pricing import make_tariffs, price_micro
@@ -33,57 +34,40 @@ _UNIT_NAMES: Mapping[object, str] = {
     "per_character": "character",
     "per_token": "token",
 }
-_PROVIDER_DEFAULTS: Mapping[object, Mapping[str, Any]] = {
-    "studio": {"concurrency": 4, "polls": True, "callback_bytes_max": 256 * 1024},
-    # Without an upload address a container sends its files inside its webhooks.
-    "cog": {"concurrency": 16, "callback_bytes_max": 8 * 1024 * 1024},
-    # A webhook contains the whole input and log; outputs are URLs.
-    "replicate": {
-        "concurrency": 16,
-        "polls": True,
-        "callback_bytes_max": 1024 * 1024,
-        "url": "https://api.replicate.com",
-    },
-}
-_PROVIDER_KEYS_UNUSED: Mapping[object, tuple[str, ...]] = {
-    "studio": ("name", "token", "polls", "callback_bytes_max"),
-    "cog": ("name",),
-    "replicate": ("name", "polls"),
-}
 _PROVIDER_SECRETS = frozenset({"secret", "previous_secrets", "token", "url"})
 _PRICES = ("unit_price", "input_price", "output_price")
 
 
 def in_tree_studio() -> ProviderConfig:
     """Return the studio's configuration if the catalog has no table for it."""
-    return ProviderConfig(name=IN_TREE_STUDIO, kind="studio", **_PROVIDER_DEFAULTS["studio"])
+    return ProviderConfig(name=IN_TREE_STUDIO, kind="studio", **KIND_RULES["studio"].defaults)
 
 
-def read_provider(name: str, table: object, faults: list[str]) -> ProviderConfig | None:
+def read_provider(
+    name: str, table: object, faults: list[str], kinds: Mapping[str, KindRules]
+) -> ProviderConfig | None:
     """Read one ``[providers.NAME]``; None after a fault."""
     where, before = f"provider {name}", len(faults)
     given = table if isinstance(table, dict) else {}
-    kind = given.get("kind") if isinstance(given.get("kind"), str) else None
+    kind = given.get("kind")
+    rules = kinds.get(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str) and rules is None:
+        faults.append(f"{where}: kind must be one of {', '.join(kinds)}, not {kind[:80]!r}")
     # For an unknown kind any valid defaults will do: the kind itself is the fault.
-    defaults = _PROVIDER_DEFAULTS[kind if kind in _PROVIDER_DEFAULTS else "cog"]
-    faults += [
-        f"{where}: {key} is not a known key of kind {kind}"
-        for key in _PROVIDER_KEYS_UNUSED.get(kind, ())
-        if key in given
-    ]
-    filled = {**defaults, **table, "name": name} if isinstance(table, dict) else table
+    rules = rules or KIND_RULES["cog"]
+    unused = [key for key in ("name", *rules.unused) if key in given and kind in kinds]
+    faults += [f"{where}: {key} is not a known key of kind {kind}" for key in unused]
+    filled = {**rules.defaults, **table, "name": name} if isinstance(table, dict) else table
     found = read_fields(ProviderConfig, filled, where, faults, secret=_PROVIDER_SECRETS)
+    if kind in kinds:
+        missing = [key for key in rules.required if key not in given]
+        faults += [f"{where}: {key} is missing{rules.missing.get(key, '')}" for key in missing]
     url = found.get("url")
-    if kind == "cog" and "url" not in given:
-        faults.append(f"{where}: url is missing")
     if url and (reason := _url_fault(url)) is not None:
         faults.append(f"{where}: url {reason}")
-    if kind == "replicate":
-        if "token" not in given:
-            faults.append(f"{where}: token is missing; the hosted service requires one")
-        secrets = (found.get("secret"), *(found.get("previous_secrets") or ()))
-        if any(secret is not None and standard_key(secret) is None for secret in secrets):
-            faults.append(f"{where}: secret and previous_secrets must be whsec_ followed by base64")
+    secrets = (found.get("secret"), *(found.get("previous_secrets") or ()))
+    if rules.webhooks == "standard" and any(each is not None and standard_key(each) is None for each in secrets):
+        faults.append(f"{where}: secret and previous_secrets must be whsec_ followed by base64")
     if len(faults) > before:
         return None
     return ProviderConfig(**{**found, "url": None if url is None else url.rstrip("/")})

@@ -17,7 +17,6 @@ from holdfast.ledger.catalog.tables import Text
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, OnMismatch, PricingMode, Rate
 from holdfast.ledger.money import CURRENCY
 
-ProviderKind = Literal["studio", "cog", "replicate"]
 Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]
 
@@ -74,7 +73,7 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: ProviderName
-    kind: ProviderKind
+    kind: Text
     url: Text | None = None
     secret: Secret | None = None
     previous_secrets: tuple[Secret, ...] = ()

@@ -10,10 +10,11 @@ submitted again only if ``idempotent_submit`` holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.provider_update import ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
 
@@ -77,6 +78,21 @@ class PollFault(Exception):
 def job_id(request_id: str, attempt: int) -> str:
     """Return our name of one attempt at a task: ``{request_id}.{attempt}``."""
     return f"{request_id}.{attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderSetup:
+    """What a provider is created with. ``url`` and ``token`` are the configured ones, or those of the studio.
+
+    ``secrets`` sign its callbacks, the current one first, including the common one if it has none of its own.
+    ``callback_url`` adds a job's sealed query to a callback URL, given that URL, the task and the attempt.
+    """
+
+    config: ProviderConfig
+    url: str
+    token: str | None
+    secrets: tuple[str, ...] = field(repr=False)
+    callback_url: Callable[[str, str, int], str]
 
 
 class MediaProvider(Protocol):

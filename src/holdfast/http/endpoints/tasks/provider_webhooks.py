@@ -28,6 +28,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.providers.media.callback_address import PURPOSE, names_same_job, read_hook_query
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES
+from holdfast.providers.media.kinds import KINDS
 from holdfast.providers.media.predictions import TERMINAL, PredictionFault, read_prediction, update_of
 from holdfast.providers.standard_webhooks import ID_HEADER, verify_standard
 from holdfast.providers.standard_webhooks import SIGNATURE_HEADER as STANDARD_HEADER
@@ -40,7 +41,7 @@ _NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="This p
 def _bytes_max(call: Call) -> int:
     """Return the body limit of a provider; without the right token a container has the common limit."""
     config = call.deps.catalog().providers.get(call.path["provider"])
-    if config is None or (config.kind == "cog" and not _shows_token(call, config)):
+    if config is None or (KINDS[config.kind].rules.webhooks == "token" and not _shows_token(call, config)):
         return BODY_MAX_BYTES
     return config.callback_bytes_max
 
@@ -79,9 +80,10 @@ async def receive_provider_webhook(call: Call) -> Outcome:
     config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None:
         return REFUSED["invalid"]
-    if config.kind == "studio" or (config.kind == "cog" and SIGNATURE_HEADER in call.request.headers):
+    proof = KINDS[config.kind].rules.webhooks
+    if proof == "signature" or (proof == "token" and SIGNATURE_HEADER in call.request.headers):
         return await receive_signed(call, config.name)
-    read = _hosted_update(call, config) if config.kind == "replicate" else _container_update(call, config)
+    read = _hosted_update(call, config) if proof == "standard" else _container_update(call, config)
     if isinstance(read, Refusal):
         return read
     task = await task_of_update(call.deps, read.request_id)

@@ -1,0 +1,65 @@
+"""The kinds of providers that a catalog may name: their rules, and how a provider of each kind is created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.ledger.catalog.kinds import KIND_RULES, KindRules
+from holdfast.providers.media.base import MediaProvider, ProviderSetup
+from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
+from holdfast.providers.media.replicate import ReplicateProvider
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKind:
+    """One kind of provider. ``create`` raises ``ValueError`` for a configuration that cannot be used."""
+
+    rules: KindRules
+    create: Callable[[ProviderSetup], MediaProvider]
+
+
+def _studio(setup: ProviderSetup) -> MediaProvider:
+    return _prediction_server(setup, EVENTS)
+
+
+def _cog(setup: ProviderSetup) -> MediaProvider:
+    return _prediction_server(setup, PLAIN_EVENTS)
+
+
+def _prediction_server(setup: ProviderSetup, events: tuple[str, ...]) -> MediaProvider:
+    return CogProvider(
+        setup.config.name,
+        setup.url,
+        setup.secrets,
+        token=setup.token,
+        polls=setup.config.polls,
+        events=events,
+        submit_timeout_s=setup.config.submit_timeout_s,
+    )
+
+
+def _replicate(setup: ProviderSetup) -> MediaProvider:
+    # The catalog requires a token.
+    assert setup.token is not None
+    return ReplicateProvider(
+        setup.config.name,
+        setup.url,
+        setup.config.own_secrets,
+        token=setup.token,
+        address=setup.callback_url,
+        submit_timeout_s=setup.config.submit_timeout_s,
+    )
+
+
+KINDS: dict[str, ProviderKind] = {
+    "studio": ProviderKind(KIND_RULES["studio"], _studio),
+    "cog": ProviderKind(KIND_RULES["cog"], _cog),
+    "replicate": ProviderKind(KIND_RULES["replicate"], _replicate),
+}
+"""Every kind by its name in the catalog. A new kind is registered here."""
+
+
+def kind_rules() -> dict[str, KindRules]:
+    """Return the rules of every kind, for reading a catalog."""
+    return {name: kind.rules for name, kind in KINDS.items()}

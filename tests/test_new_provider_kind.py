@@ -1,0 +1,83 @@
+"""The provider kind that CONTRIBUTING.md adds as an example: its file and one registration are enough to use it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from holdfast.ledger.catalog.catalog import CatalogFault
+from holdfast.providers.media.base import Accepted, Job, MediaProvider
+from holdfast.providers.media.kinds import KINDS, ProviderKind
+from holdfast.settings import load_settings
+from holdfast.wiring.provider_registry import ProviderRegistry
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+CATALOG = """
+[providers.parrot]
+kind = "echo"
+url = "http://parrot.internal:5000"
+[[models]]
+id = "m"
+modality = "image"
+type = "async"
+created = "2026-11-01"
+pricing = { mode = "per_request", unit_price = "1" }
+upstream = { provider = "parrot" }
+input_schema = { type = "object" }
+"""
+
+
+@pytest.fixture
+def echo() -> ModuleType:
+    """The module in CONTRIBUTING.md."""
+    section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Adding a provider kind")[2]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    module = ModuleType("echo")
+    exec(compile(found[1], "echo.py", "exec"), module.__dict__)
+    return module
+
+
+def open_registry(folder: Path, catalog: str = CATALOG) -> ProviderRegistry:
+    file = folder / "catalog.toml"
+    file.write_text(catalog)
+    values = {"HOLDFAST_CATALOG": str(file), "HOLDFAST_DATA_DIR": str(folder)}
+    return ProviderRegistry(load_settings(values), studio_url="http://127.0.0.1:7000")
+
+
+async def test_a_registered_kind_runs_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
+) -> None:
+    monkeypatch.setitem(KINDS, "echo", ProviderKind(echo.RULES, echo.EchoProvider))
+    registry = open_registry(tmp_path)
+    provider: MediaProvider = registry.providers["parrot"]
+    assert registry.places() == {"parrot": 4}
+    submission = await provider.submit(Job("task_1", 1, "m", {"prompt": "hello"}, "http://here/callback"))
+    assert isinstance(submission, Accepted)
+    update = await provider.poll("task_1", 1, submission.provider_ref)
+    assert update is not None
+    (output,) = update.outputs
+    assert output.data is not None
+    assert (update.status, base64.b64decode(output.data)) == ("succeeded", b"hello")
+    assert await provider.poll("task_2", 1, None) is None
+
+
+def test_an_unregistered_kind_is_a_fault_of_the_catalog(tmp_path: Path) -> None:
+    with pytest.raises(CatalogFault, match="kind must be one of studio, cog, replicate, not 'echo'"):
+        open_registry(tmp_path)
+
+
+def test_the_rules_of_a_kind_hold_for_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
+) -> None:
+    monkeypatch.setitem(KINDS, "echo", ProviderKind(echo.RULES, echo.EchoProvider))
+    for old, new, fault in (
+        ("url = ", "polls = true\nurl = ", "polls is not a known key of kind echo"),
+        ('url = "http://parrot.internal:5000"', "", "url is missing"),
+    ):
+        with pytest.raises(CatalogFault, match=fault):
+            open_registry(tmp_path, CATALOG.replace(old, new))
