@@ -55,7 +55,7 @@ async def test_a_registered_kind_runs_jobs(
     monkeypatch.setitem(KINDS, "echo", ProviderKind(echo.RULES, echo.EchoProvider))
     registry = open_registry(tmp_path)
     provider: MediaProvider = registry.providers["parrot"]
-    assert registry.places() == {"parrot": 4}
+    assert registry.slots() == {"parrot": 4}
     submission = await provider.submit(Job("task_1", 1, "m", {"prompt": "hello"}, "http://here/callback"))
     assert isinstance(submission, Accepted)
     update = await provider.poll("task_1", 1, submission.provider_ref)
