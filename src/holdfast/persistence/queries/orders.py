@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
-from holdfast.persistence.queries.paging import page, page_of_account
+from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
 from holdfast.persistence.records.orders import ORDER, order_of
 from holdfast.persistence.records.tables import orders, payment_events
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
+_ORDERING = (orders.c.created_at, orders.c.order_id)
 _BACKLOG = text(
     "select count(*) filter (where status = 'held') as held, "
     "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
@@ -69,39 +69,16 @@ def order_by_payment(
 
 
 def orders_of_account(
-    rows: Connection,
-    account_id: str,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
-    filters: Mapping[str, str] | None = None,
+    rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Order | UnreadableEntry]:
-    """Return up to ``limit`` orders, newest first by (created_at, order_id), after the position ``after``.
-
-    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``provider``.
-    """
-    order = (orders.c.created_at, orders.c.order_id)
-    found = page_of_account(
-        rows, ORDER, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
-    )
-    return _listed(found)
+    """Return a page of the account's orders, newest first by (created_at, order_id)."""
+    return _listed(page_of_account(rows, ORDER, _ORDERING, account_id, **page))
 
 
-def held_orders(
-    rows: Connection,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
-) -> list[Order | UnreadableEntry]:
-    """Return up to ``limit`` held orders of any account, oldest first by (created_at, order_id)."""
-    order = (orders.c.created_at, orders.c.order_id)
+def held_orders(rows: Connection, **options: Unpack[PageOptions]) -> list[Order | UnreadableEntry]:
+    """Return a page of the held orders of any account, oldest first by (created_at, order_id)."""
     held = ORDER.where(orders.c.status == "held")
-    found = page(rows, held, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
-    return _listed(found)
+    return _listed(page(rows, held, _ORDERING, oldest_first=True, **options))
 
 
 def pending_order_count(rows: Connection, account_id: str) -> int:

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from sqlalchemy import Column, ColumnElement, Connection, Row, Select, tuple_
+
+
+class PageOptions(TypedDict, total=False):
+    """Up to ``limit`` entries from ``since`` on and before ``until``, after the position ``after`` (time, id)."""
+
+    limit: Required[int]
+    since: datetime | None
+    until: datetime | None
+    after: tuple[datetime, str] | None
+
+
+class AccountPageOptions(PageOptions, total=False):
+    """A page of an account's list. ``filters`` are exact matches by column name."""
+
+    filters: Mapping[str, str]
 
 
 def page_of_account(
@@ -15,20 +30,13 @@ def page_of_account(
     order: tuple[Column[Any], Column[Any]],
     account_id: str,
     *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
     filters: Mapping[str, str] | None = None,
+    **options: Unpack[PageOptions],
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Return up to ``limit`` rows of ``entries``, newest first by ``order`` (time, id), after position ``after``.
-
-    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches by column name.
-    """
+    """Return a page of the account's ``entries``, newest first by ``order`` (time, id)."""
     columns = order[0].table.c
     matches = [columns[name] == value for name, value in (filters or {}).items()]
-    of_account = entries.where(columns.account_id == account_id, *matches)
-    return page(rows, of_account, order, limit=limit, since=since, until=until, after=after)
+    return page(rows, entries.where(columns.account_id == account_id, *matches), order, **options)
 
 
 def page(
@@ -42,7 +50,7 @@ def page(
     after: tuple[datetime, str] | None = None,
     oldest_first: bool = False,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Return up to ``limit`` rows of ``entries`` in the order of (time, id), after the position ``after``."""
+    """Return a page of ``entries`` in the order of (time, id)."""
     time, row_id = order
     query = entries
     if since is not None:

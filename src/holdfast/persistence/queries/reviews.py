@@ -6,13 +6,13 @@ not ended, so ended tasks cost nothing.
 
 from __future__ import annotations
 
-from datetime import datetime
+from typing import Unpack
 
 from sqlalchemy import Connection, func
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
-from holdfast.persistence.queries.paging import page
+from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.queries.tasks import read_tasks, task_by_id
 from holdfast.persistence.records.tables import tasks
 from holdfast.persistence.records.tasks import TASK
@@ -22,24 +22,14 @@ _OPEN = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.sta
 
 
 def open_reviews(
-    rows: Connection,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
-    reason: str | None = None,
+    rows: Connection, *, reason: str | None = None, **options: Unpack[PageOptions]
 ) -> list[Task | UnreadableEntry]:
-    """Return up to ``limit`` tasks in review, oldest first by (created_at, request_id), after position ``after``.
-
-    ``since`` is inclusive, ``until`` exclusive.
-    """
+    """Return a page of the tasks in review, oldest first by (created_at, request_id)."""
     found = _OPEN
     if reason is not None:
         found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == reason)
     order = (tasks.c.created_at, tasks.c.request_id)
-    some = page(rows, found, order, limit=limit, since=since, until=until, after=after, oldest_first=True)
-    return read_tasks(some)
+    return read_tasks(page(rows, found, order, oldest_first=True, **options))
 
 
 def task_under_review(rows: Connection, case_id: str) -> Task | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Unpack
 
 from sqlalchemy import Connection, Row, bindparam
 
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.paging import page_of_account
+from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
 from holdfast.persistence.records.tables import tasks
 from holdfast.persistence.records.tasks import TASK, task_of
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
@@ -36,24 +35,10 @@ def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task 
 
 
 def tasks_of_account(
-    rows: Connection,
-    account_id: str,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
-    filters: Mapping[str, str] | None = None,
+    rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Task | UnreadableEntry]:
-    """Return up to ``limit`` tasks, newest first by (created_at, request_id), after the position ``after``.
-
-    ``since`` is inclusive, ``until`` exclusive. ``filters`` are exact matches of ``status`` and ``model``.
-    """
-    order = (tasks.c.created_at, tasks.c.request_id)
-    page = page_of_account(
-        rows, TASK, order, account_id, limit=limit, since=since, until=until, after=after, filters=filters
-    )
-    return read_tasks(page)
+    """Return a page of the account's tasks, newest first by (created_at, request_id)."""
+    return read_tasks(page_of_account(rows, TASK, (tasks.c.created_at, tasks.c.request_id), account_id, **page))
 
 
 def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | UnreadableEntry]:
