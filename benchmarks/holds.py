@@ -48,7 +48,7 @@ from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
 from holdfast.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 CLIENTS = 256
@@ -134,7 +134,7 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
     latencies: list[float] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
-        await nursery.start(lambda *, task_status: directory.run(task_status))
+        await nursery.start(directory.run)
         opened = []
         for _ in range(accounts_count):
             account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()

@@ -70,7 +70,7 @@ async def measure(url: str, ids: list[str]) -> float:
 
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
-        await nursery.start(lambda *, task_status: directory.run(task_status))
+        await nursery.start(directory.run)
         await wake(ids[:WARM_UP])
         gc.collect()
         before = resident_bytes()

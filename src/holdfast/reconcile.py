@@ -69,7 +69,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
             await nursery.start(_running, journal)
             await nursery.start(accounts.run)
             results = await _reconcile_all(database, order_checks, every=every, progress=progress)
-            await accounts.drain()
+            await accounts.stop()
             await journal.stop()
     finally:
         with trio.CancelScope(shield=True):

@@ -42,7 +42,7 @@ from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 
@@ -161,7 +161,7 @@ def start_world(database: Database, nursery: trio.Nursery) -> StartWorld:
     async def start(**options: Any) -> World:
         world = make_world(database, **options)
         await nursery.start(lambda *, task_status: world.journal.run(task_status=task_status))
-        await nursery.start(lambda *, task_status: world.accounts.run(task_status))
+        await nursery.start(world.accounts.run)
         return world
 
     return start

@@ -47,7 +47,7 @@ from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.keyed_child import KeyedLimits
 
 CREDIT = 1_000_000
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)

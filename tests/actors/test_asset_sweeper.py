@@ -289,8 +289,8 @@ async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
         )
         for _ in range(2)
     )
-    await nursery.start(lambda *, task_status: setup.tasks.run(task_status))
-    await nursery.start(lambda *, task_status: setup.rival.run(task_status))
+    await nursery.start(setup.tasks.run)
+    await nursery.start(setup.rival.run)
     return setup
 
 

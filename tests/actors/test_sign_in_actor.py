@@ -121,7 +121,7 @@ def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
             rng=random.Random(1),
         )
         await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
-        await nursery.start(lambda *, task_status: directory.run(task_status))
+        await nursery.start(directory.run)
         return Desk(directory, reporter, clock, database)
 
     return open_one

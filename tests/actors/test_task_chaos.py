@@ -279,7 +279,7 @@ async def test_two_processes_and_lost_answers_leave_one_story(
         for writer in writers:
             world = await start_world(writer=writer)
             tasks = chaos.directory(world)
-            await nursery.start(lambda *, task_status, tasks=tasks: tasks.run(task_status))
+            await nursery.start(tasks.run)
             chaos.processes.append((world, tasks))
         await chaos.begin()
         for writer in writers:

@@ -555,7 +555,7 @@ async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
     answered: list[str | Refusal] = []
 
     async def run_accounts(*, task_status: trio.TaskStatus[None]) -> None:
-        await accounts.run(task_status)
+        await accounts.run(task_status=task_status)
 
     async def ask() -> None:
         answered.append(await accounts.ref("a").ask(Sign()))
@@ -576,7 +576,7 @@ async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
                 await wait_all_tasks_blocked()
                 with pytest.raises(Unavailable):
                     await accounts.ref("b").ask(Sign())
-                await accounts.drain()
+                await accounts.stop()
             assert answered == []
             async with trio.open_nursery() as tree:
                 await tree.start(bench.run)
@@ -585,7 +585,7 @@ async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
                     bench.writer.finish()
                 while len(answered) < 2:  # noqa: ASYNC110 - the end of a writer's thread has no event
                     await trio.sleep(0.001)
-                await accounts.drain()
+                await accounts.stop()
                 await bench.journal.stop()
     assert answered == ["signed", "signed"]
 

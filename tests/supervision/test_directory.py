@@ -28,7 +28,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimed
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Report, Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
@@ -118,9 +118,9 @@ class Stage:
         """Run the directory around the body, then drain it."""
         with trio.fail_after(10 * LONG_S):
             async with trio.open_nursery() as nursery:
-                await nursery.start(lambda *, task_status: self.directory.run(task_status))
+                await nursery.start(self.directory.run)
                 yield self.directory
-                await self.directory.drain()
+                await self.directory.stop()
 
     def reports(self, kind: str) -> list[Report]:
         return [report for report in reversed(self.reporter.recent()) if report.kind == kind]
@@ -234,7 +234,7 @@ async def test_an_address_stays_valid_across_passivation_and_restart(autojump_cl
     async with stage.running() as directory:
         assert await ref.ask(Say("first")) == "first"
         await trio.sleep(60)
-        assert directory._slots == {}
+        assert directory._children == {}
         assert await ref.ask(Say("after passivation")) == "after passivation"
         assert isinstance(await outcome(lambda: ref.ask(Break())), Crashed)
         assert await ref.ask(Say("after a restart")) == "after a restart"
@@ -258,7 +258,7 @@ async def test_an_idle_actor_sleeps_and_a_used_one_stays_awake(autojump_clock: M
         assert stage.woken == {"idle": 2, "busy": 1}
         await trio.sleep(250)
         assert directory.awake_count == 0
-        assert directory._slots == {}
+        assert directory._children == {}
 
 
 async def test_when_too_many_are_awake_the_longest_idle_sleeps_first(autojump_clock: MockClock) -> None:
@@ -353,7 +353,7 @@ async def test_crashes_far_apart_are_forgiven_and_forgotten(autojump_clock: Mock
             await trio.sleep(61)
         assert directory.quarantined() == []
         await trio.sleep(300)
-        assert directory._slots == {}
+        assert directory._children == {}
 
 
 async def test_when_many_keys_crash_the_group_pauses_probes_and_goes_on(autojump_clock: MockClock) -> None:
@@ -591,7 +591,7 @@ async def test_a_quarantined_key_that_nobody_asks_for_is_forgotten(autojump_cloc
         await trio.sleep(900)
         assert directory.quarantined() == ["a"]
         await trio.sleep(600)
-        assert directory._slots == {}
+        assert directory._children == {}
 
 
 # ------------------------------------------------------------------------------------------ drain, kill, run again
@@ -605,7 +605,7 @@ async def test_a_drain_finishes_the_mail_takes_no_asks_and_lets_tells_wait(autoj
             asks: list[tuple[str, Command[str]]] = [("a", Rest(5)), ("a", Say("1")), ("b", Say("2"))]
             nursery.start_soon(collect, stage, asks, replies)
             await trio.sleep(1)
-            await directory.drain()
+            await directory.stop()
             with pytest.raises(Unavailable):
                 await stage.ask("a")
         assert not directory.is_ready
@@ -640,7 +640,7 @@ async def test_a_kill_during_a_turn_tells_its_asker_and_keeps_the_mail(autojump_
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as tree:
-            await tree.start(lambda *, task_status: stage.directory.run(task_status))
+            await tree.start(stage.directory.run)
             nursery.start_soon(collect, stage, [("a", Rest(50)), ("a", Say("next"))], replies)
             await trio.sleep(1)
             tree.cancel_scope.cancel()
@@ -668,14 +668,14 @@ async def test_a_tell_at_any_moment_of_the_end_is_kept_or_heard(autojump_clock: 
     async with trio.open_nursery() as nursery:
         for kill in (True, False) * 5:
             async with trio.open_nursery() as tree:
-                await tree.start(lambda *, task_status: stage.directory.run(task_status))
+                await tree.start(stage.directory.run)
                 nursery.start_soon(keep_telling)
                 for _ in range(20):
                     await trio.lowlevel.checkpoint()
                 if kill:
                     tree.cancel_scope.cancel()
                 else:
-                    await stage.directory.drain()
+                    await stage.directory.stop()
                     await trio.lowlevel.checkpoint()
                     stop.set()
             stop.set()
@@ -788,7 +788,7 @@ async def test_a_void_decision_of_a_killed_incarnation_is_decided_by_the_next(au
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as tree:
-            await tree.start(lambda *, task_status: stage.directory.run(task_status))
+            await tree.start(stage.directory.run)
             asks = [("a", Write("1")), ("a", Write("2")), ("a", Write("3"))]
             nursery.start_soon(collect, stage, asks, replies)
             await trio.sleep(1)
@@ -814,13 +814,13 @@ async def test_mail_handed_back_after_a_kill_wakes_its_key_in_the_next_run(
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as tree:
-            await tree.start(lambda *, task_status: stage.directory.run(task_status))
+            await tree.start(stage.directory.run)
             nursery.start_soon(collect, stage, [("a", Write("1"))], replies)
             await trio.sleep(1)
             tree.cancel_scope.cancel()
         async with stage.running():
             await trio.sleep(100 if is_forgotten else 1)
-            assert ("a" not in stage.directory._slots) is is_forgotten
+            assert ("a" not in stage.directory._children) is is_forgotten
             stage.settle(NotWritten("the batch was lost"))
             await trio.sleep(1)
             assert stage.heard["a"] == ["1", "1"]

@@ -1,5 +1,5 @@
-"""Who keeps the house alive: the supervisor and its reports, the directory of virtual actors, this house's tree.
+"""Supervision: the supervisor and its reports, the directory of virtual actors, and the application's tree.
 
-Words and meanings are those of OTP (strategies, restart types, intensity and period, reverse-order shutdown), with
-back-off, ordered drain under cancellation, and reports scrubbed of secrets added.
+Terms are those of OTP (strategies, restart types, intensity and period, reverse-order shutdown), with backoff,
+ordered drain under cancellation, and reports scrubbed of secrets added.
 """

@@ -1,20 +1,20 @@
-"""Who waits for whom: an ask that would close a ring is refused, for nobody in the ring could ever answer it."""
+"""Detection of ask cycles: an ask whose target waits, directly or not, for its sender is refused."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
 from holdfast.actors.runtime.faults import Deadlock
-from holdfast.supervision.keyed_slots import Slot
+from holdfast.supervision.keyed_child import KeyedChild
 
-asking_from: ContextVar[Slot | None] = ContextVar("asking_from", default=None)
-"""The slot whose actor is in its turn: who would wait if it asked. None where the front end or a worker asks."""
+asking_from: ContextVar[KeyedChild | None] = ContextVar("asking_from", default=None)
+"""The child whose actor handles a message now. None in HTTP handlers and workers."""
 
 
-def refuse_cycle(asker: Slot, target: Slot) -> None:
-    """Raise :class:`Deadlock` where ``target`` waits, directly or through others, for ``asker``."""
+def refuse_cycle(asker: KeyedChild, target: KeyedChild) -> None:
+    """Raise :class:`Deadlock` if ``target`` waits, directly or through others, for ``asker``."""
     chain = [asker.key, target.key]
-    step: Slot | None = target
+    step: KeyedChild | None = target
     while step is not None:
         if step is asker:
             raise Deadlock(" -> ".join(chain))

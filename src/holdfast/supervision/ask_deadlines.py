@@ -1,8 +1,8 @@
-"""One timer for everybody who waits for an answer.
+"""The deadlines of all asks, with one timer.
 
-A cancel scope for each ask would cost as much as the ask. Here an ask leaves its deadline in a table, and one task
-sleeps until the earliest of them. It is a system task of trio's: callers wait through restarts of the part they
-asked, so their deadlines must not fall with it.
+A cancel scope for each ask would cost as much as the ask. Instead, asks enter their deadlines in a table, and one
+task sleeps until the earliest. It is a system task of trio, since an ask outlives a restart of the directory it
+was sent to.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast.actors.runtime.future import TrioFuture
 
 NEVER = float("inf")
 GRAIN_S = 0.02
-"""How long the timer rests after it rang, at the least: each ring looks at all who wait, thousands in bad times."""
+"""The shortest time between two runs of the timer, each of which scans the whole table."""
 
 
 class AskDeadlines:
-    """Futures that are waited for, each with the moment (trio time) at which waiting ends."""
+    """Futures with their deadlines (trio's clock)."""
 
     def __init__(self) -> None:
         self._waiting: dict[TrioFuture[object], tuple[float, float]] = {}
@@ -40,11 +40,11 @@ class AskDeadlines:
                 self._sooner.set()
 
     def remove(self, future: TrioFuture[object]) -> None:
-        """Nobody waits for ``future`` any more."""
+        """Forget ``future``: its ask has ended."""
         self._waiting.pop(future, None)
 
     async def _run(self) -> None:
-        # An alarm is not taken back when its ask is answered: the next ask then finds one set that is early enough.
+        # The timer is not moved when an ask ends: the next ask then finds one that is early enough.
         while True:
             self._sooner = trio.Event()
             with trio.move_on_at(self._alarm_at):

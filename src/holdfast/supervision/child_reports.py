@@ -1,4 +1,4 @@
-"""A supervisor's voice: fills in what all its reports share."""
+"""The reports of a supervisor."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import trio
 
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.reports import Context, Decision, Report, Reporter, ReportKind, describe
-from holdfast.supervision.slots import Slot
+from holdfast.supervision.supervised_child import SupervisedChild
 
 
 class ChildReports:
-    """Makes the reports of one supervisor, whose restarts are counted in ``window``."""
+    """``window`` counts the supervisor's restarts."""
 
     def __init__(self, reporter: Reporter, window: RestartWindow) -> None:
         self._reporter = reporter
         self._window = window
 
-    def announce(
+    def report(
         self,
         kind: ReportKind,
         path: str,
-        slot: Slot | None,
+        child: SupervisedChild | None,
         context: Context | None = None,
         fault: BaseException | None = None,
         *,
@@ -28,15 +28,15 @@ class ChildReports:
         decision: Decision = "none",
         delay_s: float | None = None,
     ) -> None:
-        """Report on the child in ``slot``, or on the supervisor. ``fault`` explains itself, else ``reason``."""
+        """Report on ``child``, or on the supervisor (None). The reason is that of ``fault``, else ``reason``."""
         cause = describe(fault) if fault is not None else None
         self._reporter.report(
             Report(
                 kind=kind,
                 at=self._reporter.now(),
-                path=path if slot is None else slot.path,
-                child_id=slot.spec.child_id if slot is not None else None,
-                incarnation=slot.incarnation if slot is not None else None,
+                path=path if child is None else child.path,
+                child_id=child.spec.child_id if child is not None else None,
+                incarnation=child.incarnation if child is not None else None,
                 context=context,
                 reason_type=cause.reason_type if cause else None,
                 reason=cause.reason if cause else reason,

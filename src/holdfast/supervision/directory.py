@@ -1,16 +1,16 @@
-"""Keyed supervision: one kind of virtual actor, addressable by key, awake only while there is something to do.
+"""A keyed directory: the supervisor of the virtual actors of one kind, which are addressed by key.
 
-A key's slot owns the mailbox. The first message activates an incarnation, which loads its rows; an idle one is
-passivated; a void one is replaced and decides its unanswered messages again. Two budgets guard the rest:
+A key's child owns the mailbox. The first message activates an incarnation, which loads its rows; an idle one is
+passivated; a void one is replaced by one that decides the unanswered messages again. Two budgets limit restarts:
 
-- a key whose incarnations keep crashing is **quarantined**: its asks are refused at once, and no other key notices.
+- a key whose incarnations keep crashing is **quarantined**: its messages are refused, and no other key is affected.
   After a while, longer each time, or when an operator releases it, its next message is a trial
   (see :mod:`holdfast.supervision.quarantine`);
-- when many keys crash together the trouble is not theirs: the group **pauses**, refuses at once, and probes
-  until it may go on.
+- when many keys crash together, the cause is not theirs: the group **pauses**, refuses asks and probes until it can
+  resume.
 
-A database that is slow or away is nobody's crash: while the gate is closed asks are refused, and an actor that
-could not read begins again later. Neither counts for anything.
+A slow or unreachable database counts against no budget: while the gate is closed asks are refused, and an
+incarnation that could not read or write is started again later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import trio
 
@@ -37,13 +37,27 @@ from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.group_pause import GroupPause
 from holdfast.supervision.intensity import RestartWindow
-from holdfast.supervision.keyed_child import Gate, KeyedChild
+from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.supervision.keyed_slots import KeyedLimits, Slot
 from holdfast.supervision.quarantine import Quarantine
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
+
+
+class WriteGate(Protocol):
+    """Whether actors can read and write now; without that no actor can load or change anything."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def retry_after_s(self) -> float: ...
+
+    async def wait_open(self) -> None: ...
 
 
 class KeyedRef(TrioActorRef):
@@ -61,10 +75,12 @@ class KeyedRef(TrioActorRef):
     @property
     def actor_inbox(self) -> Mailbox:  # type: ignore[override]  # the same
         """The key's mailbox. To put into it starts no actor: send messages with ``ask`` and ``tell``."""
-        return self._directory._slot(self._key).mailbox
+        return self._directory._child(self._key).mailbox
 
-    def ask(self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S) -> Awaitable[R | Refusal]:  # type: ignore[override]  # as above
-        """Send a command and wait for its durable reply."""
+    def ask(  # type: ignore[override]  # as in TrioActorRef
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+    ) -> Awaitable[R | Refusal]:
+        """Send a command; await the returned object for its reply."""
         return self._directory._ask(self._key, message, deadline_s)
 
     def tell(self, message: Command[object]) -> None:
@@ -73,14 +89,14 @@ class KeyedRef(TrioActorRef):
 
 
 class KeyedDirectory:
-    """All virtual actors of one kind. Outlives the child of the tree that runs it, and so do the mailboxes."""
+    """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs."""
 
     def __init__(
         self,
         name: str,
         factory: Callable[[str, Mailbox], TrioActor],
         *,
-        gate: Gate,
+        gate: WriteGate,
         probe: Callable[[], Awaitable[bool]],
         reporter: Reporter,
         dead_letters: DeadLetters,
@@ -91,13 +107,13 @@ class KeyedDirectory:
         self.limits = limits if limits is not None else KeyedLimits()
         self._factory = factory
         self._gate = gate
-        self._notes = KeyedReports(name, self.limits, reporter, dead_letters)
+        self._reports = KeyedReports(name, self.limits, reporter, dead_letters)
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
-        self._quarantine = Quarantine(name, self.limits, self._notes, self._rng)
-        self._slots: OrderedDict[str, Slot] = OrderedDict()
+        self._quarantine = Quarantine(name, self.limits, self._reports, self._rng)
+        self._children: OrderedDict[str, KeyedChild] = OrderedDict()
         self._nursery: trio.Nursery | None = None
         self._loading = trio.CapacityLimiter(self.limits.loading_max)
-        self._pause = GroupPause(self.limits, self._notes, probe, self._rng)
+        self._pause = GroupPause(self.limits, self._reports, probe, self._rng)
         self._stopping = trio.Event()
         self._emptied = trio.Event()
         self._awake_count = 0
@@ -111,17 +127,17 @@ class KeyedDirectory:
 
     async def _ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
         self._refuse_if_unavailable()
-        slot = self._slot(key)
-        if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
-            raise self._quarantine.refusal(slot)
+        child = self._child(key)
+        if child.state == "quarantined" and not self._quarantine.begin_trial(child):
+            raise self._quarantine.refusal(child)
         asker = asking_from.get()
         if asker is not None:
-            refuse_cycle(asker, slot)
+            refuse_cycle(asker, child)
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
-        self._put(slot, Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
+        self._put(child, Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
         if asker is not None:
-            asker.waiting_on = slot
+            asker.waiting_on = child
         self._deadlines.add(future, now + deadline_s, deadline_s)
         try:
             # The actor's handler of a Command[R] replies with an R.
@@ -132,15 +148,15 @@ class KeyedDirectory:
                 asker.waiting_on = None
 
     def _tell(self, key: str, message: Command[object]) -> None:
-        slot = self._slot(key)
+        child = self._child(key)
         envelope = Envelope(message, sent_at=trio.current_time(), trace_id=trace_id.get())
-        if slot.state == "quarantined" and not self._quarantine.begin_trial(slot):
-            self._notes.bury("dead", slot, envelope)
+        if child.state == "quarantined" and not self._quarantine.begin_trial(child):
+            self._reports.dead_letter("dead", child, envelope)
             return
         try:
-            self._put(slot, envelope)
+            self._put(child, envelope)
         except Overloaded:
-            self._notes.bury("full", slot, envelope)
+            self._reports.dead_letter("full", child, envelope)
 
     def _refuse_if_unavailable(self) -> None:
         if self._stopping.is_set() or self._nursery is None:
@@ -150,209 +166,205 @@ class KeyedDirectory:
         if self._pause.is_on:
             raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
 
-    def _slot(self, key: str) -> Slot:
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = Slot(key, self.limits.mailbox_max)
-        return slot
+    def _child(self, key: str) -> KeyedChild:
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = KeyedChild(key, self.limits.mailbox_max)
+        return child
 
-    def _put(self, slot: Slot, envelope: Envelope) -> None:
+    def _put(self, child: KeyedChild, envelope: Envelope) -> None:
         try:
-            slot.mailbox.put(envelope)
+            child.mailbox.put(envelope)
         except MailboxFull as full:
-            raise Overloaded(f"{self.name} {slot.key}: {full}") from full
-        slot.last_used = envelope.sent_at
-        self._slots.move_to_end(slot.key)
-        if slot.state == "asleep":
-            self._activate(slot)
+            raise Overloaded(f"{self.name} {child.key}: {full}") from full
+        child.last_used = envelope.sent_at
+        self._children.move_to_end(child.key)
+        if child.state == "asleep":
+            self._activate(child)
 
     # ------------------------------------------------------------------------------------------- incarnations
 
-    def _activate(self, slot: Slot) -> None:
-        """Start the slot's next incarnation; one flag and no await between its test and its setting."""
+    def _activate(self, child: KeyedChild) -> None:
+        """Start the child's next incarnation. The state is tested and set without an await in between."""
         if self._nursery is None:
             return
-        slot.state = "awake"
+        child.state = "awake"
         self._awake_count += 1
-        self._notes.awake(self._awake_count)
-        self._nursery.start_soon(self._live, slot, name=f"actor:{self.name}:{slot.key}")
+        self._reports.awake(self._awake_count)
+        self._nursery.start_soon(self._live, child, name=f"actor:{self.name}:{child.key}")
         if self._awake_count > self.limits.awake_max:
             self._passivate_oldest()
 
-    async def _live(self, slot: Slot) -> None:
-        """A slot's task: incarnation after incarnation until the slot may sleep. Nothing may escape from here."""
-        asking_from.set(slot)
-        was_cut = True
+    async def _live(self, child: KeyedChild) -> None:
+        """Run incarnation after incarnation until the child may sleep. Raises nothing but a cancellation."""
+        asking_from.set(child)
+        was_cancelled = True
         try:
-            while await self._incarnate(slot):
+            while await self._incarnate(child):
                 pass
-            was_cut = False
+            was_cancelled = False
         except Exception as exc:
-            # A fault of this very code. The slot is set aside rather than its siblings pulled down.
-            self._quarantine.put(slot, exc)
+            # A bug in this module: quarantine this key rather than cancel all others.
+            self._quarantine.put(child, exc)
         finally:
             self._awake_count -= 1
-            self._notes.awake(self._awake_count)
-            if was_cut and isinstance(slot.actor, JournaledActor):
-                # The journal may yet hand mail back, at a time when another run of the directory is under way.
-                slot.actor.on_requeued = partial(self._wake, slot)
-            slot.actor = None
-            if slot.state != "quarantined":
-                slot.state = "asleep"
-                if slot.mailbox.empty():
-                    # One cut off may yet be handed back mail by the journal: its slot stays for the next run.
-                    if not was_cut and not self._has_crashed_lately(slot):
-                        self._forget(slot)
-                elif not was_cut and not self._stopping.is_set():
-                    self._activate(slot)
+            self._reports.awake(self._awake_count)
+            if was_cancelled and isinstance(child.actor, JournaledActor):
+                # The journal may still return messages, perhaps during another run of the directory.
+                child.actor.on_requeued = partial(self._on_requeued, child)
+            child.actor = None
+            if child.state != "quarantined":
+                child.state = "asleep"
+                if child.mailbox.empty():
+                    # A cancelled one is retained, since the journal may still return its messages.
+                    if not was_cancelled and not self._has_crashed_lately(child):
+                        self._forget(child)
+                elif not was_cancelled and not self._stopping.is_set():
+                    self._activate(child)
             if not self._awake_count:
                 self._emptied.set()
 
-    def _wake(self, slot: Slot) -> None:
-        """Let somebody read what came back to the slot of an incarnation that had been cut off."""
-        here = self._slot(slot.key)
-        if here is not slot:
-            # Nobody expected anything of it any more, and it was forgotten.
-            here.mailbox.requeue(slot.mailbox.take_all())
-        if here.state == "quarantined":
-            self._quarantine.clear_mailbox(here)
-        elif here.state == "asleep" and not here.mailbox.empty():
-            self._activate(here)
+    def _on_requeued(self, child: KeyedChild) -> None:
+        """Handle the messages that the journal returned to a child whose task had been cancelled."""
+        current = self._child(child.key)
+        if current is not child:
+            # The child had been forgotten meanwhile.
+            current.mailbox.requeue(child.mailbox.take_all())
+        if current.state == "quarantined":
+            self._quarantine.clear_mailbox(current)
+        elif current.state == "asleep" and not current.mailbox.empty():
+            self._activate(current)
 
-    def _has_crashed_lately(self, slot: Slot) -> bool:
-        """Whether a sleeping slot must be kept for its crash count: one crash a message is a crash loop too."""
-        return slot.window is not None and slot.window.count(trio.current_time()) > 0
+    def _has_crashed_lately(self, child: KeyedChild) -> bool:
+        """Whether a sleeping child is retained for its crash count: one crash a message is a crash loop too."""
+        return child.window is not None and child.window.count(trio.current_time()) > 0
 
-    def _is_forgettable(self, slot: Slot) -> bool:
-        if slot.state == "quarantined":
-            return self._quarantine.is_long_over(slot)
-        return slot.state == "asleep" and not self._has_crashed_lately(slot)
+    def _is_forgettable(self, child: KeyedChild) -> bool:
+        if child.state == "quarantined":
+            return self._quarantine.is_long_over(child)
+        return child.state == "asleep" and not self._has_crashed_lately(child)
 
-    def _forget(self, slot: Slot) -> None:
-        if self._slots.get(slot.key) is slot:
-            del self._slots[slot.key]
+    def _forget(self, child: KeyedChild) -> None:
+        if self._children.get(child.key) is child:
+            del self._children[child.key]
 
-    async def _incarnate(self, slot: Slot) -> bool:
-        """Live one incarnation. True where another one is to follow at once."""
-        slot.actor = None
+    async def _incarnate(self, child: KeyedChild) -> bool:
+        """Run one incarnation. Returns True if the next one is to follow at once."""
+        child.actor = None
         await self._pause.wait_over()
         if not self._gate.is_open:
             await self._gate.wait_open()
-        slot.incarnation += 1
+        child.incarnation += 1
         actor: TrioActor | None = None
         try:
             async with self._loading:
-                actor = slot.actor = self._factory(slot.key, slot.mailbox)
-                if isinstance(actor, JournaledActor) and slot.learned:
-                    actor.learn(slot.learned)
-                    slot.learned = None
+                actor = child.actor = self._factory(child.key, child.mailbox)
+                if isinstance(actor, JournaledActor) and child.learned:
+                    actor.learn(child.learned)
+                    child.learned = None
                 await actor.on_start()
-            slot.put_off = 0
-            self._notes.count("activated")
+            child.postponed = 0
+            self._reports.count("activated")
             ending = await actor.serve()
         except Exception as exc:
             if isinstance(actor, JournaledActor):
                 await actor.wind_down()
-            return await self._crashed(slot, exc)
+            return await self._on_crash(child, exc)
         if ending is Ending.VOIDED:
-            return await self._voided(slot, actor)
-        self._quarantine.recovered(slot)
-        self._notes.count(ending.value)
+            return await self._on_void(child, actor)
+        self._quarantine.recovered(child)
+        self._reports.count(ending.value)
         return False
 
-    async def _voided(self, slot: Slot, actor: TrioActor) -> bool:
-        self._notes.count("voided")
+    async def _on_void(self, child: KeyedChild, actor: TrioActor) -> bool:
+        self._reports.count("voided")
         assert isinstance(actor, JournaledActor)
-        slot.learned = actor.learned
-        # An answer found in the rows is progress too: the message that asked for it will be answered next.
+        child.learned = actor.learned
+        # A reply found in rows is progress too: its message will be answered next.
         if actor.committed_any or actor.learned:
-            slot.voids_in_row = 0
-            self._quarantine.recovered(slot)
+            child.voids_in_row = 0
+            self._quarantine.recovered(child)
         elif actor.was_stale:
-            slot.voids_in_row += 1
+            child.voids_in_row += 1
         else:
-            return await self._later(slot)
-        if slot.voids_in_row > self.limits.voids_in_row_max:
-            slot.voids_in_row = 0
-            return await self._crashed(slot, RuntimeError("its decisions were void time after time"))
-        if slot.voids_in_row > 3:
-            # Two owners at odds over one row make way for each other.
-            await trio.sleep(self._rng.uniform(0, 0.002 * min(slot.voids_in_row, 20)))
+            return await self._postpone(child)
+        if child.voids_in_row > self.limits.voids_in_row_max:
+            child.voids_in_row = 0
+            return await self._on_crash(child, RuntimeError("its decisions were void too many times in a row"))
+        if child.voids_in_row > 3:
+            # Two processes that serve one key: a random wait lets one of them commit.
+            await trio.sleep(self._rng.uniform(0, 0.002 * min(child.voids_in_row, 20)))
         return True
 
-    async def _crashed(self, slot: Slot, exc: Exception) -> bool:
+    async def _on_crash(self, child: KeyedChild, exc: Exception) -> bool:
         if isinstance(exc, DatabaseAway) or not self._gate.is_open:
-            return await self._later(slot)
-        self._notes.count("crashed")
+            return await self._postpone(child)
+        self._reports.count("crashed")
         now = trio.current_time()
-        if isinstance(exc, UnreadableRow) or self._quarantine.is_on_trial(slot):
-            # To try again soon would end the same way, and says nothing of the group.
-            self._quarantine.put(slot, exc)
+        if isinstance(exc, UnreadableRow) or self._quarantine.is_on_trial(child):
+            # An early retry would fail in the same way, and the cause is not the group's.
+            self._quarantine.put(child, exc)
             return False
-        if slot.window is None:
-            slot.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
-        within_budget = slot.window.record(now)
+        if child.window is None:
+            child.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
+        within_budget = child.window.record(now)
         if not self._pause.note_crash():
             if self._nursery is not None:
                 self._pause.begin(self._nursery, exc)
-            self._notes.crash(slot, exc, "pause")
-            return not slot.mailbox.empty()
+            self._reports.crash(child, exc, "pause")
+            return not child.mailbox.empty()
         if not within_budget:
-            self._quarantine.put(slot, exc)
+            self._quarantine.put(child, exc)
             return False
-        slot.crashes = slot.window.count(now)
-        delay_s = self.limits.backoff.delay(slot.crashes, self._rng)
-        self._notes.crash(slot, exc, "backoff", delay_s)
-        await self._back_off(slot, delay_s)
-        return not slot.mailbox.empty()
+        child.crashes = child.window.count(now)
+        delay_s = self.limits.backoff.delay(child.crashes, self._rng)
+        self._reports.crash(child, exc, "backoff", delay_s)
+        await self._back_off(child, delay_s)
+        return not child.mailbox.empty()
 
-    async def _later(self, slot: Slot) -> bool:
-        """What befell the database ended an incarnation: nobody's crash. Its mail waits, or expires."""
-        self._notes.count("put_off")
+    async def _postpone(self, child: KeyedChild) -> bool:
+        """Start the next incarnation later, for the database ended this one. Its messages wait, or expire."""
+        self._reports.count("put_off")
         if self._stopping.is_set():
             return False
-        slot.put_off += 1
-        if self._gate.is_open and slot.put_off > 1:
-            await self._back_off(slot, self.limits.backoff.delay(slot.put_off - 1, self._rng))
-        return not slot.mailbox.empty()
+        child.postponed += 1
+        if self._gate.is_open and child.postponed > 1:
+            await self._back_off(child, self.limits.backoff.delay(child.postponed - 1, self._rng))
+        return not child.mailbox.empty()
 
-    async def _back_off(self, slot: Slot, delay_s: float) -> None:
-        slot.state = "backing_off"
+    async def _back_off(self, child: KeyedChild, delay_s: float) -> None:
+        child.state = "backing_off"
         with trio.move_on_after(delay_s):
             await self._stopping.wait()
-        slot.state = "awake"
+        child.state = "awake"
 
-    # ------------------------------------------------------------------------------------------- the two budgets
+    # ------------------------------------------------------------------------------------------- quarantine
 
     def release(self, key: str) -> bool:
-        """Let a quarantined key try again; an operator's decision. False where it is not quarantined."""
-        slot = self._slots.get(key)
-        if slot is None or slot.state != "quarantined":
+        """End a key's quarantine, for an operator. Returns False if it is not quarantined."""
+        child = self._children.get(key)
+        if child is None or child.state != "quarantined":
             return False
-        self._quarantine.release(slot)
-        if slot.mailbox.empty():
-            del self._slots[key]
+        self._quarantine.release(child)
+        if child.mailbox.empty():
+            del self._children[key]
         else:
-            self._activate(slot)
+            self._activate(child)
         return True
 
     def quarantined(self) -> list[str]:
-        """The keys in quarantine."""
-        return [slot.key for slot in self._slots.values() if slot.state == "quarantined"]
+        """Return the keys in quarantine."""
+        return [child.key for child in self._children.values() if child.state == "quarantined"]
 
-    # ------------------------------------------------------------------------------------- the tree's side of it
-
-    def child(self) -> KeyedChild:
-        """A fresh run of this directory, for its place in the tree."""
-        return KeyedChild(self)
+    # ------------------------------------------------------------------------------------- as a child of the tree
 
     def place(self, path: str) -> None:
-        """Learn where in the tree it lives."""
-        self._notes.path = path
+        """Set the path in the tree."""
+        self._reports.path = path
 
     @property
     def is_ready(self) -> bool:
-        """Whether asks are taken in now."""
+        """Whether asks are accepted now."""
         return self._nursery is not None and not self._stopping.is_set() and not self._pause.is_on
 
     @property
@@ -360,57 +372,57 @@ class KeyedDirectory:
         """How many actors are awake."""
         return self._awake_count
 
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Run incarnations until :meth:`drain` is done; mail left over wakes its actors when run again."""
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run actors until :meth:`stop` has drained them. Messages left over wake their actors in the next run."""
         self._stopping = trio.Event()
         self._pause.end()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                for slot in list(self._slots.values()):
-                    if slot.state == "asleep" and not slot.mailbox.empty():
-                        self._activate(slot)
+                for child in list(self._children.values()):
+                    if child.state == "asleep" and not child.mailbox.empty():
+                        self._activate(child)
                 task_status.started()
                 nursery.start_soon(self._sweep)
                 await self._stopping.wait()
-                await self._drained()
+                await self._drain()
             finally:
-                # Before the nursery closes, not after: a late tell must find either room in it or none.
+                # Before the nursery closes: a late tell must not start a task in a closed one.
                 self._nursery = None
             nursery.cancel_scope.cancel()
 
-    async def drain(self) -> None:
-        """Take no more asks, let every actor finish its mail and its decisions under way, then end."""
+    async def stop(self) -> None:
+        """Refuse further asks; every actor handles its messages and awaits its commits, then the run ends."""
         self._stopping.set()
 
-    async def _drained(self) -> None:
+    async def _drain(self) -> None:
         while self._awake_count:
-            is_held_up = self._pause.is_on or not self._gate.is_open
-            if is_held_up and all(slot.actor is None for slot in self._slots.values()):
-                # Nobody is at work, and nobody can begin: their mail stays for the next run.
+            is_blocked = self._pause.is_on or not self._gate.is_open
+            if is_blocked and all(child.actor is None for child in self._children.values()):
+                # No actor works and none can start: the messages stay for the next run.
                 return
             self._emptied = trio.Event()
-            for slot in self._slots.values():
-                if slot.state == "awake" and not slot.mailbox.has_system:
-                    slot.mailbox.put_system(SystemMessage.STOP)
+            for child in self._children.values():
+                if child.state == "awake" and not child.mailbox.has_system:
+                    child.mailbox.put_system(SystemMessage.STOP)
             with trio.move_on_after(0.5):
                 await self._emptied.wait()
 
     async def _sweep(self) -> None:
-        """Put idle actors to sleep, the longest idle first."""
+        """Passivate idle actors, the longest idle first."""
         while True:
             await trio.sleep(max(self.limits.idle_s / 8, 0.05))
             oldest = trio.current_time() - self.limits.idle_s
-            for slot in list(self._slots.values()):
-                if slot.last_used > oldest:
+            for child in list(self._children.values()):
+                if child.last_used > oldest:
                     break
-                if slot.mailbox.empty() and self._is_forgettable(slot):
-                    self._forget(slot)
-                elif slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_system:
-                    slot.mailbox.put_system(SystemMessage.PASSIVATE)
+                if child.mailbox.empty() and self._is_forgettable(child):
+                    self._forget(child)
+                elif child.state == "awake" and child.mailbox.empty() and not child.mailbox.has_system:
+                    child.mailbox.put_system(SystemMessage.PASSIVATE)
 
     def _passivate_oldest(self) -> None:
-        for slot in self._slots.values():
-            if slot.state == "awake" and slot.mailbox.empty() and not slot.mailbox.has_system:
-                slot.mailbox.put_system(SystemMessage.PASSIVATE)
+        for child in self._children.values():
+            if child.state == "awake" and child.mailbox.empty() and not child.mailbox.has_system:
+                child.mailbox.put_system(SystemMessage.PASSIVATE)
                 return

@@ -1,4 +1,4 @@
-"""What goes wrong under a supervisor, and how to find the one exception that matters inside a group of them."""
+"""The faults of a supervisor, and how to find the exception that matters inside an exception group."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import trio
 
 
 class GaveUp(Exception):
-    """A supervisor spent its restarts: it has stopped its children and leaves the decision to whoever started it.
+    """A supervisor has spent its restart budget and stopped its children.
 
-    ``leaf`` is the exception that began it, through any number of levels; None when the child had merely returned.
+    ``leaf`` is the exception of the last crash, through any number of levels; None if the child had returned.
     """
 
     def __init__(
@@ -25,11 +25,11 @@ class GaveUp(Exception):
 
 
 class StartFailed(Exception):
-    """A child did not report that it was up: it took too long, or returned before."""
+    """A child did not report that it was up in time, or ended before."""
 
 
 class NotRunning(Exception):
-    """The supervisor has ended, or not begun; there is nothing to wait for or to act on."""
+    """The supervisor has not started, or has ended."""
 
 
 def _leaves(exc: BaseException) -> Iterator[BaseException]:
@@ -43,7 +43,7 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
 
 
 def leaf_of(exc: BaseException) -> BaseException:
-    """The exception that matters inside ``exc``.
+    """Return the exception that matters inside ``exc``.
 
     Of a group's leaves: one that must end the process (KeyboardInterrupt, SystemExit), else the first that is not
     a cancellation, else the first.
@@ -59,7 +59,7 @@ def leaf_of(exc: BaseException) -> BaseException:
 
 
 def fault_of(exc: BaseException) -> Exception | None:
-    """The crash that ``exc`` stands for; None for what no supervisor may swallow (cancellation, interrupt)."""
+    """Return the crash in ``exc``; None for what no supervisor may swallow (cancellation, interrupt)."""
     if isinstance(exc, Exception):
         return exc
     leaf = leaf_of(exc)
@@ -67,13 +67,13 @@ def fault_of(exc: BaseException) -> Exception | None:
 
 
 def root_cause(exc: BaseException) -> BaseException | None:
-    """Like :func:`leaf_of`, and through a :class:`GaveUp` to what made it give up (None: a plain return)."""
+    """Return :func:`leaf_of`, or for a :class:`GaveUp` its cause (None: the child returned)."""
     leaf = leaf_of(exc)
     return leaf.leaf if isinstance(leaf, GaveUp) else leaf
 
 
 def location_of(exc: BaseException) -> str | None:
-    """Where ``exc`` was raised, as ``module:line``; None for one that never was."""
+    """Return where ``exc`` was raised, as ``module:line``; None if it was not."""
     tb: TracebackType | None = exc.__traceback__
     if tb is None:
         return None

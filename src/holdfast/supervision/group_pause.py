@@ -1,4 +1,4 @@
-"""A group's own budget: when many of its keys crash together it pauses, and probes until it may go on."""
+"""A group's restart budget: when many keys crash together, the group pauses and probes until it may resume."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from holdfast.supervision.intensity import RestartWindow
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.supervision.keyed_slots import KeyedLimits
 
 
 class GroupPause:
-    """The pause of one directory. ``probe`` says whether the group may go on, and may raise where it may not."""
+    """The pause of one directory. ``probe`` returns whether the group may resume, and may raise if not."""
 
     def __init__(
-        self, limits: KeyedLimits, notes: KeyedReports, probe: Callable[[], Awaitable[bool]], rng: random.Random
+        self, limits: KeyedLimits, reports: KeyedReports, probe: Callable[[], Awaitable[bool]], rng: random.Random
     ) -> None:
         self._limits = limits
-        self._notes = notes
+        self._reports = reports
         self._probe = probe
         self._rng = rng
         self._crashes = RestartWindow(limits.group_crashes, limits.group_period_s)
@@ -31,28 +31,28 @@ class GroupPause:
         return self._over is not None
 
     def note_crash(self) -> bool:
-        """Count a key's crash; whether the group's budget still covers it."""
+        """Count a key's crash. Returns whether the group's budget covers it."""
         return self._crashes.record(trio.current_time())
 
     def begin(self, nursery: trio.Nursery, exc: Exception) -> None:
-        """Pause for the crash ``exc``, and probe in ``nursery``; repeating it changes nothing."""
+        """Pause because of ``exc``, and probe in ``nursery``. Has no effect during a pause."""
         if self._over is None:
             self._over = trio.Event()
-            nursery.start_soon(self._probe_until_well, self._over)
-            self._notes.pause(exc, self._crashes.count(trio.current_time()))
+            nursery.start_soon(self._probe_until_ok, self._over)
+            self._reports.pause(exc, self._crashes.count(trio.current_time()))
 
     def end(self) -> None:
-        """Go on."""
+        """Resume."""
         over, self._over = self._over, None
         if over is not None:
             over.set()
 
     async def wait_over(self) -> None:
-        """Return once the group is not paused."""
+        """Wait until the group is not paused."""
         while self._over is not None:
             await self._over.wait()
 
-    async def _probe_until_well(self, over: trio.Event) -> None:
+    async def _probe_until_ok(self, over: trio.Event) -> None:
         tries = 0
         while True:
             tries += 1
@@ -61,8 +61,8 @@ class GroupPause:
                 if await self._probe():
                     break
             except Exception as exc:
-                self._notes.pause(exc)
+                self._reports.pause(exc)
         if self._over is over:
             self._crashes.clear()
             self.end()
-            self._notes.resumed()
+            self._reports.resumed()

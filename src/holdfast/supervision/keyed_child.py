@@ -1,51 +1,76 @@
-"""One run of a keyed directory under its supervisor, and what the directory asks before it lets actors begin."""
+"""One key of a keyed directory: its mailbox, its incarnation and its history; and the limits of a directory."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal
 
-import trio
+from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.supervision.intensity import Backoff, RestartWindow
 
-
-class Gate(Protocol):
-    """Whether decisions can be read for and written now; without that no actor can load or change anything."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def retry_after_s(self) -> float: ...
-
-    async def wait_open(self) -> None: ...
+KeyedState = Literal["asleep", "awake", "backing_off", "quarantined"]
 
 
-class Keyed(Protocol):
-    """What a supervisor needs of a directory."""
+_RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
+_PROBES = Backoff(0.5, 5.0, jitter=0.1)
+_QUARANTINES = Backoff(120.0, 3600.0, jitter=0.1)
 
-    def place(self, path: str) -> None: ...
 
-    async def run(self, task_status: trio.TaskStatus[None]) -> None: ...
+@dataclass(frozen=True, slots=True)
+class KeyedLimits:
+    """The limits of a keyed directory. The defaults suit accounts and tasks."""
 
-    async def drain(self) -> None: ...
+    mailbox_max: int = 1000
+    idle_s: float = 120.0
+    awake_max: int = 20_000
+    loading_max: int = 16
+    child_restarts: int = 5
+    child_period_s: float = 60.0
+    group_crashes: int = 20
+    group_period_s: float = 10.0
+    voids_in_row_max: int = 100
+    backoff: Backoff = _RESTARTS
+    probe_backoff: Backoff = _PROBES
+    quarantine: Backoff = _QUARANTINES
 
 
 class KeyedChild:
-    """One run of a directory."""
+    """The state of one key. ``actor`` is its present incarnation, if it has one."""
 
-    def __init__(self, directory: Keyed) -> None:
-        self._directory = directory
+    __slots__ = (
+        "actor",
+        "crashes",
+        "incarnation",
+        "key",
+        "last_used",
+        "learned",
+        "mailbox",
+        "postponed",
+        "quarantined_until",
+        "quarantines",
+        "state",
+        "trial_at",
+        "voids_in_row",
+        "waiting_on",
+        "window",
+    )
 
-    def place(self, path: str) -> None:
-        """Learn where in the tree it lives."""
-        self._directory.place(path)
-
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the directory."""
-        await self._directory.run(task_status)
-
-    async def stop(self) -> None:
-        """Drain the directory."""
-        await self._directory.drain()
+    def __init__(self, key: str, mailbox_max: int) -> None:
+        self.key = key
+        self.mailbox = Mailbox(mailbox_max)
+        self.state: KeyedState = "asleep"
+        self.actor: TrioActor | None = None
+        self.incarnation = 0
+        self.last_used = 0.0
+        self.window: RestartWindow | None = None
+        self.crashes = 0
+        self.voids_in_row = 0
+        self.postponed = 0
+        """How many incarnations in a row ended because the database was away."""
+        self.quarantines = 0
+        self.quarantined_until = 0.0
+        self.trial_at: float | None = None
+        self.waiting_on: KeyedChild | None = None
+        self.learned: list[tuple[IdempotencyProbe, RememberedReply]] | None = None

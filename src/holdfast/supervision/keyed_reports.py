@@ -1,4 +1,4 @@
-"""What a keyed directory tells: counts for the meters, dead letters, and reports for people."""
+"""The metrics, dead letters and reports of a keyed directory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.trace import trace_id
-from holdfast.supervision.keyed_slots import KeyedLimits, Slot
+from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.reports import DeadLetters, DeadReason, Report, Reporter, describe
 
 
 class KeyedReports:
-    """The voice of one directory. ``path`` is where in the tree it lives."""
+    """``path`` is the directory's path in the tree."""
 
     def __init__(self, name: str, limits: KeyedLimits, reporter: Reporter, dead_letters: DeadLetters) -> None:
         self.path = name
@@ -24,51 +24,51 @@ class KeyedReports:
         self._dead_letters = dead_letters
 
     def count(self, event: str) -> None:
-        """Count something that happened to an actor."""
+        """Count an event of an actor."""
         metrics.ACTOR_EVENTS.labels(self._name, event).inc()
 
     def awake(self, count: int) -> None:
-        """Show how many actors are awake."""
+        """Set the gauge of awake actors."""
         metrics.ACTORS_AWAKE.labels(self._name).set(count)
 
-    def bury(self, reason: DeadReason, slot: Slot, envelope: Envelope) -> None:
-        """Note a message that nobody will handle."""
+    def dead_letter(self, reason: DeadReason, child: KeyedChild, envelope: Envelope) -> None:
+        """Record a message that no actor will handle."""
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(
             reason,
             path=self.path,
-            key=slot.key,
+            key=child.key,
             message_type=type(envelope.message).__name__,
             trace_id=envelope.trace_id,
         )
 
     def crash(
         self,
-        slot: Slot,
+        child: KeyedChild,
         exc: Exception,
         decision: Literal["backoff", "quarantine", "pause"],
         delay_s: float | None = None,
     ) -> None:
-        """Report who died, why, what it held, and what was decided."""
+        """Report a crash, the state of its mailbox, and the decision."""
         cause = describe(exc)
-        last = slot.actor.last_message if slot.actor is not None else None
-        oldest = slot.mailbox.oldest_sent_at()
+        last = child.actor.last_message if child.actor is not None else None
+        oldest = child.mailbox.oldest_sent_at()
         now = trio.current_time()
         self._reporter.report(
             Report(
                 kind="quarantine" if decision == "quarantine" else "crash",
                 at=self._reporter.now(),
                 path=self.path,
-                key=slot.key,
-                incarnation=slot.incarnation,
+                key=child.key,
+                incarnation=child.incarnation,
                 context="child_terminated",
                 reason_type=cause.reason_type,
                 reason=cause.reason,
                 location=cause.location,
                 last_message_type=last.__name__ if last is not None else None,
-                mailbox_depth=len(slot.mailbox),
+                mailbox_depth=len(child.mailbox),
                 oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
-                restarts=slot.window.count(now) if slot.window is not None else None,
+                restarts=child.window.count(now) if child.window is not None else None,
                 budget=self._limits.child_restarts,
                 decision=decision,
                 delay_s=delay_s,
@@ -77,7 +77,7 @@ class KeyedReports:
         )
 
     def pause(self, exc: Exception, crashes: int | None = None) -> None:
-        """Report that the whole group waits, and for what."""
+        """Report that the group pauses, and why."""
         cause = describe(exc)
         self._reporter.report(
             Report(
@@ -93,5 +93,5 @@ class KeyedReports:
         )
 
     def resumed(self) -> None:
-        """Report that the group goes on."""
+        """Report that the group has resumed."""
         self._reporter.report(Report(kind="progress", at=self._reporter.now(), path=self.path, decision="restart"))

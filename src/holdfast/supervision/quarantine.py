@@ -1,7 +1,7 @@
-"""Quarantine: keys whose incarnations keep crashing are set aside for a while, longer each time.
+"""Quarantine: a key whose incarnations keep crashing accepts no messages for a while, longer each time.
 
-A key's first message after its time is a trial. If the key crashes again within the period of its restart budget,
-it goes back at once and for longer; if it does not, or ends in order, its budget starts over.
+The first message after that time is a trial. If the key crashes again within the period of its restart budget, it
+returns to quarantine at once and for longer. If it does not, or ends normally, its budget starts over.
 """
 
 from __future__ import annotations
@@ -11,66 +11,66 @@ import random
 import trio
 
 from holdfast.actors.runtime.faults import Unavailable
+from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.supervision.keyed_slots import KeyedLimits, Slot
 
 
 class Quarantine:
-    """What one directory does with the slots it sets aside. ``name`` is the directory's."""
+    """The quarantine of one directory. ``name`` is the directory's."""
 
-    def __init__(self, name: str, limits: KeyedLimits, notes: KeyedReports, rng: random.Random) -> None:
+    def __init__(self, name: str, limits: KeyedLimits, reports: KeyedReports, rng: random.Random) -> None:
         self._name = name
         self._limits = limits
-        self._notes = notes
+        self._reports = reports
         self._rng = rng
 
-    def put(self, slot: Slot, exc: Exception) -> None:
-        """Set a key aside: what waits for it is refused, and so is what comes until its time is over."""
-        slot.state = "quarantined"
-        slot.quarantines += 1
-        delay_s = self._limits.quarantine.delay(slot.quarantines, self._rng)
-        slot.quarantined_until = trio.current_time() + delay_s
-        self._notes.count("quarantined")
-        self._notes.crash(slot, exc, "quarantine", delay_s)
-        self.clear_mailbox(slot)
+    def put(self, child: KeyedChild, exc: Exception) -> None:
+        """Quarantine a key: waiting messages and new ones are refused until its time is over."""
+        child.state = "quarantined"
+        child.quarantines += 1
+        delay_s = self._limits.quarantine.delay(child.quarantines, self._rng)
+        child.quarantined_until = trio.current_time() + delay_s
+        self._reports.count("quarantined")
+        self._reports.crash(child, exc, "quarantine", delay_s)
+        self.clear_mailbox(child)
 
-    def clear_mailbox(self, slot: Slot) -> None:
-        """Refuse all that waits."""
-        for envelope in slot.mailbox.take_all():
-            if not envelope.fail(self.refusal(slot)):
-                self._notes.bury("dead", slot, envelope)
+    def clear_mailbox(self, child: KeyedChild) -> None:
+        """Refuse all waiting messages."""
+        for envelope in child.mailbox.take_all():
+            if not envelope.fail(self.refusal(child)):
+                self._reports.dead_letter("dead", child, envelope)
 
-    def refusal(self, slot: Slot) -> Unavailable:
-        """What an asker is told; trying again makes sense when the key's time is over."""
-        left_s = max(slot.quarantined_until - trio.current_time(), 1.0)
-        return Unavailable(f"{self._name} {slot.key} is quarantined", retry_after_s=left_s)
+    def refusal(self, child: KeyedChild) -> Unavailable:
+        """Return the fault for an ask; a retry may succeed when the key's time is over."""
+        left_s = max(child.quarantined_until - trio.current_time(), 1.0)
+        return Unavailable(f"{self._name} {child.key} is quarantined", retry_after_s=left_s)
 
-    def begin_trial(self, slot: Slot) -> bool:
-        """Let a quarantined key whose time is over read its mail again; whether it is over."""
-        if trio.current_time() < slot.quarantined_until:
+    def begin_trial(self, child: KeyedChild) -> bool:
+        """Let a quarantined key handle messages again if its time is over. Returns whether it is."""
+        if trio.current_time() < child.quarantined_until:
             return False
-        self._notes.count("tried")
-        slot.trial_at = trio.current_time()
-        slot.state = "asleep"
+        self._reports.count("tried")
+        child.trial_at = trio.current_time()
+        child.state = "asleep"
         return True
 
-    def is_on_trial(self, slot: Slot) -> bool:
-        """Whether a crash now is a failed trial."""
-        if slot.trial_at is not None and trio.current_time() - slot.trial_at > self._limits.child_period_s:
-            self.recovered(slot)
-        return slot.trial_at is not None
+    def is_on_trial(self, child: KeyedChild) -> bool:
+        """Whether a crash now fails a trial."""
+        if child.trial_at is not None and trio.current_time() - child.trial_at > self._limits.child_period_s:
+            self.recovered(child)
+        return child.trial_at is not None
 
-    def recovered(self, slot: Slot) -> None:
-        """A key that was on trial has worked: its budget starts over."""
-        if slot.trial_at is not None:
-            slot.trial_at, slot.window, slot.quarantines = None, None, 0
+    def recovered(self, child: KeyedChild) -> None:
+        """Record that a key has worked: after a trial its budget starts over."""
+        if child.trial_at is not None:
+            child.trial_at, child.window, child.quarantines = None, None, 0
 
-    def release(self, slot: Slot) -> None:
-        """An operator lets a key go before its time."""
-        self._notes.count("released")
-        slot.trial_at, slot.window, slot.quarantines = None, None, 0
-        slot.state = "asleep"
+    def release(self, child: KeyedChild) -> None:
+        """End a key's quarantine before its time, for an operator."""
+        self._reports.count("released")
+        child.trial_at, child.window, child.quarantines = None, None, 0
+        child.state = "asleep"
 
-    def is_long_over(self, slot: Slot) -> bool:
-        """Whether nobody has asked for a quarantined key for so long that it may be forgotten."""
-        return trio.current_time() > slot.quarantined_until + self._limits.quarantine.max_s
+    def is_long_over(self, child: KeyedChild) -> bool:
+        """Whether a quarantine ended so long ago, without a message since, that the key may be forgotten."""
+        return trio.current_time() > child.quarantined_until + self._limits.quarantine.max_s

@@ -1,7 +1,7 @@
-"""What supervisors tell people: one typed record for who died, why, what it held and what was done about it.
+"""Reports of supervisors, one typed record each: what happened to which child, why, and what was decided.
 
-Reports go to the log as one structured line each, to a ring of the newest, and to listeners (the operators' page,
-the table of reports). Reporting must never be the reason that something else fails.
+A report is logged as one structured line, kept in a ring of the newest, and passed to listeners (the operators'
+page, the table of reports). A failure to report never makes anything else fail.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _ALARMING: frozenset[Context] = frozenset({"shutdown_error", "killed", "stuck"})
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event in the tree.
 
-    ``path`` says where (``holdfast/workers/hosting``), ``key`` which virtual actor. ``reason`` and ``key`` are
-    scrubbed on the way in, ``location`` is ``module:line`` of the leaf exception. Of the last message only the type
-    is kept. ``restarts`` of ``budget`` are spent in the window that led to ``decision``; ``delay_s`` is the wait.
+    ``path`` names the child (``holdfast/workers/hosting``), ``key`` the virtual actor. ``reason`` and ``key`` are
+    scrubbed; ``location`` is ``module:line`` of the leaf exception. ``restarts`` of ``budget`` were used in the
+    window that led to ``decision``; ``delay_s`` is the backoff.
     """
 
     kind: ReportKind
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """An exception as a report tells it."""
+    """The parts of an exception that a report shows."""
 
     reason_type: str
     reason: str
@@ -94,18 +94,18 @@ class Cause:
 
 
 def describe(exc: BaseException) -> Cause:
-    """The leaf of ``exc`` by type, scrubbed text and place. Never raises, whatever its ``__str__`` does."""
+    """Return the leaf of ``exc`` by type, scrubbed text and location. Never raises."""
     leaf = leaf_of(exc)
     try:
         text = str(leaf)
     except Exception:
-        text = "(its text could not be made)"
+        text = "(no text: str() failed)"
     root = root_cause(leaf) or leaf
     return Cause(type(leaf).__name__, scrub(text), location_of(root))
 
 
 class Reporter:
-    """Takes reports in: scrubs, logs, keeps the newest, tells listeners. For use on trio's thread only."""
+    """Scrubs, logs and stores reports, and passes them to listeners. For trio's thread only."""
 
     def __init__(
         self, *, now: Now = utc_now, logger: FilteringBoundLogger | None = None, ring_records: int = RING_RECORDS
@@ -116,10 +116,10 @@ class Reporter:
         self._listeners: dict[int, Callable[[Report], None]] = {}
         self._next_listener = 0
         self.dropped_count = 0
-        """Reports a listener missed because it raised or its stream was full."""
+        """How many reports a listener missed because it raised or its stream was full."""
 
     def report(self, report: Report) -> None:
-        """Take in one report. Never raises."""
+        """Accept one report. Never raises."""
         try:
             report = msgspec.structs.replace(
                 report,
@@ -130,7 +130,7 @@ class Reporter:
         except Exception:
             self.dropped_count += 1
             return
-        # The log may be a closed pipe: whoever reported has more important things to do than to learn of it.
+        # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
             level = "error" if report.context in _ALARMING else _LEVELS[report.kind]
             fields = {k: v for k, v in msgspec.structs.asdict(report).items() if v is not None}
@@ -143,14 +143,14 @@ class Reporter:
                 self.dropped_count += 1
 
     def recent(self, limit: int = RING_RECORDS) -> tuple[Report, ...]:
-        """The newest reports, newest first."""
+        """Return the newest reports, newest first."""
         return tuple(reversed(self._ring))[:limit]
 
     def listen(self, listener: Callable[[Report], None]) -> Callable[[], None]:
-        """Call ``listener`` with every report from now on; returns the way to end that.
+        """Call ``listener`` with every report from now on. Returns the function that ends that.
 
-        It is called in the middle of supervision: it must not block. What it raises is ignored.
-        Raises RuntimeError beyond 64 listeners.
+        It is called inside the supervisor and must not block; its exceptions are ignored. Raises RuntimeError
+        beyond 64 listeners.
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise RuntimeError(f"over {LISTENERS_MAX} listeners to reports")
@@ -165,7 +165,7 @@ class Reporter:
 
     @contextmanager
     def stream(self, buffer_records: int = STREAM_RECORDS) -> Iterator[trio.MemoryReceiveChannel[Report]]:
-        """Reports from now on as a channel. A reader slower than ``buffer_records`` misses the newest ones."""
+        """Return reports from now on as a channel. If ``buffer_records`` are unread, new ones are dropped."""
         send, receive = trio.open_memory_channel[Report](buffer_records)
         end = self.listen(send.send_nowait)
         try:
@@ -176,14 +176,14 @@ class Reporter:
 
 
 DeadReason = Literal["dead", "full", "expired", "orphan_reply"]
-"""dead: the actor ended with it unread. full: no room. expired: too old to be read.
+"""dead: the key is quarantined. full: the mailbox was full. expired: its deadline passed unread.
 
-orphan_reply: the answer came when the asker had left.
+orphan_reply: the sender no longer waited for the reply.
 """
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A message nobody handled, by type: bodies are not kept."""
+    """A message that was not handled, by type: its content is not stored."""
 
     at: datetime
     reason: DeadReason
@@ -194,7 +194,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters:
-    """The newest undelivered messages, and how many there were by reason since the start."""
+    """The newest dead letters, and their counts by reason since the start."""
 
     def __init__(self, *, now: Now = utc_now, ring_records: int = RING_RECORDS) -> None:
         self._now = now
@@ -204,7 +204,7 @@ class DeadLetters:
     def record(
         self, reason: DeadReason, *, path: str, key: str | None, message_type: str, trace_id: str | None = None
     ) -> None:
-        """Note one message that was not handled."""
+        """Record one message."""
         self._counts[reason] += 1
         self._ring.append(
             DeadLetter(
@@ -218,9 +218,9 @@ class DeadLetters:
         )
 
     def recent(self, limit: int = RING_RECORDS) -> tuple[DeadLetter, ...]:
-        """The newest dead letters, newest first."""
+        """Return the newest dead letters, newest first."""
         return tuple(reversed(self._ring))[:limit]
 
     def counts(self) -> dict[DeadReason, int]:
-        """All reasons with their counts, zeros included."""
+        """Return the count of each reason, zeros included."""
         return {reason: self._counts[reason] for reason in ("dead", "full", "expired", "orphan_reply")}

@@ -1,4 +1,4 @@
-"""What a supervisor is told about a child: how to start it, when to restart it, how long it may take to stop."""
+"""The specification of a child: how to start it, when to restart it, how long it may take to stop."""
 
 from __future__ import annotations
 
@@ -15,62 +15,58 @@ Restart = Literal["permanent", "transient", "temporary"]
 """permanent: always restarted. transient: only after a crash. temporary: never, not even with its siblings."""
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""Who falls with a child that is restarted: nobody, everybody, or those started after it."""
+"""Which siblings are restarted with a child: none, all, or those started after it."""
 
 AutoShutdown = Literal["never", "any_significant", "all_significant"]
-"""Whether the supervisor finishes once one (or the last) of its significant children has finished for good."""
+"""Whether the supervisor ends once one (or the last) of its significant children has ended."""
 
 
 DEFAULT_BACKOFF = Backoff(0.1, 30.0, jitter=0.2)
 
 
 class Child(Protocol):
-    """Something that lives under a supervisor. One object is one incarnation; a restart makes a new one.
-
-    Cleaning up belongs into ``finally`` of ``run``: a kill is a cancellation.
-    """
+    """A part under a supervisor. Clean up in a ``finally`` of ``run``: a kill is a cancellation."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Live. Call ``task_status.started()`` once up; to return is a normal exit, to raise is a crash."""
+        """Run. Call ``task_status.started()`` once up; to return is a normal exit, to raise is a crash."""
         ...
 
     async def stop(self) -> None:
-        """Ask ``run`` to return soon. Called at most once, and only after ``started()``.
+        """Make ``run`` return soon. Called at most once a run, and only after ``started()``.
 
-        A child that is not up yet has nothing to drain and is cancelled instead.
+        A child that is not up yet is cancelled instead.
         """
         ...
 
 
 @runtime_checkable
-class Placed(Protocol):
-    """A child that wants to know where in the tree it lives; told before it runs."""
+class HasPath(Protocol):
+    """A child that uses its path in the tree."""
 
     def place(self, path: str) -> None:
-        """Learn the path, such as ``holdfast/workers``."""
+        """Set the path, such as ``holdfast/workers``; called before ``run``."""
         ...
 
 
 @runtime_checkable
-class Hurried(Protocol):
-    """A child that can be told to end without patience; a supervisor passes it on to the children below."""
+class StopsAtOnce(Protocol):
+    """A child that can stop without a drain. A supervisor passes this on to its children."""
 
     def stop_at_once(self) -> None:
-        """Give up waiting for anybody; ``run`` returns as soon as its own code has unwound."""
+        """Make ``run`` return without waiting for any child."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child of a supervisor. ``start`` makes a fresh object for every incarnation and may raise.
+    """One child of a supervisor. ``start`` returns the object to run for each incarnation, and may raise.
 
-    ``shutdown_s`` is the patience after a polite stop; then the child is killed (0: killed at once). Give a child
-    that is itself a supervisor at least its ``drain_timeout_s``. An ``independent`` child keeps running when a
-    sibling before it is restarted. A child that stayed up for ``backoff.max_s`` has recovered: its next crash
-    waits ``backoff.min_s`` again.
+    ``shutdown_s`` is how long a stop may take before the child is killed (0: killed at once). Give a child that is
+    itself a supervisor at least its ``drain_timeout_s``. An ``independent`` child keeps running when a sibling
+    before it is restarted. The backoff of a child that stayed up for ``backoff.max_s`` starts over.
 
-    Raises ValueError for an id that would not fit into a path, an endless patience, or a significant child that is
-    permanent (it never finishes, so it can never be the reason to shut down).
+    Raises ValueError for an id that does not fit into a path, an infinite ``shutdown_s``, or a significant child
+    that is permanent (it never ends, so it cannot end the supervisor).
     """
 
     child_id: str

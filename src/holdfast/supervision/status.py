@@ -1,4 +1,4 @@
-"""How things stand in a supervisor, as a value: what the operators' page shows and ``/readyz`` asks."""
+"""The status of supervised children, for the operators' page and ``/readyz``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from holdfast.supervision.spec import Restart
 
 ChildState = Literal["pending", "starting", "running", "stopping", "restarting", "finished", "failed", "stopped"]
-"""pending: its first start is still to come. restarting: down, waiting for its back-off or its turn.
+"""pending: not started yet. restarting: down, waiting for its backoff or its turn.
 
 finished, failed: ended by itself and not restarted. stopped: by an operator, or with the supervisor.
 """
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One child at one moment. ``restarts_in_window`` are its own; ``retry_in_s`` is what is left of a back-off."""
+    """One child's status. ``restarts_in_window`` are its own; ``retry_in_s`` is the rest of its backoff."""
 
     child_id: str
     state: ChildState
@@ -32,18 +32,18 @@ class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Branch(Protocol):
-    """A child with children of its own, or one that may be up and yet not ready (paused, say)."""
+    """A child with children of its own, or one that may be up and not ready."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can do its work now."""
+        """Whether it can work now."""
         ...
 
     def children(self) -> tuple[ChildStatus, ...]:
-        """Its children in start order."""
+        """Return its children in start order."""
         ...
 
 
 def as_branch(child: object) -> Branch | None:
-    """``child`` if it has children or a readiness of its own."""
+    """Return ``child`` if it is a :class:`Branch`, else None."""
     return child if isinstance(child, Branch) else None

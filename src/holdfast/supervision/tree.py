@@ -111,9 +111,9 @@ def build_tree(
     specs = [
         ChildSpec("database", database, shutdown_s=5.0),
         ChildSpec("journal", journal, shutdown_s=drain_s),
-        ChildSpec("accounts", accounts.child, shutdown_s=drain_s),
-        ChildSpec("sign-in", sign_ins.child, shutdown_s=drain_s),
-        ChildSpec("tasks", tasks.child, shutdown_s=drain_s),
+        ChildSpec("accounts", lambda: accounts, shutdown_s=drain_s),
+        ChildSpec("sign-in", lambda: sign_ins, shutdown_s=drain_s),
+        ChildSpec("tasks", lambda: tasks, shutdown_s=drain_s),
         *([ChildSpec("emulators", start_emulators, shutdown_s=15.0)] if emulators else []),
         ChildSpec("workers", start_workers, shutdown_s=8.0),
     ]

@@ -1,4 +1,4 @@
-"""What a supervisor remembers of each child: its place, and the life it may have at present."""
+"""The state that a supervisor holds for each child."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.status import ChildState, ChildStatus, as_branch
 
 Phase = Literal["down", "starting", "running", "stopping"]
-Settled = Literal["finished", "failed", "stopped"]
+EndState = Literal["finished", "failed", "stopped"]
 
 
-class Life:
-    """One incarnation. Whoever acts on a child holds its life, so that a late act cannot hit a successor."""
+class Run:
+    """One incarnation. An action on a child names its run, so that a late one cannot affect the next."""
 
-    __slots__ = ("child", "done", "scope", "up_at")
+    __slots__ = ("done", "instance", "scope", "up_at")
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope(shield=True)
         self.done = trio.Event()
-        self.child: Child | None = None
+        self.instance: Child | None = None
         self.up_at: float | None = None
 
 
 class StartSignal:
-    """The ``task_status`` handed to one incarnation; calls ``on_started`` once."""
+    """The ``task_status`` of one incarnation; calls ``on_started`` once."""
 
     __slots__ = ("_called", "_on_started")
 
@@ -38,27 +38,27 @@ class StartSignal:
         self._called = False
 
     def started(self, _value: None = None) -> None:
-        """The child is up. Raises RuntimeError if it says so twice."""
+        """Report that the child is up. Raises RuntimeError the second time."""
         if self._called:
             raise RuntimeError("started() was called twice")
         self._called = True
         self._on_started()
 
 
-class Slot:
-    """One child's place. ``settled``: why it is not to be started. ``doomed``: it is up and must come down."""
+class SupervisedChild:
+    """``ended_as`` is set while the child is not to be started; ``must_stop`` while it is to be stopped."""
 
     def __init__(self, spec: ChildSpec, intensity: Intensity, path: str, since: datetime) -> None:
         self.spec = spec
         self.path = path
         self.since = since
         self.phase: Phase = "down"
-        self.life = Life()
-        self.settled: Settled | None = None
-        self.doomed = False
+        self.run = Run()
+        self.ended_as: EndState | None = None
+        self.must_stop = False
         self.incarnation = 0
-        self.once_up = False
-        self.fails_in_a_row = 0
+        self.was_up = False
+        self.failures_in_row = 0
         self.window = RestartWindow(intensity.restarts, intensity.period_s)
         self.last_fault: str | None = None
         self.timer: trio.CancelScope | None = None
@@ -66,39 +66,39 @@ class Slot:
 
     @property
     def live(self) -> bool:
-        """Whether an incarnation exists, in whatever phase."""
+        """Whether an incarnation exists, in any phase."""
         return self.phase != "down"
 
     @property
     def ready(self) -> bool:
-        """Whether it runs, and says it is ready if it can tell."""
-        branch = as_branch(self.life.child)
+        """Whether it runs and, if it reports readiness, is ready."""
+        branch = as_branch(self.run.instance)
         return self.phase == "running" and (branch is None or branch.is_ready)
 
     def clear_timer(self) -> None:
-        """Give up waiting for a back-off."""
+        """Cancel the backoff."""
         if self.timer is not None:
             timer, self.timer = self.timer, None
             timer.cancel()
 
-    def settle(self, settled: Settled) -> None:
-        """It is not to be started again for now."""
-        self.settled = settled
+    def end_as(self, state: EndState) -> None:
+        """Do not start it again, until an operator or a group restart does."""
+        self.ended_as = state
         self.clear_timer()
 
     def state(self, ending: bool) -> ChildState:
-        """The phase as outsiders know it; ``ending`` when the whole supervisor is coming or has come down."""
+        """Return its public state. ``ending``: the supervisor is stopping or has stopped."""
         if self.phase != "down":
             return self.phase
-        if self.settled is not None:
-            return self.settled
+        if self.ended_as is not None:
+            return self.ended_as
         if ending:
             return "stopped"
         return "restarting" if self.incarnation else "pending"
 
     def status(self, now: float | None, ending: bool) -> ChildStatus:
-        """A picture of the child at ``now`` (trio's clock; None outside of trio)."""
-        branch = as_branch(self.life.child)
+        """Return its status at ``now`` (trio's clock; None outside of trio)."""
+        branch = as_branch(self.run.instance)
         return ChildStatus(
             child_id=self.spec.child_id,
             state=self.state(ending),
