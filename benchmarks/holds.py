@@ -24,7 +24,7 @@ import trio
 from benchmarks.conditions import describe, fresh_database
 from holdfast import metrics
 from holdfast.actors.account.actor import AccountActor, AccountLimits
-from holdfast.actors.account.messages import CreateTask, KeyClaim, Recharge, TaskAccepted
+from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
@@ -155,7 +155,15 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
             while trio.current_time() < end:
                 account_id, key_id = opened[turn % accounts_count]
                 turn += 7919
-                command = CreateTask(work.input_json, work.terms, "quo_bench", KeyClaim(key_id, "tasks:write"))
+                request = TaskRequest(
+                    input=work.input,
+                    terms=work.terms,
+                    quote_id="quo_bench",
+                    api_key_id=key_id,
+                    hold_id=new_id("hold"),
+                    hold_micro=work.terms.hold_micro,
+                )
+                command = CreateTask(request, "tasks:write")
                 begun = trio.current_time()
                 reply = await directory.ref(account_id).ask(command)
                 assert isinstance(reply, TaskAccepted), reply
@@ -230,14 +238,17 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
     )
     assert isinstance(operation, Operation)
     task = accept_task(
-        account_id=account_id,
-        request_id=request_id,
-        hold_id=hold_id,
-        input=work.input_json,
-        terms=work.terms,
-        quote_id="quo_bench",
-        api_key_id="key_bench",
-        now=at,
+        account_id,
+        request_id,
+        TaskRequest(
+            input=work.input,
+            terms=work.terms,
+            quote_id="quo_bench",
+            api_key_id="key_bench",
+            hold_id=hold_id,
+            hold_micro=work.terms.hold_micro,
+        ),
+        at,
     )
     connection.execute(
         "update accounts set version = %s, operation_count = %s, balance_micro = %s, held_micro = %s, "

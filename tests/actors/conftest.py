@@ -14,7 +14,7 @@ import trio
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
-from holdfast.actors.account.messages import CreateTask, KeyClaim
+from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.runtime.turns import Tell
@@ -33,7 +33,7 @@ from holdfast.ledger.orders.payment_facts import (
     ProgressStatus,
     RefundSeen,
 )
-from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.task import Task, TaskRequest
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -72,13 +72,15 @@ def terms(hold_micro: int = 1_000_000) -> Terms:
 def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = None) -> CreateTask:
     """A command that creates a task, optionally under an idempotency key."""
     idempotency = None if key is None else IdempotencyKey("POST /v2/task/create", key, b"same body")
-    return CreateTask(
-        input=b'{"prompt":"a lighthouse"}',
+    request = TaskRequest(
+        input={"prompt": "a lighthouse"},
         terms=terms(hold_micro),
         quote_id="quo_1",
-        claim=KeyClaim(key_id, "tasks:write"),
-        idempotency=idempotency,
+        api_key_id=key_id,
+        hold_id=new_id("hold"),
+        hold_micro=hold_micro,
     )
+    return CreateTask(request, "tasks:write", idempotency)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from trio.testing import wait_all_tasks_blocked
 from holdfast import metrics
 from holdfast.actors.account.actor import AccountLimits
 from holdfast.actors.account.messages import (
-    ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
@@ -42,6 +41,7 @@ from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_task
+from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -297,7 +297,7 @@ async def test_a_key_without_the_scope_is_refused(world: Any, new_task: NewTask)
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
-        assert isinstance(await world.accounts.ref(account_id).ask(reader), ApiKeyCreated)
+        assert isinstance(await world.accounts.ref(account_id).ask(reader), ApiKeyRecord)
         refused = await world.accounts.ref(account_id).ask(new_task("key_reader"))
     assert isinstance(refused, Refusal)
     assert refused.code == "insufficient_scope"

@@ -36,7 +36,15 @@ from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.ledger.tasks.task import HostingState, OutputItem, Task, TaskStatus, accept_task, usage_of
+from holdfast.ledger.tasks.task import (
+    HostingState,
+    OutputItem,
+    Task,
+    TaskRequest,
+    TaskStatus,
+    accept_task,
+    usage_of,
+)
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
@@ -192,9 +200,18 @@ class Setup:
 
     def new_task(self) -> Task:
         return accept_task(
-            account_id=self.account_id, request_id=new_id("task"), hold_id=new_id("op"), input=b"{}", terms=terms(),
-            quote_id="quo_1", api_key_id=None, now=self.at,
-        )  # fmt: skip
+            self.account_id,
+            new_id("task"),
+            TaskRequest(
+                input={},
+                terms=terms(),
+                quote_id="quo_1",
+                api_key_id=None,
+                hold_id=new_id("op"),
+                hold_micro=terms().hold_micro,
+            ),
+            self.at,
+        )
 
     async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> RecordHosting:
         """Return the report that an output was stored."""

@@ -25,7 +25,7 @@ from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.deliveries import PAUSES_S
-from holdfast.ledger.tasks.task import HostingState, Task, accept_task, usage_of
+from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
@@ -64,16 +64,19 @@ class Box:
     def task(self, account_id: str = "acct_1", **state: Any) -> Task:
         """Create a succeeded task with a webhook."""
         task = accept_task(
-            account_id=account_id,
-            request_id=new_id("task"),
-            hold_id=new_id("hold"),
-            input=self.command.input,
-            terms=self.command.terms,
-            quote_id="quo_1",
-            api_key_id=None,
-            now=utc_now(),
-            webhook_url="https://example.com/hook",
-            webhook_events=("task.succeeded", "task.assets_ready"),
+            account_id,
+            new_id("task"),
+            TaskRequest(
+                input=self.command.request.input,
+                terms=self.command.request.terms,
+                quote_id="quo_1",
+                api_key_id=None,
+                hold_id=new_id("hold"),
+                hold_micro=self.command.request.terms.hold_micro,
+                webhook_url="https://example.com/hook",
+                webhook_events=("task.succeeded", "task.assets_ready"),
+            ),
+            utc_now(),
         )
         ready = msgspec.structs.replace(task.state, hosting=HostingState(status="ready", final_url_ready=True))
         return msgspec.structs.replace(task, status="succeeded", state=ready, wake_at=None)
@@ -196,7 +199,7 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     assert (await box.row(row.event_id)).status == "pending"
     outbox = Outbox()
     commands = EventCommands(box.world.journal, outbox, utc_now)
-    await commands.send_again("acct_1", row.event_id)
+    await commands.resend("acct_1", row.event_id)
     assert outbox.received == 1
     await box.write(box.end(second, "given_up"))
     again = await box.row(row.event_id)
@@ -232,7 +235,7 @@ async def test_an_event_command_that_was_not_written_fails(verdict: UnitResult, 
     outbox = Outbox()
     commands = EventCommands(Journal(), outbox, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
     with pytest.raises(fault):
-        await commands.send_again("acct_1", "evt_1")
+        await commands.resend("acct_1", "evt_1")
     assert outbox.received == 0
 
 

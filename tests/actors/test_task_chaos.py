@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy
 import trio
@@ -136,10 +137,12 @@ class Chaos:
         world = self.processes[0][0]
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(500_000_000))
-        command = dataclasses.replace(
-            create_task(key_id), webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
-        )
         for _ in range(TASKS):
+            command = create_task(key_id)
+            request = msgspec.structs.replace(
+                command.request, webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
+            )
+            command = dataclasses.replace(command, request=request)
             created = await world.accounts.ref(account_id).ask(command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)

@@ -21,7 +21,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
-from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.records.tasks import TaskEventRow
@@ -35,14 +35,17 @@ def running_task() -> Task:
     priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
-        account_id="acct_1",
-        request_id="task_1",
-        hold_id="hold_1",
-        input=priced.input_json,
-        terms=priced.terms,
-        quote_id="quo_1",
-        api_key_id="key_1",
-        now=NOON,
+        "acct_1",
+        "task_1",
+        TaskRequest(
+            input=priced.input,
+            terms=priced.terms,
+            quote_id="quo_1",
+            api_key_id="key_1",
+            hold_id="hold_1",
+            hold_micro=priced.terms.hold_micro,
+        ),
+        NOON,
     )
     submitted = on_wake(task, NOON, traits=TRAITS, operation_id="op_1").task
     assert submitted is not None

@@ -32,7 +32,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, UsageEntry, accept_task, usage_of
+from holdfast.ledger.tasks.task import Task, TaskRequest, UsageEntry, accept_task, usage_of
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database import Database
@@ -150,7 +150,7 @@ class FakeEventCommands:
     sent_again: list[tuple[str, str]] = field(default_factory=list)
     rotated: list[tuple[str, int]] = field(default_factory=list)
 
-    async def send_again(self, account_id: str, event_id: str) -> None:
+    async def resend(self, account_id: str, event_id: str) -> None:
         self.sent_again.append((account_id, event_id))
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
@@ -175,14 +175,17 @@ def make_task(
     priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
-        account_id=account_id,
-        request_id=request_id,
-        hold_id="hold_" + request_id[5:],
-        input=priced.input_json,
-        terms=priced.terms,
-        quote_id="quo_" + "1" * 32,
-        api_key_id=KEY,
-        now=at,
+        account_id,
+        request_id,
+        TaskRequest(
+            input=priced.input,
+            terms=priced.terms,
+            quote_id="quo_" + "1" * 32,
+            api_key_id=KEY,
+            hold_id="hold_" + request_id[5:],
+            hold_micro=priced.terms.hold_micro,
+        ),
+        at,
     )
     return msgspec.structs.replace(task, **fields)
 

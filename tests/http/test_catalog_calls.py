@@ -59,7 +59,9 @@ async def quoted(stage: Stage, given: dict[str, Any]) -> dict[str, Any]:
 
 async def accept(key: str, command: object) -> TaskAccepted:
     assert isinstance(command, CreateTask)
-    return TaskAccepted("task_1", "quo_1", "queued", None, command.terms.hold_micro, command.terms.basis)
+    return TaskAccepted(
+        "task_1", "quo_1", "queued", None, command.request.terms.hold_micro, command.request.terms.basis
+    )
 
 
 async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> None:
@@ -148,7 +150,7 @@ async def test_a_live_quote_is_valid_after_catalog_changes(stage: Stage, change:
     assert (await response.get_json())["estimated_cost"] == {"credits": "0.24", "basis": "per_second: 4 x 0.06"}
     command = stage.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert command.terms.catalog_version == promised["catalog_version"]
+    assert command.request.terms.catalog_version == promised["catalog_version"]
 
 
 async def test_without_a_quote_the_current_price_applies(stage: Stage) -> None:

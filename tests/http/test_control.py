@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.actors.account.messages import (
     AccountSummary,
-    ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
     Recharge,
@@ -34,6 +33,7 @@ from holdfast.http.kit.credentials import digest
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:
@@ -274,9 +274,9 @@ async def test_a_request_takes_one_read(api: Api) -> None:
 
 
 async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -> None:
-    async def create(key: str, command: object) -> ApiKeyCreated:
+    async def create(key: str, command: object) -> ApiKeyRecord:
         assert isinstance(command, CreateApiKey)
-        return ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, api.now)
+        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.name, command.scopes, api.now)
 
     api.accounts.answer = create
     body = {"name": "ci", "scopes": ["tasks:read", "tasks:read"]}

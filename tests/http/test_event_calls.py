@@ -139,7 +139,7 @@ async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -
 
 
 async def accept(key: str, command: Any) -> TaskAccepted:
-    return TaskAccepted(TASK, command.quote_id, "queued", None, 12_000, "basis")
+    return TaskAccepted(TASK, command.request.quote_id, "queued", None, 12_000, "basis")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_the_event_kinds_are_fixed_on_create(
     assert (await stage.as_key("POST", CREATE, json={**POSTER, **extra})).status_code == 200
     command = stage.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert command.webhook_events == kinds
+    assert command.request.webhook_events == kinds
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ async def test_a_retry_has_the_webhook_settings_of_the_first_task(api: Api) -> N
     assert (await api.as_key("POST", f"/v2/task/{TASK}/retry")).status_code == 200
     command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert (command.webhook_url, command.webhook_events) == (URL, ("task.failed",))
+    assert (command.request.webhook_url, command.request.webhook_events) == (URL, ("task.failed",))
 
 
 async def test_the_event_body_is_the_task_without_its_progress(api: Api) -> None:

@@ -29,7 +29,7 @@ def accepted(request_id: str = "task_1", retry_of: str | None = None) -> TaskAcc
 
 async def accept(key: str, command: object) -> TaskAccepted:
     assert isinstance(command, CreateTask)
-    return accepted(retry_of=command.retry_of)
+    return accepted(retry_of=command.request.retry_of)
 
 
 async def quote(stage: Stage, body: dict[str, Any] = POSTER, **kwargs: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def test_creating_with_a_cached_key_reads_no_row(stage: Stage) -> None:
     }
     ((account_id, command),) = stage.accounts.asked
     assert isinstance(command, CreateTask)
-    assert (account_id, command.claim.key_id, command.claim.scope) == (
+    assert (account_id, command.request.api_key_id, command.scope) == (
         stage.account_id, stage.key_id, "tasks:write"
     )  # fmt: skip
     assert command.idempotency is not None
@@ -172,8 +172,8 @@ async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:
     assert (await stage.as_key("POST", CREATE, json=body)).status_code == 200
     command = stage.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert command.quote_id == quoted["quote_id"]
-    assert command.terms.input_hash == quoted["input_hash"]
+    assert command.request.quote_id == quoted["quote_id"]
+    assert command.request.terms.input_hash == quoted["input_hash"]
 
 
 async def test_mismatching_and_expired_quotes_are_refused(api: Api) -> None:
@@ -255,7 +255,7 @@ async def test_local_webhooks_are_for_development_only(api: Api) -> None:
     assert (await api.as_key("POST", CREATE, json=body)).status_code == 200
     command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert (command.webhook_url, command.metadata) == (body["webhook_url"], (("a", "b"),))
+    assert (command.request.webhook_url, command.request.metadata) == (body["webhook_url"], {"a": "b"})
     api.configure(webhook_local_allowed=False)
     await api.refused(await api.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
 
@@ -384,7 +384,7 @@ async def test_a_retry_creates_a_new_task_with_the_same_input(api: Api) -> None:
     assert answer["retry_of"] == "task_a"
     command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
-    assert msgspec.json.decode(command.input) == api.task().request.input
+    assert command.request.input == api.task().request.input
     assert command.idempotency is not None
     assert command.idempotency.route == "POST /v2/task/{request_id}/retry"
     assert command.idempotency.fingerprint == fingerprint("/v2/task/task_a/retry", {})

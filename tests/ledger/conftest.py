@@ -18,7 +18,7 @@ from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.card.events import CardEvent, parse_card_event
 
@@ -79,16 +79,19 @@ def make_task() -> Callable[..., Task]:
 
     def make(*, webhook_url: str | None = None, **terms: Any) -> Task:
         return accept_task(
-            account_id="acct_1",
-            request_id="task_01",
-            hold_id="hold_1",
-            input=b'{"prompt":"a lighthouse","n":4,"size":1.5,"tags":["a",null,true]}',
-            terms=build_terms(**terms),
-            quote_id="quo_1",
-            api_key_id="key_1",
-            now=NOON,
-            metadata=(("order", "7"),),
-            webhook_url=webhook_url,
+            "acct_1",
+            "task_01",
+            TaskRequest(
+                input={"prompt": "a lighthouse", "n": 4, "size": 1.5, "tags": ["a", None, True]},
+                terms=build_terms(**terms),
+                quote_id="quo_1",
+                api_key_id="key_1",
+                hold_id="hold_1",
+                hold_micro=build_terms(**terms).hold_micro,
+                metadata={"order": "7"},
+                webhook_url=webhook_url,
+            ),
+            NOON,
         )
 
     return make

@@ -13,7 +13,7 @@ from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_wa
 from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task, usage_of
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, usage_of
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob, ProviderTraits, Step, SubmitJob
 
 MakeTask = Callable[..., Task]
@@ -46,20 +46,6 @@ def test_both_json_columns_decode_to_what_was_encoded(make_acked: MakeTask) -> N
     task = make_acked()
     assert msgspec.json.decode(msgspec.json.encode(task.request), type=TaskRequest) == task.request
     assert msgspec.json.decode(msgspec.json.encode(task.state), type=TaskState) == task.state
-
-
-def test_an_input_that_is_not_an_object_is_refused(make_task: MakeTask, noon: datetime) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        accept_task(
-            account_id="a",
-            request_id="task_1",
-            hold_id="h",
-            input=b"[1]",
-            terms=make_task().request.terms,
-            quote_id="q",
-            api_key_id=None,
-            now=noon,
-        )
 
 
 def test_the_intent_is_committed_before_the_job_is_submitted(

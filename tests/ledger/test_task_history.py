@@ -23,7 +23,7 @@ from holdfast.ledger.tasks.dispatch import SubmitOutcome, on_submit_failed, on_s
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage, UpdateStatus
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
-from holdfast.ledger.tasks.task import OutputItem, Task, accept_task, usage_of
+from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_task, usage_of
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
     Effect,
@@ -178,14 +178,17 @@ class TaskLife(RuleBasedStateMachine):
             hosting=Hosting(mode=hosting),
         )
         task = accept_task(
-            account_id="acct_1",
-            request_id="task_01",
-            hold_id="hold_1",
-            input=b'{"prompt":"x"}',
-            terms=self.terms,
-            quote_id="quo_1",
-            api_key_id=None,
-            now=NOON,
+            "acct_1",
+            "task_01",
+            TaskRequest(
+                input={"prompt": "x"},
+                terms=self.terms,
+                quote_id="quo_1",
+                api_key_id=None,
+                hold_id="hold_1",
+                hold_micro=self.terms.hold_micro,
+            ),
+            NOON,
         )
         self.auditor = Auditor(task, one_shot=not idempotent)
         if begin == "queued":

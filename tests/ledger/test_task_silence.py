@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import msgspec
 import pytest
 
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
@@ -13,7 +12,7 @@ from holdfast.ledger.tasks.decisions import on_cancel, on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.inputs import INPUT_RETENTION_S, INPUT_SMALL_BYTES_MAX, input_until, on_input_expired
 from holdfast.ledger.tasks.silence import Silence, Unanswered, on_silence
-from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits, Step
 
 NOON = datetime.fromisoformat("2026-11-21T12:00:00+00:00")
@@ -30,14 +29,17 @@ def new_task(input_bytes: int = 10) -> Task:
         provider="box", upstream_model="m", provider_quote_hash="0" * 64,
     )  # fmt: skip
     return accept_task(
-        account_id="acct_1",
-        request_id="task_1",
-        hold_id="hold_1",
-        input=msgspec.json.encode({"prompt": "x" * input_bytes}),
-        terms=terms,
-        quote_id="quo_1",
-        api_key_id=None,
-        now=NOON,
+        "acct_1",
+        "task_1",
+        TaskRequest(
+            input={"prompt": "x" * input_bytes},
+            terms=terms,
+            quote_id="quo_1",
+            api_key_id=None,
+            hold_id="hold_1",
+            hold_micro=terms.hold_micro,
+        ),
+        NOON,
     )
 
 

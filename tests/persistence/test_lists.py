@@ -15,7 +15,7 @@ from sqlalchemy import Connection, event, text
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Review, accept_task
+from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
 from holdfast.persistence.queries.orders import held_orders
 from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
@@ -38,14 +38,17 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
     priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
-        account_id=ADA,
-        request_id="task_1",
-        hold_id="hold_1",
-        input=priced.input_json,
-        terms=priced.terms,
-        quote_id="quo_" + "1" * 300,
-        api_key_id="key_1",
-        now=NOON,
+        ADA,
+        "task_1",
+        TaskRequest(
+            input=priced.input,
+            terms=priced.terms,
+            quote_id="quo_" + "1" * 300,
+            api_key_id="key_1",
+            hold_id="hold_1",
+            hold_micro=priced.terms.hold_micro,
+        ),
+        NOON,
     )
     state = task.state
     if in_review:

@@ -28,7 +28,7 @@ from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_slots import KeyedLimits
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 Create = Callable[[str, Mailbox], TrioActor]

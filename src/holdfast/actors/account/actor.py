@@ -13,11 +13,9 @@ from typing import TypeAlias, assert_never
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import (
     AccountSummary,
-    ApiKeyCreated,
     ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
-    KeyClaim,
     Recharge,
     Recharged,
     RecordKeyUse,
@@ -188,13 +186,14 @@ class AccountActor(JournaledActor):
         """Refuses: 1. the API key; 2. a used idempotency key; 3. a create above the rate limit; 4. too many tasks;
         5. insufficient credit.
         """
-        refusal = self._refuse_claim(command.claim)
+        request = command.request
+        refusal = self._refuse_key(request.api_key_id, command.scope)
         if refusal is not None:
             return self._units.refuse(refusal)
         used = self._replies.find(command.idempotency, TaskAccepted)
         if used is not None:
             return used
-        state, terms = self._units.state, command.terms
+        state, terms = self._units.state, request.terms
         refusal = self._create_rate.refuse()
         if refusal is not None:
             # It does not depend on the account's state, so the rows need not confirm it.
@@ -207,12 +206,12 @@ class AccountActor(JournaledActor):
             )
             return self._units.refuse(refusal, command.idempotency)
         at = self._now()
-        request_id, hold_id = new_id("task"), new_id("hold")
+        request_id = new_id("task")
         operation = decide_hold(
             state,
             operation_id=new_id("op"),
-            hold_id=hold_id,
-            amount_micro=terms.hold_micro,
+            hold_id=request.hold_id,
+            amount_micro=request.hold_micro,
             reference=request_id,
             at=at,
         )
@@ -220,22 +219,9 @@ class AccountActor(JournaledActor):
             return self._units.refuse(operation, command.idempotency)
         state.apply(operation)
         self._create_rate.take()
-        task = accept_task(
-            account_id=state.account_id,
-            request_id=request_id,
-            hold_id=hold_id,
-            input=command.input,
-            terms=terms,
-            quote_id=command.quote_id,
-            api_key_id=command.claim.key_id,
-            now=at,
-            metadata=command.metadata,
-            webhook_url=command.webhook_url,
-            webhook_events=command.webhook_events,
-            retry_of=command.retry_of,
-        )
+        task = accept_task(state.account_id, request_id, request, at)
         reply = TaskAccepted(
-            request_id, command.quote_id, task.status, command.retry_of, terms.estimate_micro, terms.basis
+            request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis
         )
         return self._units.commit(
             reply,
@@ -291,7 +277,7 @@ class AccountActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------- keys and sessions
 
-    def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyCreated]:
+    def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
         """Refuses: 1. too many live keys."""
         if len(self._live_keys) >= self._limits.live_keys_max:
             refusal = Refusal(
@@ -303,8 +289,7 @@ class AccountActor(JournaledActor):
         at = self._now()
         self._live_keys[command.key_id] = frozenset(command.scopes)
         key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
-        reply = ApiKeyCreated(command.key_id, command.prefix, command.name, command.scopes, at)
-        return self._units.commit(reply, rows=(ApiKeyRow(key, command.secret_sha256),))
+        return self._units.commit(key, rows=(ApiKeyRow(key, command.secret_sha256),))
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevoked]:
         """Refuses: 1. a key that is not live here."""
@@ -323,10 +308,10 @@ class AccountActor(JournaledActor):
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())
         return self._units.commit(SignedOut(command.session_id), rows=(row,))
 
-    def _refuse_claim(self, claim: KeyClaim) -> Refusal | None:
-        scopes = self._live_keys.get(claim.key_id)
+    def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
+        scopes = self._live_keys.get(key_id or "")
         if scopes is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")
-        if claim.scope not in scopes:
-            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {claim.scope}.")
+        if scope not in scopes:
+            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
         return None

@@ -1,4 +1,4 @@
-"""How fast one account may create tasks: a token bucket in its actor's memory."""
+"""The rate limit on one account's task creation: a token bucket in its actor's memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.ledger.refusals import Refusal
 
 
 class CreateRate:
-    """Lets ``burst`` creates through at once and ``per_s`` a second in the long run; ``per_s`` 0 lets all through.
+    """Allows ``burst`` creates at once and ``per_s`` a second in the long run; ``per_s`` 0: no limit.
 
-    It starts full. Its actor sleeps no sooner than a bucket of the default size is full again, so little is gained
-    by letting it fall asleep.
+    It starts full. A bucket of the default size fills before its idle actor is passivated, so passivation gains a
+    client little.
     """
 
     def __init__(self, per_s: float, burst: int, *, counter: Callable[[], float] = trio.current_time) -> None:
@@ -25,7 +25,7 @@ class CreateRate:
         self._counted_at: float | None = None
 
     def refuse(self) -> Refusal | None:
-        """A refusal while the bucket is empty; taking a token is :meth:`take`."""
+        """Return a refusal if the bucket is empty."""
         if not self._per_s:
             return None
         now = self._counter()
@@ -36,10 +36,10 @@ class CreateRate:
             return None
         return Refusal(
             code="rate_limit_exceeded",
-            message="This account creates tasks faster than it may.",
+            message="This account creates tasks faster than its limit.",
             retry_after_s=math.ceil((1 - self._left) / self._per_s),
         )
 
     def take(self) -> None:
-        """Count a create that went through."""
+        """Take one token."""
         self._left -= 1

@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
-from holdfast.ledger.catalog.terms import Terms
-from holdfast.ledger.tasks.task import EventKind
+from holdfast.ledger.tasks.task import TaskRequest
+from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.persistence.records.rows import Row
 
 
@@ -42,14 +42,6 @@ class Recharge(Command[Recharged | Replayed[Recharged]]):
     idempotency: IdempotencyKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyClaim:
-    """The API key a command was sent with; the account's actor checks that it may still write."""
-
-    key_id: str
-    scope: str
-
-
 class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     """A task exists and its credit is held. Amounts in micro-credits."""
 
@@ -63,16 +55,13 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
 
 @dataclass(frozen=True, slots=True)
 class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]]):
-    """Hold credit and accept a task. ``input`` is normalised JSON. Reply: :class:`TaskAccepted`."""
+    """Hold credit and accept a task. Reply: :class:`TaskAccepted`.
 
-    input: bytes
-    terms: Terms
-    quote_id: str
-    claim: KeyClaim
-    metadata: tuple[tuple[str, str], ...] = ()
-    webhook_url: str | None = None
-    webhook_events: tuple[EventKind, ...] | None = None
-    retry_of: str | None = None
+    ``request`` contains the id of its hold, and its API key, which must still have ``scope``.
+    """
+
+    request: TaskRequest
+    scope: str
     idempotency: IdempotencyKey | None = None
 
 
@@ -104,24 +93,14 @@ class TaskSettled:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateApiKey(Command["ApiKeyCreated"]):
-    """Create an API key whose secret the caller has already generated. Reply: :class:`ApiKeyCreated`."""
+class CreateApiKey(Command[ApiKeyRecord]):
+    """Create an API key whose secret the caller has generated. Reply: its record."""
 
     key_id: str
     secret_sha256: bytes
     prefix: str
     name: str
     scopes: tuple[str, ...]
-
-
-class ApiKeyCreated(msgspec.Struct, frozen=True, tag="api_key_created"):
-    """The API key was created; only the caller knows its secret."""
-
-    key_id: str
-    prefix: str
-    name: str
-    scopes: tuple[str, ...]
-    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is asked of a sign-in, by e-mail address or by address of origin, and what it replies."""
+"""The commands to a sign-in actor, whose key is an e-mail address or an origin, and their replies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from holdfast.actors.runtime.messages import Command
 
 @dataclass(frozen=True, slots=True)
 class AdmitOrigin(Command["OriginAdmitted"]):
-    """Count one code request against an address of origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
+    """Count one code request of an origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginAdmitted:
-    """The address of origin is within its hourly limit."""
+    """The origin is within its hourly limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCode(Command["CodeIssued"]):
-    """Draw a one-time code for an e-mail (key ``email:…``) at the wish of an origin. Reply: :class:`CodeIssued`."""
+    """Issue a one-time code for an e-mail address (key ``email:…``). Reply: :class:`CodeIssued`."""
 
     origin: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CodeIssued:
-    """A code to be mailed; only its HMAC is stored."""
+    """A code to send by e-mail; only its HMAC is stored."""
 
     otp_id: str
     code: str
@@ -36,7 +36,7 @@ class CodeIssued:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VerifyCode(Command["SignedIn"]):
-    """Try a code (key ``email:…``). Reply: :class:`SignedIn`."""
+    """Check a code (key ``email:…``). Reply: :class:`SignedIn`."""
 
     otp_id: str
     code: str
@@ -44,7 +44,7 @@ class VerifyCode(Command["SignedIn"]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SignedIn:
-    """The e-mail is proved; its account exists and a session is open."""
+    """The code was right: the account exists and a session was created."""
 
     account_id: str
     email: str

@@ -1,4 +1,4 @@
-"""Messages to workers. They have no reply; the worker sends the result to the task as a message."""
+"""Messages to workers. They have no reply; a worker tells the task the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.providers.media.base import Job
 
 @dataclass(frozen=True, slots=True)
 class TaskQueued(Command[None]):
-    """To the dispatcher: a task waits for one of its provider's places."""
+    """To the dispatcher: a task waits for a slot at its provider."""
 
     provider: str
     request_id: str
@@ -20,7 +20,7 @@ class TaskQueued(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed(Command[None]):
-    """To the dispatcher: the task no longer occupies its provider."""
+    """To the dispatcher: the task has freed its slot at the provider."""
 
     provider: str
     request_id: str
@@ -28,7 +28,7 @@ class SlotFreed(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Submit(Command[None]):
-    """To the provider desk: hand a job over, and tell the task what came of it."""
+    """To the provider caller: submit a job."""
 
     provider: str
     job: Job
@@ -36,7 +36,7 @@ class Submit(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Poll(Command[None]):
-    """To the provider desk: ask how a job stands, and tell the task."""
+    """To the provider caller: poll a job."""
 
     provider: str
     request_id: str
@@ -46,7 +46,7 @@ class Poll(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command[None]):
-    """To the provider desk: ask for a job to be stopped, and tell the task what the provider made of it."""
+    """To the provider caller: cancel a job."""
 
     provider: str
     request_id: str
@@ -56,9 +56,9 @@ class Cancel(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Host(Command[None]):
-    """To the hosting worker: store these outputs, each within ``output_timeout_s``, and tell the task.
+    """To the hosting worker: store these outputs, each within ``output_timeout_s``.
 
-    A later round of the same task takes the place of an earlier one that is still under way.
+    A later round of the same task replaces an earlier one that is still running.
     """
 
     request_id: str
@@ -72,4 +72,4 @@ class Host(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class EventsDue(Command[None]):
-    """To the outbox worker: a commit has made events due."""
+    """To the outbox worker: events are due."""

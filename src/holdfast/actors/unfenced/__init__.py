@@ -1,1 +1,1 @@
-"""Durable writes that belong to no actor's decision, so they have no fence; repeating one does no harm."""
+"""Durable writes that depend on no actor's state: they have no fence, and may be repeated."""

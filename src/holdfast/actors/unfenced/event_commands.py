@@ -1,4 +1,4 @@
-"""What an account's owner may do about webhooks: resend an event, rotate the signing secret."""
+"""Webhook commands of an account's owner: resend an event, rotate the signing secret."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EventCommands:
         self._outbox = outbox
         self._now = now
 
-    async def send_again(self, account_id: str, event_id: str) -> None:
-        """Make an event due now, under the same id, whatever its status; its attempts start from zero."""
+    async def resend(self, account_id: str, event_id: str) -> None:
+        """Make an event due now under the same id, whatever its status, with no attempts made."""
         at = self._now()
         row = OutboxResendRow(
             account_id=account_id,

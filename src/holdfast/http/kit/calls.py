@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import KeyClaim, RecordKeyUse
+from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import TrioActorRef
@@ -334,11 +334,6 @@ class Call:
     async def ask(self, ref: TrioActorRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, with the deadline of a request. Raises the actor's faults, which are in the error table."""
         return await ref.ask(command, deadline_s=self.deps.settings.ask_deadline_s)
-
-    def claim(self, key_id: str) -> KeyClaim:
-        """Return the claim of a key, which the account's actor checks."""
-        assert self.route.scope is not None
-        return KeyClaim(key_id=key_id, scope=self.route.scope)
 
     # --------------------------------------------------------------------------------------- idempotency
 

@@ -72,7 +72,7 @@ class UnmatchedEvents(Protocol):
 class EventCommands(Protocol):
     """Changes of webhook deliveries. Both methods raise the faults of a command."""
 
-    async def send_again(self, account_id: str, event_id: str) -> None:
+    async def resend(self, account_id: str, event_id: str) -> None:
         """Make an event due at once."""
         ...
 

@@ -8,7 +8,6 @@ Invariant: a task is ``succeeded`` exactly when its charge was captured and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -239,25 +238,9 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: int | None
 
 
-def accept_task(
-    *,
-    account_id: str,
-    request_id: str,
-    hold_id: str,
-    input: bytes,  # noqa: A002 - the API's name
-    terms: Terms,
-    quote_id: str,
-    api_key_id: str | None,
-    now: datetime,
-    metadata: Iterable[tuple[str, str]] = (),
-    webhook_url: str | None = None,
-    webhook_events: tuple[EventKind, ...] | None = None,
-    retry_of: str | None = None,
-) -> Task:
-    """Return a new task, queued and due for dispatch at once, to be written together with its hold.
-
-    ``input`` is a normalised JSON object; anything else raises :class:`msgspec.ValidationError`.
-    """
+def accept_task(account_id: str, request_id: str, request: TaskRequest, now: datetime) -> Task:
+    """Return a new task, queued and due for dispatch at once, to be written together with its hold."""
+    terms = request.terms
     return Task(
         account_id=account_id,
         request_id=request_id,
@@ -269,18 +252,7 @@ def accept_task(
         updated_at=now,
         wake_at=now,
         dispatched=False,
-        request=TaskRequest(
-            input=msgspec.json.decode(input, type=dict[str, object]),
-            terms=terms,
-            quote_id=quote_id,
-            api_key_id=api_key_id,
-            hold_id=hold_id,
-            hold_micro=terms.hold_micro,
-            metadata=dict(metadata),
-            webhook_url=webhook_url,
-            webhook_events=webhook_events,
-            retry_of=retry_of,
-        ),
+        request=request,
         state=TaskState(
             overall_deadline_at=now + timedelta(seconds=terms.deadlines.overall_s),
             status_history=(StatusEntry(status="queued", ts=now),),

@@ -74,7 +74,7 @@ async def resend_event(call: Call) -> Outcome:
     account_id = await call.read_as_key(read)
     if isinstance(account_id, Refusal):
         return account_id
-    await call.deps.events.send_again(account_id, event_id)
+    await call.deps.events.resend(account_id, event_id)
     found = await call.deps.database.read(
         lambda rows: events_of_task(rows, account_id, request_id, event_id=event_id)
     )

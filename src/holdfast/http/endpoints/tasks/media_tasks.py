@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
 from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
@@ -30,7 +31,7 @@ from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quo
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
-from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task
+from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
 from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
@@ -102,16 +103,18 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
         if mismatch is not None:
             return mismatch
         terms = quoted.terms
-    return CreateTask(
-        input=priced.input_json,
+    request = TaskRequest(
+        input=priced.input,
         terms=terms,
         quote_id=quote_id,
-        claim=call.claim(key_id),
-        metadata=tuple((wanted.metadata or {}).items()),
+        api_key_id=key_id,
+        hold_id=new_id("hold"),
+        hold_micro=terms.hold_micro,
+        metadata=wanted.metadata or {},
         webhook_url=wanted.webhook_url,
         webhook_events=_kinds(wanted),
-        idempotency=idempotency,
     )
+    return CreateTask(request, TASKS_WRITE, idempotency)
 
 
 @route(
@@ -198,17 +201,17 @@ def _retry_command(
     priced = _price(call.deps, original.model, original.request.input)
     if isinstance(priced, Refusal):
         return priced
-    return CreateTask(
-        input=priced.input_json,
+    request = msgspec.structs.replace(
+        original.request,
+        input=priced.input,
         terms=priced.terms,
         quote_id=new_id("quo"),
-        claim=call.claim(key_id),
-        metadata=tuple(original.request.metadata.items()),
-        webhook_url=original.request.webhook_url,
-        webhook_events=original.request.webhook_events,
+        api_key_id=key_id,
+        hold_id=new_id("hold"),
+        hold_micro=priced.terms.hold_micro,
         retry_of=original.request_id,
-        idempotency=idempotency,
     )
+    return CreateTask(request, TASKS_WRITE, idempotency)
 
 
 @route(
