@@ -160,9 +160,7 @@ async def test_of_200_parallel_tasks_exactly_those_the_credit_covers_are_accepte
     assert_audit_clean(world.database)
 
 
-async def test_50_parallel_calls_with_one_key_make_one_task_and_50_equal_answers(
-    world: Any, new_task: NewTask
-) -> None:
+async def test_50_parallel_calls_with_one_key_create_one_task(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
@@ -176,7 +174,7 @@ async def test_50_parallel_calls_with_one_key_make_one_task_and_50_equal_answers
     assert len(world.announced) == 1
 
 
-async def test_a_key_used_for_another_request_is_refused_and_nothing_happens(world: Any) -> None:
+async def test_a_key_used_for_another_request_is_refused(world: Any) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         first = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
@@ -198,9 +196,7 @@ async def test_the_same_key_on_another_route_is_another_key(world: Any) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", [b"same body", b"other body"])
-async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
-    start_world: StartWorld, fingerprint: bytes
-) -> None:
+async def test_a_key_is_found_in_rows_after_passivation(start_world: StartWorld, fingerprint: bytes) -> None:
     with trio.fail_after(30):
         world = await start_world(limits=KeyedLimits(idle_s=0.02))
         account_id, _ = await world.open_account()
@@ -215,7 +211,7 @@ async def test_a_key_is_known_from_the_rows_when_the_actor_has_slept(
     assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
 
 
-async def test_a_used_key_is_replayed_although_a_limit_has_been_reached_since(
+async def test_a_used_key_is_replayed_although_a_limit_is_reached(
     start_world: StartWorld, new_task: NewTask, payments: Any
 ) -> None:
     limits = AccountLimits(tasks_in_flight_max=1, orders_pending_max=1)
@@ -246,7 +242,7 @@ async def test_a_used_key_is_replayed_although_a_limit_has_been_reached_since(
     ]
 
 
-async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_world: StartWorld) -> None:
+async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_world: StartWorld) -> None:
     keys = AccountLimits().replies_max + 150
     with trio.fail_after(30):
         first, second = await start_world(), await start_world()
@@ -261,7 +257,7 @@ async def test_hundreds_of_answers_found_in_the_rows_are_no_crash_loop(start_wor
     assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
 
 
-async def test_a_refusal_for_lack_of_credit_is_remembered_under_its_key(world: Any, new_task: NewTask) -> None:
+async def test_a_refusal_for_insufficient_credit_is_replayed(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         refused = await world.accounts.ref(account_id).ask(new_task(key_id, key="k"))
@@ -274,7 +270,7 @@ async def test_a_refusal_for_lack_of_credit_is_remembered_under_its_key(world: A
     assert isinstance(fresh, TaskAccepted)
 
 
-async def test_a_revoked_key_is_refused_by_the_very_next_command(world: Any, new_task: NewTask) -> None:
+async def test_a_revoked_key_is_refused_by_the_next_command(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
@@ -303,7 +299,7 @@ async def test_a_key_without_the_scope_is_refused(world: Any, new_task: NewTask)
     assert refused.code == "insufficient_scope"
 
 
-async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
+async def test_recording_a_keys_use_does_not_change_the_version(world: Any) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         at = utc_now()
@@ -316,7 +312,7 @@ async def test_noting_a_keys_use_moves_no_version(world: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- settling
 
 
-async def test_a_hold_ends_once_however_often_it_is_settled(world: Any, new_task: NewTask) -> None:
+async def test_a_hold_is_settled_once(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
@@ -332,7 +328,7 @@ async def test_a_hold_ends_once_however_often_it_is_settled(world: Any, new_task
     assert_audit_clean(world.database)
 
 
-async def test_a_task_that_moved_on_is_told_so_and_the_account_loses_nothing(world: Any, new_task: NewTask) -> None:
+async def test_a_stale_task_is_refused_and_the_account_is_unchanged(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
@@ -379,7 +375,7 @@ class StallingWriter:
         self.inner.close()
 
 
-async def test_no_reply_leaves_before_its_commit_not_even_a_replay_or_a_refusal(
+async def test_replies_replays_and_refusals_wait_for_the_commit(
     start_world: StartWorld, database: Database, new_task: NewTask
 ) -> None:
     writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
@@ -408,9 +404,7 @@ async def test_no_reply_leaves_before_its_commit_not_even_a_replay_or_a_refusal(
     assert isinstance(replies["refusal"], Refusal)
 
 
-async def test_an_account_moved_by_another_process_is_reloaded_and_decided_again(
-    world: Any, database: Database
-) -> None:
+async def test_an_account_changed_by_another_process_is_reloaded(world: Any, database: Database) -> None:
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(CREDIT))
@@ -424,7 +418,7 @@ async def test_an_account_moved_by_another_process_is_reloaded_and_decided_again
     assert_audit_clean(database)
 
 
-async def test_two_processes_on_one_account_lose_and_double_nothing(
+async def test_two_processes_on_one_account_neither_lose_nor_double(
     start_world: StartWorld, database: Database, new_task: NewTask
 ) -> None:
     before = stale_count()
@@ -454,9 +448,7 @@ async def test_two_processes_on_one_account_lose_and_double_nothing(
     assert_audit_clean(database)
 
 
-async def test_no_process_refuses_on_a_memory_that_another_one_has_overtaken(
-    start_world: StartWorld, new_task: NewTask
-) -> None:
+async def test_no_process_refuses_by_a_state_that_is_stale(start_world: StartWorld, new_task: NewTask) -> None:
     with trio.fail_after(30):
         here, there = await start_world(), await start_world()
         account_id, key_id = await here.open_account()
@@ -563,7 +555,7 @@ class Auditor:
 
 @pytest.mark.parametrize("has_rival", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_histories_under_crashes_voids_and_lost_commits_add_up(
+async def test_random_histories_with_faults_match_the_auditor(
     start_world: StartWorld,
     database: Database,
     new_task: NewTask,

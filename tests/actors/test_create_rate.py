@@ -29,7 +29,7 @@ def taken(rate: CreateRate, tries: int) -> int:
     return count
 
 
-def test_a_burst_goes_through_and_then_so_many_a_second() -> None:
+def test_a_burst_is_allowed_and_then_a_rate() -> None:
     counter = Counter()
     rate = CreateRate(10, 50, counter=counter)
     assert taken(rate, 80) == 50
@@ -43,11 +43,11 @@ def test_a_burst_goes_through_and_then_so_many_a_second() -> None:
 
 
 @pytest.mark.parametrize("tries", [100_000])
-def test_zero_means_no_bound(tries: int) -> None:
+def test_zero_means_no_limit(tries: int) -> None:
     assert taken(CreateRate(0, 1, counter=Counter()), tries) == tries
 
 
-async def test_an_account_is_refused_what_comes_too_fast_and_repeats_are_not_counted(
+async def test_creates_above_the_rate_are_refused_replays_not_counted(
     start_world: StartWorld,
 ) -> None:
     world = await start_world(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))

@@ -12,7 +12,7 @@ from holdfast.actors.runtime.future import NotReady, TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 
 
-async def test_a_future_wakes_all_who_wait_and_answers_all_who_come_later(nursery: trio.Nursery) -> None:
+async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: trio.Nursery) -> None:
     future: TrioFuture[int] = TrioFuture()
     heard: list[int] = []
 
@@ -36,7 +36,7 @@ def test_a_future_without_a_value_never_blocks() -> None:
         TrioFuture[int]().get(timeout=5)
 
 
-async def test_a_future_raises_its_exception_in_whoever_awaits_it() -> None:
+async def test_a_future_raises_its_exception_in_each_waiting_task() -> None:
     future: TrioFuture[int] = TrioFuture()
     try:
         raise KeyError("k")
@@ -102,7 +102,7 @@ def test_a_mailbox_keeps_order_and_refuses_beyond_its_capacity() -> None:
     assert mail(mailbox) == ["a", "b"]
 
 
-def test_mail_handed_back_stands_in_front_in_its_old_order_even_beyond_capacity() -> None:
+def test_requeued_messages_come_first_in_order_beyond_capacity() -> None:
     mailbox = Mailbox(2)
     mailbox.put(Envelope("c"))
     mailbox.put(Envelope("d"))
@@ -112,7 +112,7 @@ def test_mail_handed_back_stands_in_front_in_its_old_order_even_beyond_capacity(
     assert mail(mailbox) == ["a", "b", "c", "d"]
 
 
-def test_orders_have_a_lane_of_their_own_without_a_bound() -> None:
+def test_system_messages_have_a_queue_without_a_limit() -> None:
     mailbox = Mailbox(0)
     mailbox.put_system(SystemMessage.PASSIVATE)
     mailbox.put_system(SystemMessage.STOP)
@@ -121,7 +121,7 @@ def test_orders_have_a_lane_of_their_own_without_a_bound() -> None:
     assert [mailbox.get_system() for _ in range(3)] == [SystemMessage.PASSIVATE, SystemMessage.STOP, None]
 
 
-def test_pykkas_own_envelopes_are_taken_in() -> None:
+def test_pykkas_own_envelopes_are_accepted() -> None:
     mailbox = Mailbox(1)
     mailbox.put(PykkaEnvelope("a"))
     envelope = mailbox.get()
@@ -139,9 +139,7 @@ def test_an_envelope_is_answered_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["put", "requeue", "order", "wake"])
-async def test_a_sleeping_reader_wakes_for_mail_for_orders_and_for_a_nudge(
-    nursery: trio.Nursery, what: str
-) -> None:
+async def test_a_waiting_reader_wakes_for_messages_and_for_wake(nursery: trio.Nursery, what: str) -> None:
     mailbox = Mailbox(5)
     woken: list[bool] = []
 
@@ -167,7 +165,7 @@ async def test_a_sleeping_reader_wakes_for_mail_for_orders_and_for_a_nudge(
     assert woken == [True]
 
 
-async def test_a_cancelled_reader_makes_room_for_the_next(nursery: trio.Nursery) -> None:
+async def test_after_a_cancelled_wait_another_reader_may_wait(nursery: trio.Nursery) -> None:
     mailbox = Mailbox(5)
     with trio.move_on_after(0):
         await mailbox.wait()

@@ -145,7 +145,7 @@ def wrong(issued: CodeIssued) -> str:
     return f"{(int(issued.code) + 1) % 1_000_000:06d}"
 
 
-async def test_the_right_code_opens_an_account_once_and_a_session_each_time(desk: Desk) -> None:
+async def test_a_right_code_creates_an_account_once_and_a_session(desk: Desk) -> None:
     with trio.fail_after(20):
         sessions = []
         for _ in range(2):
@@ -197,7 +197,7 @@ async def test_a_code_works_once(desk: Desk) -> None:
     assert again.code == "invalid_otp"
 
 
-async def test_a_new_code_ends_the_one_before(desk: Desk) -> None:
+async def test_a_new_code_invalidates_the_one_before(desk: Desk) -> None:
     with trio.fail_after(20):
         old = await desk.request()
         desk.clock.forward(30)
@@ -216,7 +216,7 @@ async def test_a_code_expires(desk: Desk, after_s: int, works: bool) -> None:
 
 
 @pytest.mark.parametrize("otp_id", ["", "otp_unknown", "otp_\u00e9\u4f60", "\ud800", "x" * 10_000])
-async def test_an_unknown_code_id_of_any_kind_is_refused_and_breaks_nothing(desk: Desk, otp_id: str) -> None:
+async def test_an_unknown_code_id_is_refused(desk: Desk, otp_id: str) -> None:
     with trio.fail_after(20):
         issued = await desk.request()
         assert (await desk.refused(VerifyCode(otp_id, issued.code))).code == "invalid_otp"
@@ -225,7 +225,7 @@ async def test_an_unknown_code_id_of_any_kind_is_refused_and_breaks_nothing(desk
     assert desk.reporter.recent() == ()
 
 
-async def test_a_code_is_dead_after_five_wrong_tries(desk: Desk) -> None:
+async def test_a_code_is_invalid_after_five_wrong_attempts(desk: Desk) -> None:
     with trio.fail_after(20):
         issued = await desk.request()
         for _ in range(5):
@@ -234,7 +234,7 @@ async def test_a_code_is_dead_after_five_wrong_tries(desk: Desk) -> None:
     assert (dead.code, dead.final) == ("otp_attempts_exceeded", True)
 
 
-async def test_twenty_wrong_tries_in_a_day_end_new_codes_for_their_origin_alone(desk: Desk) -> None:
+async def test_twenty_wrong_attempts_a_day_block_their_origin_only(desk: Desk) -> None:
     with trio.fail_after(20):
         begun = desk.clock.at
         for _ in range(4):
@@ -252,7 +252,7 @@ async def test_twenty_wrong_tries_in_a_day_end_new_codes_for_their_origin_alone(
         assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
 
 
-async def test_a_stranger_elsewhere_neither_ends_nor_locks_nor_uses_up_anybodys_codes(desk: Desk) -> None:
+async def test_another_origin_cannot_invalidate_block_or_use_up_codes(desk: Desk) -> None:
     with trio.fail_after(20):
         mine = await desk.request()
         for _ in range(5):
@@ -266,7 +266,7 @@ async def test_a_stranger_elsewhere_neither_ends_nor_locks_nor_uses_up_anybodys_
         assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
 
 
-async def test_where_an_address_signed_in_before_many_strangers_cannot_stop_it(desk: Desk) -> None:
+async def test_other_origins_cannot_block_an_origin_that_signed_in(desk: Desk) -> None:
     with trio.fail_after(20):
         first = await desk.request()
         assert isinstance(await desk.verify(first.otp_id, first.code), SignedIn)
@@ -279,7 +279,7 @@ async def test_where_an_address_signed_in_before_many_strangers_cannot_stop_it(d
         assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
 
 
-async def test_rows_as_the_first_version_wrote_them_are_read(desk: Desk) -> None:
+async def test_rows_of_the_first_version_are_read(desk: Desk) -> None:
     old = {
         "requests": ["2026-11-20T11:59:00Z"],
         "failures": ["2026-11-20T11:59:30Z"],
@@ -297,7 +297,7 @@ async def test_rows_as_the_first_version_wrote_them_are_read(desk: Desk) -> None
     assert desk.reporter.recent() == ()
 
 
-async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> None:
+async def test_counts_survive_a_restart(open_desk: OpenDesk) -> None:
     with trio.fail_after(20):
         before = await open_desk()
         mine, theirs = await before.request(), await before.request(origin=AWAY)
@@ -309,7 +309,7 @@ async def test_what_is_remembered_survives_a_restart(open_desk: OpenDesk) -> Non
         assert isinstance(await after.verify(mine.otp_id, mine.code), SignedIn)
 
 
-async def test_rows_of_made_up_addresses_are_swept_and_those_of_accounts_kept_longer(desk: Desk) -> None:
+async def test_rows_without_an_account_are_swept_earlier(desk: Desk) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
     sweeper = Sweeper(database=desk.database, idempotency_ttl_s=86_400)
@@ -345,7 +345,7 @@ async def test_codes_are_30_seconds_apart_and_5_an_hour(desk: Desk) -> None:
         await desk.request()
 
 
-async def test_an_address_of_origin_asks_30_times_an_hour(desk: Desk) -> None:
+async def test_an_origin_requests_30_codes_an_hour(desk: Desk) -> None:
     with trio.fail_after(20):
         for _ in range(30):
             assert await desk.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
@@ -380,7 +380,7 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_desk
         assert again.account_id == signed_in.account_id
 
 
-async def test_of_parallel_tries_of_one_code_exactly_one_signs_in(open_desk: OpenDesk) -> None:
+async def test_of_parallel_attempts_with_one_code_one_signs_in(open_desk: OpenDesk) -> None:
     with trio.fail_after(20):
         desks = [await open_desk(), await open_desk()]
         issued = await desks[0].request()

@@ -273,7 +273,7 @@ def told_of(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[int
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-async def test_two_processes_and_lost_answers_leave_one_story(
+async def test_two_processes_and_lost_replies_leave_one_history(
     start_world: StartWorld, nursery: trio.Nursery, database: Database, seed: int
 ) -> None:
     chaos = Chaos(database, seed)

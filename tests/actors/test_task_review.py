@@ -102,7 +102,7 @@ def told(commit: Commit[object]) -> Sequence[Any]:
     return [tell.message for tell in commit.tells]
 
 
-async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: TaskActor) -> None:
+async def test_a_task_in_review_frees_its_slot_at_the_provider(actor: TaskActor) -> None:
     task = running_task()
     frozen = await decided(actor, flagged(task))
     assert told(frozen) == [SlotFreed(task.provider, task.request_id)]
@@ -113,7 +113,7 @@ async def test_a_task_in_review_gives_its_place_at_the_provider_back(actor: Task
     assert told(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
 
 
-async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: TaskActor) -> None:
+async def test_a_repeated_update_is_answered_once_the_first_is_durable(actor: TaskActor) -> None:
     first = await decided(actor, flagged(running_task()))
     again = await decided(actor, flagged(running_task()))
     assert again.reply == first.reply
@@ -121,7 +121,7 @@ async def test_news_told_again_is_answered_when_the_first_telling_stands(actor: 
     assert again.unit.fences == (Fence("task", "task_1", first.unit.fences[0].expected + 1),)
 
 
-async def test_a_provider_that_talks_without_end_is_heard_and_not_written_down(
+async def test_updates_above_the_limit_are_applied_and_not_stored(
     actor: TaskActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.actors.task.actor.EVENTS_STORED_MAX", 2)
@@ -139,7 +139,7 @@ async def test_a_provider_that_talks_without_end_is_heard_and_not_written_down(
     assert done.unit.moves
 
 
-async def test_what_changes_nothing_is_said_of_the_newest_version_only(actor: TaskActor) -> None:
+async def test_an_unchanged_task_is_confirmed_by_its_newest_version(actor: TaskActor) -> None:
     early = await decided(actor, DecideReview(approve=True))
     assert isinstance(early.reply, Refusal)
     assert early.reply.code == "review_not_open"

@@ -68,7 +68,7 @@ async def serving(actor: TrioActor, endings: list[Any]) -> None:
         endings.append(exc)
 
 
-async def test_asks_and_tells_are_handled_in_order_until_told_to_stop(nursery: trio.Nursery) -> None:
+async def test_messages_are_handled_in_order_until_a_stop(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
     with trio.fail_after(5):
         nursery.start_soon(serving, actor, endings)
@@ -87,7 +87,7 @@ async def test_asks_and_tells_are_handled_in_order_until_told_to_stop(nursery: t
         await actor.actor_ref.ask(1)
 
 
-def test_the_blocking_forms_raise_instead_of_freezing_the_loop() -> None:
+def test_blocking_asks_raise_instead_of_blocking_the_loop() -> None:
     actor = Counter()
     with pytest.raises(RuntimeError, match="without blocking"):
         actor.actor_ref.ask(1, block=True)
@@ -98,7 +98,7 @@ def test_the_blocking_forms_raise_instead_of_freezing_the_loop() -> None:
     assert pykka.ActorRegistry.get_all() == []
 
 
-async def test_pykkas_stop_ends_the_actor_after_its_mail(nursery: trio.Nursery) -> None:
+async def test_pykkas_stop_ends_the_actor_after_its_messages(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
     with trio.fail_after(5):
         before = actor.actor_ref.ask(5)
@@ -260,7 +260,7 @@ class Play:
         return [mailbox.get().message for _ in range(len(mailbox))]
 
 
-async def test_a_reply_waits_behind_every_undurable_decision_before_it(nursery: trio.Nursery) -> None:
+async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, "a", 1, "b", 2, "c")
         await play.hear()
@@ -276,7 +276,7 @@ async def test_a_reply_waits_behind_every_undurable_decision_before_it(nursery: 
 
 
 @pytest.mark.parametrize("verdict", [OURS, NotWritten("lost"), AlreadyReplied(RememberedReply(b"f", b"r"))])
-async def test_a_void_decision_ends_the_incarnation_and_hands_back_all_later_mail(
+async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     nursery: trio.Nursery, verdict: UnitResult
 ) -> None:
     with trio.fail_after(5):
@@ -292,7 +292,7 @@ async def test_a_void_decision_ends_the_incarnation_and_hands_back_all_later_mai
     assert play.scribe.learned == (learned if isinstance(verdict, AlreadyReplied) else [])
 
 
-async def test_unknown_verdicts_tell_each_of_their_askers_and_hand_back_the_rest(nursery: trio.Nursery) -> None:
+async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, 2, "a", 3)
         await play.hear(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
@@ -301,7 +301,7 @@ async def test_unknown_verdicts_tell_each_of_their_askers_and_hand_back_the_rest
     assert play.endings == [Ending.VOIDED]
 
 
-async def test_a_decision_the_database_refuses_is_a_crash_of_that_one(nursery: trio.Nursery) -> None:
+async def test_a_unit_the_database_refuses_crashes_its_command_only(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, 2, 3)
         await play.hear(Committed(), Broken(ValueError("refused")), OURS)
@@ -310,7 +310,7 @@ async def test_a_decision_the_database_refuses_is_a_crash_of_that_one(nursery: t
     assert play.handed_back == [3]
 
 
-async def test_only_the_askers_own_row_moving_is_told_to_the_asker(nursery: trio.Nursery) -> None:
+async def test_a_stale_row_of_the_asker_is_replied_to_it(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, 2)
         await play.hear(THEIRS, OURS)
@@ -319,7 +319,7 @@ async def test_only_the_askers_own_row_moving_is_told_to_the_asker(nursery: trio
     assert play.endings == [Ending.VOIDED]
 
 
-async def test_when_both_rows_have_moved_the_decision_is_taken_again(nursery: trio.Nursery) -> None:
+async def test_when_both_rows_are_stale_the_command_is_decided_again(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1)
         await play.hear(Stale(THEIRS.fences + OURS.fences))
@@ -327,7 +327,7 @@ async def test_when_both_rows_have_moved_the_decision_is_taken_again(nursery: tr
     assert play.handed_back == [1]
 
 
-async def test_a_reload_stands_behind_decisions_under_way_which_are_still_answered(nursery: trio.Nursery) -> None:
+async def test_a_reload_waits_for_open_units_which_are_answered(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, "a", 2, "reload", 3)
         await play.hear()
@@ -338,7 +338,7 @@ async def test_a_reload_stands_behind_decisions_under_way_which_are_still_answer
     assert play.endings == [Ending.VOIDED]
 
 
-async def test_a_reload_without_decisions_under_way_comes_first_again(nursery: trio.Nursery) -> None:
+async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, "reload", 1)
         await play.hear()
@@ -347,7 +347,7 @@ async def test_a_reload_without_decisions_under_way_comes_first_again(nursery: t
 
 
 @pytest.mark.parametrize(("fault", "voids"), [(Unavailable("full"), False), (OutcomeUnknown("late"), True)])
-async def test_a_fault_of_somebody_asked_voids_only_where_that_one_may_have_acted(
+async def test_an_ask_fault_voids_only_if_the_asked_may_have_acted(
     nursery: trio.Nursery, fault: Exception, voids: bool
 ) -> None:
     with trio.fail_after(5):
@@ -361,7 +361,7 @@ async def test_a_fault_of_somebody_asked_voids_only_where_that_one_may_have_acte
         play.scribe.actor_inbox.put_system(SystemMessage.STOP)
 
 
-async def test_a_crash_leaves_decisions_under_way_to_be_waited_for_and_handed_back(nursery: trio.Nursery) -> None:
+async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1, 2, "break", 3)
         await play.hear()
@@ -372,7 +372,7 @@ async def test_a_crash_leaves_decisions_under_way_to_be_waited_for_and_handed_ba
     assert play.handed_back == [2, 3]
 
 
-async def test_mail_that_comes_while_an_actor_waits_to_sleep_keeps_it_awake(nursery: trio.Nursery) -> None:
+async def test_a_message_during_passivation_keeps_the_actor_awake(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         play = Play(nursery, 1)
         play.scribe.actor_inbox.put_system(SystemMessage.PASSIVATE)

@@ -20,7 +20,7 @@ async def ask(deadlines: AskDeadlines, wait_s: float, ended: dict[float, float])
     ended[wait_s] = trio.current_time()
 
 
-async def test_each_ask_ends_at_its_own_deadline_in_whatever_order_they_came(autojump_clock: MockClock) -> None:
+async def test_each_ask_ends_at_its_own_deadline(autojump_clock: MockClock) -> None:
     deadlines, ended, begun = AskDeadlines(), dict[float, float](), trio.current_time()
     async with trio.open_nursery() as nursery:
         for wait_s in (10.0, 2.0, 30.0, 0.5):
@@ -28,7 +28,7 @@ async def test_each_ask_ends_at_its_own_deadline_in_whatever_order_they_came(aut
     assert {wait_s: at - begun for wait_s, at in ended.items()} == {10.0: 10.0, 2.0: 2.0, 30.0: 30.0, 0.5: 0.5}
 
 
-async def test_asks_that_end_close_together_end_by_few_rings_and_none_too_soon(autojump_clock: MockClock) -> None:
+async def test_close_deadlines_share_timer_runs_and_none_ends_early(autojump_clock: MockClock) -> None:
     deadlines, ended, begun = AskDeadlines(), dict[float, float](), trio.current_time()
     waits_s = [1.0 + GRAIN_S * number / 100 for number in range(300)]
     async with trio.open_nursery() as nursery:
@@ -39,7 +39,7 @@ async def test_asks_that_end_close_together_end_by_few_rings_and_none_too_soon(a
     assert len(set(ended.values())) <= 5
 
 
-async def test_a_sooner_deadline_asked_later_is_not_slept_through(mock_clock: MockClock) -> None:
+async def test_an_earlier_deadline_added_later_is_met(mock_clock: MockClock) -> None:
     deadlines, ended = AskDeadlines(), dict[float, float]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, deadlines, 10.0, ended)
@@ -55,7 +55,7 @@ async def test_a_sooner_deadline_asked_later_is_not_slept_through(mock_clock: Mo
     assert ended == {3.0: 4.0, 10.0: 10.0}
 
 
-async def test_an_answered_ask_is_left_alone_and_the_next_one_still_ends(autojump_clock: MockClock) -> None:
+async def test_an_answered_ask_is_not_failed_and_the_next_one_ends(autojump_clock: MockClock) -> None:
     deadlines, ended = AskDeadlines(), dict[float, float]()
     answered: TrioFuture[object] = TrioFuture()
     deadlines.add(answered, trio.current_time() + 5.0, 5.0)
@@ -68,7 +68,7 @@ async def test_an_answered_ask_is_left_alone_and_the_next_one_still_ends(autojum
     assert ended == {8.0: 8.0, 1.0: 29.0}
 
 
-async def test_an_answer_at_the_very_deadline_is_not_overwritten(mock_clock: MockClock) -> None:
+async def test_a_reply_at_the_deadline_is_not_overwritten(mock_clock: MockClock) -> None:
     deadlines = AskDeadlines()
     future: TrioFuture[object] = TrioFuture()
     deadlines.add(future, trio.current_time() + 1.0, 1.0)

@@ -246,7 +246,7 @@ async def test_an_address_stays_valid_across_passivation_and_restart(autojump_cl
             refused()
 
 
-async def test_an_idle_actor_sleeps_and_a_used_one_stays_awake(autojump_clock: MockClock) -> None:
+async def test_an_idle_actor_is_passivated_and_a_used_one_is_not(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(idle_s=100))
     async with stage.running() as directory:
         await stage.ask("idle")
@@ -261,7 +261,7 @@ async def test_an_idle_actor_sleeps_and_a_used_one_stays_awake(autojump_clock: M
         assert directory._children == {}
 
 
-async def test_when_too_many_are_awake_the_longest_idle_sleeps_first(autojump_clock: MockClock) -> None:
+async def test_above_the_limit_the_longest_idle_actor_is_passivated(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(awake_max=3))
     async with stage.running() as directory:
         for key in "abc":
@@ -274,7 +274,7 @@ async def test_when_too_many_are_awake_the_longest_idle_sleeps_first(autojump_cl
         assert stage.live == {"a": 1, "b": 0, "c": 1, "d": 1}
 
 
-async def test_a_message_that_meets_an_actor_falling_asleep_is_answered(autojump_clock: MockClock) -> None:
+async def test_a_message_during_passivation_is_answered(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(idle_s=0.4))
     async with stage.running():
         rng = random.Random(5)
@@ -288,7 +288,7 @@ async def test_a_message_that_meets_an_actor_falling_asleep_is_answered(autojump
 # --------------------------------------------------------------------------------------------------------- crashes
 
 
-async def test_mail_survives_a_crash_and_keeps_its_order(autojump_clock: MockClock) -> None:
+async def test_messages_survive_a_crash_in_their_order(autojump_clock: MockClock) -> None:
     stage = Stage()
     replies: dict[int, Any] = {}
     async with stage.running():
@@ -304,7 +304,7 @@ async def test_mail_survives_a_crash_and_keeps_its_order(autojump_clock: MockClo
     assert (report.decision, report.reason_type, report.mailbox_depth) == ("backoff", "ValueError", 2)
 
 
-async def test_restarts_wait_longer_each_time(autojump_clock: MockClock) -> None:
+async def test_each_restart_backs_off_longer(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(child_restarts=5, backoff=Backoff(1, 8, jitter=0)))
     stage.failing_starts["a"] = 5
     async with stage.running():
@@ -314,7 +314,7 @@ async def test_restarts_wait_longer_each_time(autojump_clock: MockClock) -> None
     assert [report.delay_s for report in stage.reports("crash")] == [1, 2, 4, 8, 8]
 
 
-async def test_a_crash_loop_ends_in_quarantine_and_no_other_key_notices(autojump_clock: MockClock) -> None:
+async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(child_restarts=3, group_crashes=100))
     stage.failing_starts["sick"] = 4
     replies: dict[int, Any] = {}
@@ -344,7 +344,7 @@ async def test_a_crash_at_every_message_is_a_crash_loop_too(autojump_clock: Mock
         assert directory.quarantined() == ["a"]
 
 
-async def test_crashes_far_apart_are_forgiven_and_forgotten(autojump_clock: MockClock) -> None:
+async def test_crashes_far_apart_cause_no_quarantine(autojump_clock: MockClock) -> None:
     limits = KeyedLimits(child_restarts=1, child_period_s=60, group_crashes=100, idle_s=100)
     stage = Stage(limits=limits)
     async with stage.running() as directory:
@@ -356,7 +356,7 @@ async def test_crashes_far_apart_are_forgiven_and_forgotten(autojump_clock: Mock
         assert directory._children == {}
 
 
-async def test_when_many_keys_crash_the_group_pauses_probes_and_goes_on(autojump_clock: MockClock) -> None:
+async def test_when_many_keys_crash_the_group_pauses_and_resumes(autojump_clock: MockClock) -> None:
     limits = KeyedLimits(group_crashes=4, probe_backoff=Backoff(2, 2, jitter=0))
     stage = Stage(limits=limits)
     stage.probes = [False, False, True]
@@ -381,7 +381,7 @@ async def test_when_many_keys_crash_the_group_pauses_probes_and_goes_on(autojump
     assert len(stage.reports("pause")) == 1
 
 
-async def test_a_closed_gate_refuses_at_once_and_counts_no_crash(autojump_clock: MockClock) -> None:
+async def test_a_closed_gate_refuses_asks_and_counts_no_crash(autojump_clock: MockClock) -> None:
     stage = Stage()
     async with stage.running() as directory:
         assert await stage.ask("a") == "hello"
@@ -403,7 +403,7 @@ async def test_a_closed_gate_refuses_at_once_and_counts_no_crash(autojump_clock:
     assert stage.reporter.recent() == ()
 
 
-async def test_a_full_mailbox_refuses_at_once_and_buries_what_is_told(autojump_clock: MockClock) -> None:
+async def test_a_full_mailbox_refuses_asks_and_records_dead_letters(autojump_clock: MockClock) -> None:
     stage = Stage(limits=KeyedLimits(mailbox_max=3))
     replies: dict[int, Any] = {}
     async with stage.running() as directory, trio.open_nursery() as nursery:
@@ -416,7 +416,7 @@ async def test_a_full_mailbox_refuses_at_once_and_buries_what_is_told(autojump_c
     assert stage.heard["a"] == ["0", "1", "2"]
 
 
-async def test_an_expired_message_is_skipped_and_a_begun_one_finished(autojump_clock: MockClock) -> None:
+async def test_an_expired_message_is_skipped_and_a_started_one_ends(autojump_clock: MockClock) -> None:
     stage = Stage()
     async with stage.running() as directory:
         begun = trio.current_time()
@@ -434,7 +434,7 @@ async def test_an_expired_message_is_skipped_and_a_begun_one_finished(autojump_c
 
 
 @pytest.mark.parametrize("path", ["a", "ba", "bca", "bcdb"])
-async def test_a_circle_of_asks_is_found_at_once_and_named(autojump_clock: MockClock, path: str) -> None:
+async def test_a_cycle_of_asks_is_refused_and_named(autojump_clock: MockClock, path: str) -> None:
     stage = Stage()
     stage.gate.open()
     async with stage.running():
@@ -450,7 +450,7 @@ async def test_a_circle_of_asks_is_found_at_once_and_named(autojump_clock: MockC
         assert str(cause).replace(" -> ", "")[0] == circle[-2]
 
 
-async def test_the_same_key_may_be_asked_again_by_a_chain_that_is_no_circle(autojump_clock: MockClock) -> None:
+async def test_a_chain_of_asks_without_a_cycle_is_answered(autojump_clock: MockClock) -> None:
     stage = Stage()
     async with stage.running():
         assert await stage.ask("a", Relay(("b", "c", "d"))) == "abcd"
@@ -463,9 +463,7 @@ async def test_the_same_key_may_be_asked_again_by_a_chain_that_is_no_circle(auto
 
 
 @pytest.mark.parametrize("fault", [QueryTimedOut("a lock was held"), DatabaseAway("the connection was lost")])
-async def test_a_start_that_the_database_kept_from_its_rows_is_nobodys_crash(
-    autojump_clock: MockClock, fault: Exception
-) -> None:
+async def test_a_start_without_the_database_is_no_crash(autojump_clock: MockClock, fault: Exception) -> None:
     """The gate is open all the time: nobody has found out yet, or only this query is slow."""
     stage = Stage(limits=KeyedLimits(child_restarts=1, group_crashes=2))
     stage.start_fault = fault
@@ -480,7 +478,7 @@ async def test_a_start_that_the_database_kept_from_its_rows_is_nobodys_crash(
     assert stage.reporter.recent() == ()
 
 
-async def test_a_turn_whose_read_the_database_did_not_answer_is_decided_again(autojump_clock: MockClock) -> None:
+async def test_a_turn_whose_read_failed_is_decided_again(autojump_clock: MockClock) -> None:
     class Reader(Scribe):
         async def on_receive(self, message: Any) -> Any:
             if self.stage.failing_reads:
@@ -496,7 +494,7 @@ async def test_a_turn_whose_read_the_database_did_not_answer_is_decided_again(au
     assert stage.reporter.recent() == ()
 
 
-async def test_decisions_void_for_the_databases_sake_never_end_as_a_crash(autojump_clock: MockClock) -> None:
+async def test_decisions_void_because_of_the_database_are_no_crash(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe, limits=KeyedLimits(voids_in_row_max=2))
     replies: dict[int, Any] = {}
     async with stage.running(), trio.open_nursery() as nursery:
@@ -510,7 +508,7 @@ async def test_decisions_void_for_the_databases_sake_never_end_as_a_crash(autoju
     assert stage.reporter.recent() == ()
 
 
-async def test_an_unreadable_row_sets_its_own_key_aside_at_once_and_counts_for_no_other(
+async def test_an_unreadable_row_quarantines_its_key_at_once(
     autojump_clock: MockClock,
 ) -> None:
     stage = Stage(limits=KeyedLimits(group_crashes=2))
@@ -533,7 +531,7 @@ LAPSING = KeyedLimits(
 )
 
 
-async def test_a_quarantine_lapses_and_the_next_message_is_a_trial(autojump_clock: MockClock) -> None:
+async def test_after_a_quarantine_the_next_message_is_a_trial(autojump_clock: MockClock) -> None:
     stage = Stage(limits=LAPSING)
     stage.failing_starts["a"] = 2
     async with stage.running() as directory:
@@ -550,7 +548,7 @@ async def test_a_quarantine_lapses_and_the_next_message_is_a_trial(autojump_cloc
     assert [report.delay_s for report in stage.reports("quarantine")] == [100]
 
 
-async def test_each_failed_trial_sends_the_key_back_for_longer(autojump_clock: MockClock) -> None:
+async def test_each_failed_trial_quarantines_for_longer(autojump_clock: MockClock) -> None:
     stage = Stage(limits=LAPSING)
     stage.failing_starts["a"] = 2 + 5
     async with stage.running():
@@ -566,7 +564,7 @@ async def test_each_failed_trial_sends_the_key_back_for_longer(autojump_clock: M
 
 
 @pytest.mark.parametrize("worked", [True, False])
-async def test_the_budget_starts_over_only_once_the_key_has_worked(autojump_clock: MockClock, worked: bool) -> None:
+async def test_the_budget_starts_over_once_the_key_has_worked(autojump_clock: MockClock, worked: bool) -> None:
     stage = Stage(limits=LAPSING)
     stage.failing_starts["a"] = 2
     async with stage.running() as directory:
@@ -583,7 +581,7 @@ async def test_the_budget_starts_over_only_once_the_key_has_worked(autojump_cloc
     assert [report.delay_s for report in stage.reports("quarantine")] == ([100, 100] if worked else [100, 200])
 
 
-async def test_a_quarantined_key_that_nobody_asks_for_is_forgotten(autojump_clock: MockClock) -> None:
+async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock) -> None:
     stage = Stage(limits=LAPSING)
     stage.failing_starts["a"] = 2
     async with stage.running() as directory:
@@ -597,7 +595,7 @@ async def test_a_quarantined_key_that_nobody_asks_for_is_forgotten(autojump_cloc
 # ------------------------------------------------------------------------------------------ drain, kill, run again
 
 
-async def test_a_drain_finishes_the_mail_takes_no_asks_and_lets_tells_wait(autojump_clock: MockClock) -> None:
+async def test_a_drain_handles_messages_refuses_asks_and_retains_tells(autojump_clock: MockClock) -> None:
     stage = Stage()
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
@@ -621,7 +619,7 @@ async def test_a_drain_finishes_the_mail_takes_no_asks_and_lets_tells_wait(autoj
     assert stage.directory.awake_count == 0
 
 
-async def test_a_drain_does_not_wait_for_actors_that_cannot_begin(autojump_clock: MockClock) -> None:
+async def test_a_drain_does_not_wait_for_actors_that_cannot_start(autojump_clock: MockClock) -> None:
     stage = Stage()
     stage.gate.close("away")
     async with stage.running() as directory:
@@ -635,7 +633,7 @@ async def test_a_drain_does_not_wait_for_actors_that_cannot_begin(autojump_clock
         assert stage.heard["a"] == ["kept"]
 
 
-async def test_a_kill_during_a_turn_tells_its_asker_and_keeps_the_mail(autojump_clock: MockClock) -> None:
+async def test_a_kill_during_a_turn_replies_unknown_and_keeps_messages(autojump_clock: MockClock) -> None:
     stage = Stage()
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
@@ -653,7 +651,7 @@ async def test_a_kill_during_a_turn_tells_its_asker_and_keeps_the_mail(autojump_
     assert replies[1] == "next"
 
 
-async def test_a_tell_at_any_moment_of_the_end_is_kept_or_heard(autojump_clock: MockClock) -> None:
+async def test_a_tell_during_the_end_is_retained_or_handled(autojump_clock: MockClock) -> None:
     stage = Stage()
     stop = trio.Event()
     sent = 0
@@ -693,7 +691,7 @@ async def test_a_tell_at_any_moment_of_the_end_is_kept_or_heard(autojump_clock: 
 # --------------------------------------------------------------------------------------------- undurable decisions
 
 
-async def test_replies_and_tells_leave_in_order_once_durable(autojump_clock: MockClock) -> None:
+async def test_replies_and_tells_are_sent_in_order_once_durable(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe)
     replies: dict[int, Any] = {}
     async with stage.running(), trio.open_nursery() as nursery:
@@ -710,7 +708,7 @@ async def test_replies_and_tells_leave_in_order_once_durable(autojump_clock: Moc
     assert replies[2] == "3"
 
 
-async def test_a_void_decision_sends_all_later_ones_back_in_their_order(autojump_clock: MockClock) -> None:
+async def test_a_void_decision_requeues_all_later_ones_in_order(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe)
     replies: dict[int, Any] = {}
     async with stage.running(), trio.open_nursery() as nursery:
@@ -734,7 +732,7 @@ async def test_a_void_decision_sends_all_later_ones_back_in_their_order(autojump
     assert stage.reporter.recent() == ()
 
 
-async def test_a_crash_with_decisions_under_way_waits_for_their_verdicts(autojump_clock: MockClock) -> None:
+async def test_a_crash_waits_for_the_results_of_open_units(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe)
     replies: dict[int, Any] = {}
     async with stage.running(), trio.open_nursery() as nursery:
@@ -752,7 +750,7 @@ async def test_a_crash_with_decisions_under_way_waits_for_their_verdicts(autojum
     assert replies[3] == "3"
 
 
-async def test_a_crash_over_a_void_decision_sends_that_one_back(autojump_clock: MockClock) -> None:
+async def test_a_crash_after_a_void_decision_requeues_it(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe)
     replies: dict[int, Any] = {}
     async with stage.running(), trio.open_nursery() as nursery:
@@ -767,7 +765,7 @@ async def test_a_crash_over_a_void_decision_sends_that_one_back(autojump_clock: 
     assert replies == {0: "1", 2: "2"}
 
 
-async def test_an_actor_put_to_sleep_waits_for_its_last_commit(autojump_clock: MockClock) -> None:
+async def test_passivation_waits_for_the_last_commit(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe, limits=KeyedLimits(idle_s=10))
     replies: dict[int, Any] = {}
     async with stage.running() as directory, trio.open_nursery() as nursery:
@@ -783,7 +781,7 @@ async def test_an_actor_put_to_sleep_waits_for_its_last_commit(autojump_clock: M
     assert stage.woken["a"] == 1
 
 
-async def test_a_void_decision_of_a_killed_incarnation_is_decided_by_the_next(autojump_clock: MockClock) -> None:
+async def test_a_killed_incarnations_void_decision_is_decided_again(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe)
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
@@ -806,7 +804,7 @@ async def test_a_void_decision_of_a_killed_incarnation_is_decided_by_the_next(au
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-async def test_mail_handed_back_after_a_kill_wakes_its_key_in_the_next_run(
+async def test_messages_requeued_after_a_kill_wake_the_next_run(
     autojump_clock: MockClock, is_forgotten: bool
 ) -> None:
     """The verdict comes when the directory runs again, and nobody else says a word to the key."""
@@ -829,7 +827,7 @@ async def test_mail_handed_back_after_a_kill_wakes_its_key_in_the_next_run(
     assert replies == {0: "1"}
 
 
-async def test_decisions_void_time_after_time_end_as_a_crash(autojump_clock: MockClock) -> None:
+async def test_too_many_void_decisions_in_a_row_count_as_a_crash(autojump_clock: MockClock) -> None:
     stage = Stage(actor=Scribe, limits=KeyedLimits(voids_in_row_max=5))
     async with stage.running() as directory:
         directory.ref("a").tell(Write("1"))
@@ -921,5 +919,5 @@ async def play(steps: list[Step]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(STEPS)
-def test_whatever_happens_each_ask_is_answered_once_and_no_key_lives_twice(steps: list[Step]) -> None:
+def test_any_schedule_answers_each_ask_once_with_one_incarnation(steps: list[Step]) -> None:
     trio.run(play, steps, clock=MockClock(autojump_threshold=0))

@@ -56,7 +56,7 @@ def test_json_lines_carry_level_logger_time_and_fields(out: io.StringIO) -> None
 
 
 @pytest.mark.parametrize("name", ["hypercorn.error", "hypercorn.access", "sqlalchemy.engine", "alembic", "pykka"])
-def test_what_libraries_log_takes_the_same_way_once(out: io.StringIO, name: str) -> None:
+def test_library_logs_are_written_once_in_the_same_format(out: io.StringIO, name: str) -> None:
     logging.getLogger(name.split(".engine", maxsplit=1)[0]).addHandler(logging.StreamHandler(out))
     configure_logging("json", stream=out)
     logging.getLogger(name).error("lost %s for %s", "ada@example.org", "password=hunter2")
@@ -64,7 +64,7 @@ def test_what_libraries_log_takes_the_same_way_once(out: io.StringIO, name: str)
     assert (line["event"], line["logger"], line["level"]) == ("lost *** for password=***", name, "error")
 
 
-def test_statements_of_the_database_layer_stay_untold(out: io.StringIO) -> None:
+def test_sql_statements_are_not_logged(out: io.StringIO) -> None:
     configure_logging("json", level="debug", stream=out)
     logging.getLogger("sqlalchemy.engine").info("INSERT INTO account VALUES ('Ada')")
     assert out.getvalue() == ""
@@ -85,7 +85,7 @@ def test_secrets_are_scrubbed_in_fields_texts_and_tracebacks(out: io.StringIO, l
     assert "ada@" not in text
 
 
-def test_configuring_again_replaces_what_was_set_up(out: io.StringIO) -> None:
+def test_configuring_again_replaces_the_handlers(out: io.StringIO) -> None:
     configure_logging("json", stream=io.StringIO())
     configure_logging("json", stream=out)
     logging.getLogger("anyone").warning("once")
@@ -94,7 +94,7 @@ def test_configuring_again_replaces_what_was_set_up(out: io.StringIO) -> None:
         configure_logging("json", level="loud")
 
 
-def test_keys_that_only_sound_secret_are_kept() -> None:
+def test_keys_that_only_resemble_secrets_are_logged() -> None:
     event = {"tokens_in": 4, "api_key_id": "key_1", "otp_id": "otp_1", "code": "insufficient_credit", "otp": 123456}
     assert scrub_secrets(None, "info", event) == {**event, "otp": "***"}
 
@@ -105,7 +105,7 @@ def plain(number: int) -> str:
     return "-".join((words[number], "qvz", words[-number - 1], "wkx", words[number - 3], "jhb", words[number - 5]))
 
 
-def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
+def test_every_configured_secret_is_scrubbed_in_any_form(
     out: io.StringIO, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET", "S3_SECRET_ACCESS_KEY", "CARD_API_KEY")
@@ -148,7 +148,7 @@ def test_every_secret_that_the_process_was_given_goes_whatever_it_looks_like(
     assert {(line["event"], *line["detail"]) for line in lines(out)} == {("it said *** twice", "***")}
 
 
-def test_a_secret_goes_in_every_spelling_and_a_short_one_only_where_it_stands_alone(out: io.StringIO) -> None:
+def test_secrets_are_scrubbed_in_every_encoding_short_ones_alone(out: io.StringIO) -> None:
     register_secrets(['say "so"\\now please', "holdfast", "abc", ""])
     register_secrets(["holdfast-and-more-of-the-same"])
     for text in (r'say "so"\now please', r"say \"so\"\\now please", "say%20%22so%22%5Cnow%20please"):
@@ -159,7 +159,7 @@ def test_a_secret_goes_in_every_spelling_and_a_short_one_only_where_it_stands_al
 
 
 @pytest.mark.usefixtures("out")
-def test_what_a_command_logs_goes_to_stderr_scrubbed(
+def test_a_commands_log_goes_to_stderr_scrubbed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "app", lambda: structlog.get_logger("holdfast.x").warning("lost password=hunter2"))

@@ -49,7 +49,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize(("text", "secret"), SECRETS.values(), ids=SECRETS.keys())
-def test_planted_secrets_do_not_survive(text: str, secret: str) -> None:
+def test_planted_secrets_are_scrubbed(text: str, secret: str) -> None:
     assert secret in text
     assert secret not in scrub(text)
     assert secret not in scrub(f"prefix,{text}\nsuffix")
@@ -70,17 +70,17 @@ def test_planted_secrets_do_not_survive(text: str, secret: str) -> None:
         "t=3, n=4",
     ],
 )
-def test_what_an_operator_needs_survives(text: str) -> None:
+def test_useful_text_is_not_scrubbed(text: str) -> None:
     assert scrub(text) == text
 
 
 @given(st.text(alphabet="abcXYZ019+/_-=. @:,'\"t\n", max_size=300))
-def test_scrubbing_never_fails_and_twice_is_once(text: str) -> None:
+def test_scrubbing_never_fails_and_is_idempotent(text: str) -> None:
     once = scrub(text)
     assert scrub(once) == once
 
 
-def test_scrubbing_keeps_texts_short_and_leaves_no_half_secret() -> None:
+def test_scrubbing_truncates_without_leaving_part_of_a_secret() -> None:
     assert len(scrub("word " * 10_000)) == 2_000
     text = "w " * 3_990 + TOKEN * 20
     assert TOKEN[:12] not in scrub(text, limit_chars=2_000)
@@ -116,7 +116,7 @@ def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> Non
     assert [entry["log_level"] for entry in logged[1:]] == ["debug", "critical", "error"]
 
 
-def test_reason_and_key_are_scrubbed_whoever_reports(logged: list[Any]) -> None:
+def test_reason_and_key_of_a_report_are_scrubbed(logged: list[Any]) -> None:
     reporter = Reporter()
     reporter.report(report(reason=f"Bearer {TOKEN}", key="email:ada@example.org"))
     (kept,) = reporter.recent()
@@ -133,7 +133,7 @@ def test_the_ring_keeps_the_newest(logged: list[Any]) -> None:
     assert [kept.incarnation for kept in reporter.recent(1)] == [4]
 
 
-def test_a_listener_that_raises_and_a_log_that_fails_harm_nobody() -> None:
+def test_a_failing_listener_or_log_does_not_affect_others() -> None:
     class BrokenLog:
         def error(self, event: str, **fields: object) -> None:
             raise BrokenPipeError
@@ -162,7 +162,7 @@ def test_listeners_are_limited() -> None:
         reporter.listen(lambda _report: None)
 
 
-async def test_a_slow_stream_misses_the_newest_and_holds_up_nobody(logged: list[Any]) -> None:
+async def test_a_slow_stream_misses_reports_and_delays_no_one(logged: list[Any]) -> None:
     reporter = Reporter()
     with trio.fail_after(5), reporter.stream(2) as stream:
         for n in range(4):
@@ -187,7 +187,7 @@ def test_an_exception_is_described_by_its_leaf_with_arguments_scrubbed() -> None
     assert cause.location.startswith(f"{__name__}:")
 
 
-def test_an_exception_that_cannot_speak_is_still_described() -> None:
+def test_an_exception_whose_str_fails_is_described() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RecursionError
@@ -195,7 +195,7 @@ def test_an_exception_that_cannot_speak_is_still_described() -> None:
     assert describe(Mute()).reason == "(no text: str() failed)"
 
 
-def test_giving_up_is_located_where_the_trouble_began() -> None:
+def test_giving_up_is_located_at_its_cause() -> None:
     try:
         raise LookupError("deep")
     except LookupError as exc:
@@ -205,12 +205,12 @@ def test_giving_up_is_located_where_the_trouble_began() -> None:
     assert cause.location is not None
 
 
-def test_the_leaf_prefers_what_must_end_the_process() -> None:
+def test_the_leaf_is_an_exception_that_must_end_the_process() -> None:
     interrupt = KeyboardInterrupt()
     assert leaf_of(BaseExceptionGroup("g", [ValueError(), BaseExceptionGroup("h", [interrupt])])) is interrupt
 
 
-def test_dead_letters_are_counted_by_reason_and_the_newest_kept() -> None:
+def test_dead_letters_are_counted_and_the_newest_retained() -> None:
     letters = DeadLetters(ring_records=2)
     for reason in ("dead", "full", "full"):
         letters.record(reason, path="top/accounts", key="email:ada@example.org", message_type="Recharge")

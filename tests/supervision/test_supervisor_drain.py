@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IN_REVERSE = ["?c", "-c", "?b", "-b", "?a", "-a"]
 
 
-async def test_a_stop_drains_in_reverse_each_in_its_own_time(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_stop_drains_in_reverse_order(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.stop_takes_s = {"a": 1.0, "b": 2.0, "c": 3.0}
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
     async with troupe.playing(supervisor):
@@ -38,7 +38,7 @@ async def test_an_outer_cancel_gives_the_same_ordered_drain(troupe: Troupe, auto
     assert trio.current_time() == pytest.approx(16.0)
 
 
-async def test_an_outer_cancel_drains_supervisors_within_supervisors_in_order(
+async def test_an_outer_cancel_drains_nested_supervisors_in_order(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     inner = ChildSpec("inner", lambda: troupe.supervisor(troupe.spec("b"), troupe.spec("c")), shutdown_s=20.0)
@@ -48,7 +48,7 @@ async def test_an_outer_cancel_drains_supervisors_within_supervisors_in_order(
     assert troupe.take_log() == ["+a", "+b", "+c", *IN_REVERSE]
 
 
-async def test_a_child_that_will_not_stop_is_killed_after_its_time_and_named(
+async def test_a_child_that_does_not_stop_in_time_is_killed_and_named(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     troupe.deaf = {"b"}
@@ -62,13 +62,13 @@ async def test_a_child_that_will_not_stop_is_killed_after_its_time_and_named(
     assert summary.reason == "cut: b"
 
 
-async def test_zero_patience_kills_without_asking(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_shutdown_time_of_zero_kills_at_once(troupe: Troupe, autojump_clock: MockClock) -> None:
     async with troupe.playing(troupe.supervisor(troupe.spec("a", shutdown_s=0.0))):
         pass
     assert troupe.take_log() == ["-a"]
 
 
-async def test_a_stop_that_raises_leads_to_a_kill_at_once(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_stop_that_raises_kills_at_once(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.rude = {"b"}
     async with troupe.playing(troupe.supervisor(*(troupe.spec(name) for name in "abc"))):
         pass
@@ -77,9 +77,7 @@ async def test_a_stop_that_raises_leads_to_a_kill_at_once(troupe: Troupe, autoju
     assert troupe.reports("drain", "shutdown_error")[0].reason_type == "OSError"
 
 
-async def test_a_child_still_starting_is_cancelled_and_never_asked(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
+async def test_a_starting_child_is_cancelled_rather_than_stopped(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.start_takes_s["b"] = 20.0
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
     with trio.fail_after(100), trio.move_on_after(10):
@@ -88,7 +86,7 @@ async def test_a_child_still_starting_is_cancelled_and_never_asked(
     assert trio.current_time() == pytest.approx(10.0)
 
 
-async def test_a_drain_ends_a_backoff_and_restarts_nobody(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_drain_ends_a_backoff_without_a_restart(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(troupe.spec("a"), troupe.spec("b"), strategy="one_for_all")
     async with troupe.playing(supervisor):
         troupe.stop_takes_s["a"] = 3.0
@@ -99,7 +97,7 @@ async def test_a_drain_ends_a_backoff_and_restarts_nobody(troupe: Troupe, autoju
     assert trio.current_time() == pytest.approx(3.0)
 
 
-async def test_the_hard_deadline_cuts_all_that_is_left(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_the_drain_timeout_kills_what_is_left(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.deaf = {"a", "b", "c"}
     supervisor = troupe.supervisor(*(troupe.spec(name, shutdown_s=60.0) for name in "abc"), drain_timeout_s=15.0)
     async with troupe.playing(supervisor):
@@ -110,7 +108,7 @@ async def test_the_hard_deadline_cuts_all_that_is_left(troupe: Troupe, autojump_
     assert troupe.reports("drain", "killed")[-1].reason == "cut: c, b, a"
 
 
-async def test_a_child_that_swallows_its_kill_is_called_stuck_and_holds_up_nobody(
+async def test_a_child_that_swallows_its_kill_is_reported_as_stuck(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     class Stubborn:
@@ -133,7 +131,7 @@ async def test_a_child_that_swallows_its_kill_is_called_stuck_and_holds_up_nobod
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), SystemExit(3)])
-async def test_an_interrupt_in_a_child_drains_the_others_and_comes_out_bare(
+async def test_an_interrupt_in_a_child_drains_and_is_raised_unwrapped(
     troupe: Troupe, autojump_clock: MockClock, fault: BaseException
 ) -> None:
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
@@ -154,7 +152,7 @@ async def test_an_interrupt_in_a_child_drains_the_others_and_comes_out_bare(
     assert troupe.take_log() == ["+a", "+b", "+c", "-b", "?c", "-c", "?a", "-a"]
 
 
-async def test_a_stop_before_the_start_starts_nobody(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_stop_before_the_start_starts_no_child(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(troupe.spec("a"))
     await supervisor.stop()
     with trio.fail_after(5):
@@ -164,9 +162,7 @@ async def test_a_stop_before_the_start_starts_nobody(troupe: Troupe, autojump_cl
         await supervisor.run()
 
 
-async def test_a_child_that_comes_up_while_it_is_stopped_does_not_count_as_running(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
+async def test_a_child_that_starts_while_stopping_is_not_running(troupe: Troupe, autojump_clock: MockClock) -> None:
     class Late:
         async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
             with trio.CancelScope(shield=True):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("strategy", ["rest_for_one", "one_for_all"])
-async def test_an_independent_child_does_not_fall_with_its_siblings(
+async def test_an_independent_child_is_not_restarted_with_siblings(
     troupe: Troupe, strategy: str, autojump_clock: MockClock
 ) -> None:
     specs = (troupe.spec("a"), troupe.spec("b"), troupe.spec("c", independent=True))
@@ -33,7 +33,7 @@ async def test_an_independent_child_does_not_fall_with_its_siblings(
     assert troupe.take_log() == ["?c", "-c", "?b", "-b", "?a", "-a"]
 
 
-async def test_a_stop_at_once_ends_the_patience_of_every_level(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_stop_at_once_kills_at_every_level(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.deaf = {"a", "b", "c"}
     inner = ChildSpec(
         "inner", lambda: troupe.supervisor(*(troupe.spec(n, shutdown_s=100.0) for n in "bc")), shutdown_s=300.0
@@ -49,7 +49,7 @@ async def test_a_stop_at_once_ends_the_patience_of_every_level(troupe: Troupe, a
     assert trio.current_time() < 8.0
 
 
-async def test_a_stop_at_once_needs_no_stop_before_it(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_stop_at_once_needs_no_earlier_stop(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.deaf = {"a", "b"}
     supervisor = troupe.supervisor(*(troupe.spec(name, shutdown_s=100.0) for name in "ab"))
     async with troupe.playing(supervisor):

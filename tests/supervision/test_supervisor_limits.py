@@ -28,7 +28,7 @@ def test_a_window_forgets_what_is_older_than_its_period() -> None:
     assert window.count(13.0) == 0
 
 
-def test_a_backoff_doubles_up_to_its_cap_and_spreads_by_its_jitter() -> None:
+def test_a_backoff_doubles_up_to_its_cap_with_jitter() -> None:
     rng = random.Random(7)
     plain = Backoff(1.0, 30.0, jitter=0.0)
     assert [plain.delay(n, rng) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
@@ -42,7 +42,7 @@ def test_a_backoff_doubles_up_to_its_cap_and_spreads_by_its_jitter() -> None:
         RestartWindow(1, 0.0)
 
 
-async def test_backoff_waits_exactly_as_long_as_it_says(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_backoff_waits_exactly_its_delay(troupe: Troupe, autojump_clock: MockClock) -> None:
     backoff = Backoff(1.0, 30.0, jitter=0.0)
     supervisor = troupe.supervisor(troupe.spec("a", backoff=backoff), restarts=7, period_s=1000.0)
     async with troupe.playing(supervisor):
@@ -55,7 +55,7 @@ async def test_backoff_waits_exactly_as_long_as_it_says(troupe: Troupe, autojump
     assert [report.delay_s for report in troupe.reports("crash")] == [1, 2, 4, 8, 16, 30, 30]
 
 
-async def test_a_child_that_stayed_up_starts_its_backoff_anew(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_the_backoff_of_a_child_that_stayed_up_starts_over(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(1.0, 8.0, jitter=0.0)), restarts=9)
     async with troupe.playing(supervisor):
         for up_s in (0.0, 7.9, 8.1):
@@ -66,7 +66,7 @@ async def test_a_child_that_stayed_up_starts_its_backoff_anew(troupe: Troupe, au
     assert [report.delay_s for report in troupe.reports("crash")] == [1, 2, 1]
 
 
-async def test_a_caller_sees_when_a_child_will_be_tried_again(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_the_status_shows_when_a_child_is_retried(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(10.0, 10.0, jitter=0.0)))
     async with troupe.playing(supervisor):
         troupe.crash("a")
@@ -78,9 +78,7 @@ async def test_a_caller_sees_when_a_child_will_be_tried_again(troupe: Troupe, au
         assert status.restarts_in_window == 1
 
 
-async def test_more_restarts_than_the_budget_end_in_an_ordered_stop_and_name_the_leaf(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
+async def test_a_spent_budget_stops_in_order_and_names_the_cause(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), restarts=2)
 
     async def crash_over_and_over() -> None:
@@ -113,7 +111,7 @@ async def test_restarts_spread_over_more_than_the_period_never_escalate(
         assert supervisor.children()[0].incarnation == 21
 
 
-async def test_budgets_multiply_over_two_levels_and_the_leaf_comes_out_on_top(
+async def test_budgets_multiply_over_levels_and_the_cause_is_raised(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     def inner() -> Supervisor:
@@ -142,7 +140,7 @@ async def test_budgets_multiply_over_two_levels_and_the_leaf_comes_out_on_top(
     assert not +troupe.live
 
 
-async def test_a_start_that_fails_is_tried_again_by_timer(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_failed_start_is_retried_after_a_backoff(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.failing_starts["b"] = 2
     supervisor = troupe.supervisor(
         troupe.spec("a"), troupe.spec("b", backoff=Backoff(1.0, 9.0, jitter=0.0)), troupe.spec("c")
@@ -166,7 +164,7 @@ async def test_starts_that_keep_failing_spend_the_budget(troupe: Troupe, autojum
     assert troupe.failing_starts["a"] == 95
 
 
-async def test_a_start_that_takes_too_long_is_cut_and_counts(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_start_that_times_out_counts_as_a_restart(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.start_takes_s["a"] = 60.0
     supervisor = troupe.supervisor(troupe.spec("a"), restarts=1, period_s=100.0, start_timeout_s=10.0)
     with trio.fail_after(100), pytest.raises(GaveUp) as caught:
@@ -175,7 +173,7 @@ async def test_a_start_that_takes_too_long_is_cut_and_counts(troupe: Troupe, aut
     assert trio.current_time() == pytest.approx(20.0)
 
 
-async def test_a_child_that_returns_before_it_is_up_has_failed_to_start(
+async def test_a_child_that_returns_before_it_is_up_failed_to_start(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     class Shy:

@@ -55,7 +55,7 @@ def check_order(log: list[str], strategy: Strategy) -> None:
     stop_takes_s=st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4),
     cancel=st.booleans(),
 )
-def test_any_history_keeps_one_life_a_child_the_order_and_every_restart(
+def test_any_history_keeps_one_incarnation_order_and_restarts(
     new_troupe: Callable[[], Troupe],
     *,
     strategy: Strategy,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ("one_for_all", ["-b", "?c", "-c", "?a", "-a", "+a", "+b", "+c"]),
     ],
 )
-async def test_a_crash_takes_down_in_reverse_and_starts_in_order(
+async def test_a_group_restart_stops_in_reverse_and_starts_in_order(
     troupe: Troupe, autojump_clock: MockClock, strategy: Strategy, expected: list[str]
 ) -> None:
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy=strategy)
@@ -44,7 +44,7 @@ async def test_a_crash_takes_down_in_reverse_and_starts_in_order(
         ("temporary", {"crash": "failed", "finish": "finished"}),
     ],
 )
-async def test_the_restart_type_decides_on_crash_and_on_return(
+async def test_the_restart_type_applies_to_crash_and_return(
     troupe: Troupe,
     autojump_clock: MockClock,
     strategy: Strategy,
@@ -65,7 +65,7 @@ async def test_the_restart_type_decides_on_crash_and_on_return(
             assert supervisor.state_of("a") == supervisor.state_of("c") == "running"
 
 
-async def test_temporary_victims_do_not_come_back_and_finished_transients_run_again(
+async def test_a_group_restart_omits_temporary_runs_finished_transients(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     supervisor = troupe.supervisor(
@@ -80,9 +80,7 @@ async def test_temporary_victims_do_not_come_back_and_finished_transients_run_ag
         assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
 
 
-async def test_children_start_in_order_each_after_the_one_before_is_up(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
+async def test_each_child_starts_once_the_one_before_is_up(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.start_takes_s = {"a": 3.0, "b": 2.0}
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
     with trio.fail_after(100):
@@ -126,7 +124,7 @@ async def test_two_crashes_in_one_tick_cost_one_group_restart(troupe: Troupe, au
     assert len(troupe.reports("drain", "shutdown_error")) == 1
 
 
-async def test_a_late_stop_never_hits_the_successor(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_late_stop_does_not_affect_the_next_incarnation(troupe: Troupe, autojump_clock: MockClock) -> None:
     supervisor = troupe.supervisor(troupe.spec("a"))
     async with troupe.playing(supervisor):
         for _ in range(20):
@@ -157,7 +155,7 @@ async def test_an_operator_stops_and_restarts_a_child(troupe: Troupe, autojump_c
         await supervisor.restart_child("b")
 
 
-async def test_a_child_stopped_by_an_operator_does_not_come_back_with_its_group(
+async def test_a_group_restart_omits_a_child_stopped_by_an_operator(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="one_for_all")
@@ -185,7 +183,7 @@ async def test_any_significant_child_finishing_shuts_down_the_supervisor(
     assert troupe.take_log() == ["-b", "?c", "-c", "?a", "-a"]
 
 
-async def test_all_significant_children_have_to_finish_before_the_supervisor_does(
+async def test_a_supervisor_ends_after_its_last_significant_child(
     troupe: Troupe, autojump_clock: MockClock
 ) -> None:
     supervisor = troupe.supervisor(
@@ -204,7 +202,7 @@ async def test_all_significant_children_have_to_finish_before_the_supervisor_doe
     assert supervisor.state_of("a") == "stopped"
 
 
-async def test_a_supervisor_is_a_child_and_learns_its_place(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_supervisor_below_another_uses_its_path(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.start_takes_s["x"] = 4.0
     inner = ChildSpec("workers", lambda: troupe.supervisor(troupe.spec("x"), troupe.spec("y")))
     outer = troupe.supervisor(inner, troupe.spec("z"), name="holdfast")
@@ -219,7 +217,7 @@ async def test_a_supervisor_is_a_child_and_learns_its_place(troupe: Troupe, auto
     assert troupe.reports("crash")[0].path == "holdfast/workers/x"
 
 
-def test_specs_that_make_no_sense_are_refused(troupe: Troupe) -> None:
+def test_invalid_specs_are_refused(troupe: Troupe) -> None:
     with pytest.raises(ValueError, match="significant"):
         troupe.spec("a", significant=True)
     with pytest.raises(ValueError, match="finite"):
