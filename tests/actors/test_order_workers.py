@@ -451,9 +451,9 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(se
     with trio.fail_after(30):
         order = await setup.order()
         inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
-        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"first")
-        await inbox.keep("evt_old", "charge.succeeded", "unmatched", b"again")
-        await inbox.keep("evt_new", "customer.created", "ignored", b"{}")
+        await inbox.store("evt_old", "charge.succeeded", "unmatched", b"first")
+        await inbox.store("evt_old", "charge.succeeded", "unmatched", b"again")
+        await inbox.store("evt_new", "customer.created", "ignored", b"{}")
         event = setup.payments.paid(order.order_id)
         await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         rows = text("select event_id, body from payment_events order by event_id")
@@ -473,7 +473,7 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(setup: Setup) -> 
         order = await setup.order()
         event = setup.payments.paid(order.order_id)
         inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
-        await inbox.keep(event.event_id, event.type, "unmatched", b"early")
+        await inbox.store(event.event_id, event.type, "unmatched", b"early")
         reply = await setup.world.accounts.ref(setup.account_id).ask(
             ReceivePaymentEvent(order.order_id, event, b"late")
         )
@@ -492,7 +492,7 @@ async def test_an_event_that_cannot_be_stored_is_not_acknowledged() -> None:
     journal = Refusing()
     inbox = UnmatchedEventStore("cardprovider", journal, utc_now)  # type: ignore[arg-type]  # only writes
     with trio.fail_after(30), pytest.raises(Unavailable):
-        await inbox.keep("evt_1", "t", "unmatched", b"")
+        await inbox.store("evt_1", "t", "unmatched", b"")
     journal.verdict = Unknown("lost")
     with trio.fail_after(30), pytest.raises(OutcomeUnknown):
-        await inbox.keep("evt_1", "t", "unmatched", b"")
+        await inbox.store("evt_1", "t", "unmatched", b"")

@@ -63,7 +63,7 @@ class FakeUnmatchedEvents:
 
     stored: list[tuple[str, str, str, bytes]] = field(default_factory=list)
 
-    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+    async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
         self.stored.append((event_id, kind, verdict, body))
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 import structlog
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
@@ -160,19 +159,6 @@ def test_listeners_are_limited() -> None:
         reporter.listen(lambda _report: None)
     with pytest.raises(RuntimeError, match="64"):
         reporter.listen(lambda _report: None)
-
-
-async def test_a_slow_stream_misses_reports_and_delays_no_one(logged: list[Any]) -> None:
-    reporter = Reporter()
-    with trio.fail_after(5), reporter.stream(2) as stream:
-        for n in range(4):
-            reporter.report(report(incarnation=n))
-        assert [(await stream.receive()).incarnation for _ in range(2)] == [0, 1]
-        with pytest.raises(trio.WouldBlock):
-            stream.receive_nowait()
-    assert reporter.dropped_count == 2
-    reporter.report(report())
-    assert reporter.dropped_count == 2
 
 
 def test_an_exception_is_described_by_its_leaf_with_arguments_scrubbed() -> None:

@@ -166,42 +166,6 @@ async def test_a_group_restart_omits_a_child_stopped_by_an_operator(
         assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
 
 
-async def test_any_significant_child_finishing_shuts_down_the_supervisor(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
-    supervisor = troupe.supervisor(
-        troupe.spec("a"),
-        troupe.spec("b", "transient", significant=True),
-        troupe.spec("c", "temporary", significant=True),
-        auto_shutdown="any_significant",
-    )
-    with trio.fail_after(100):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
-            troupe.take_log()
-            troupe.finish("b")
-    assert troupe.take_log() == ["-b", "?c", "-c", "?a", "-a"]
-
-
-async def test_a_supervisor_ends_after_its_last_significant_child(
-    troupe: Troupe, autojump_clock: MockClock
-) -> None:
-    supervisor = troupe.supervisor(
-        troupe.spec("a"),
-        troupe.spec("b", "transient", significant=True),
-        troupe.spec("c", "temporary", significant=True),
-        auto_shutdown="all_significant",
-    )
-    with trio.fail_after(100):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
-            troupe.finish("b")
-            await trio.sleep(10)
-            assert supervisor.is_ready
-            troupe.crash("c")
-    assert supervisor.state_of("a") == "stopped"
-
-
 async def test_a_supervisor_below_another_uses_its_path(troupe: Troupe, autojump_clock: MockClock) -> None:
     troupe.start_takes_s["x"] = 4.0
     inner = ChildSpec("workers", lambda: troupe.supervisor(troupe.spec("x"), troupe.spec("y")))
@@ -218,8 +182,6 @@ async def test_a_supervisor_below_another_uses_its_path(troupe: Troupe, autojump
 
 
 def test_invalid_specs_are_refused(troupe: Troupe) -> None:
-    with pytest.raises(ValueError, match="significant"):
-        troupe.spec("a", significant=True)
     with pytest.raises(ValueError, match="finite"):
         troupe.spec("a", shutdown_s=float("inf"))
     with pytest.raises(ValueError, match="slash"):

@@ -7,15 +7,14 @@ page, the table of reports). A failure to report never makes anything else fail.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 import structlog
-import trio
 from structlog.typing import FilteringBoundLogger
 
 from holdfast.ledger.clock import Now, utc_now
@@ -42,7 +41,6 @@ Decision = Literal["restart", "backoff", "quarantine", "pause", "stop", "escalat
 
 RING_RECORDS = 1_000
 LISTENERS_MAX = 64
-STREAM_RECORDS = 256
 
 _LEVELS: dict[ReportKind, str] = {
     "crash": "error",
@@ -116,7 +114,7 @@ class Reporter:
         self._listeners: dict[int, Callable[[Report], None]] = {}
         self._next_listener = 0
         self.dropped_count = 0
-        """How many reports a listener missed because it raised or its stream was full."""
+        """How many reports a listener missed because it raised."""
 
     def report(self, report: Report) -> None:
         """Accept one report. Never raises."""
@@ -162,17 +160,6 @@ class Reporter:
             self._listeners.pop(number, None)
 
         return end
-
-    @contextmanager
-    def stream(self, buffer_records: int = STREAM_RECORDS) -> Iterator[trio.MemoryReceiveChannel[Report]]:
-        """Return reports from now on as a channel. If ``buffer_records`` are unread, new ones are dropped."""
-        send, receive = trio.open_memory_channel[Report](buffer_records)
-        end = self.listen(send.send_nowait)
-        try:
-            with send, receive:
-                yield receive
-        finally:
-            end()
 
 
 DeadReason = Literal["dead", "full", "expired", "orphan_reply"]

@@ -17,9 +17,6 @@ Restart = Literal["permanent", "transient", "temporary"]
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """Which siblings are restarted with a child: none, all, or those started after it."""
 
-AutoShutdown = Literal["never", "any_significant", "all_significant"]
-"""Whether the supervisor ends once one (or the last) of its significant children has ended."""
-
 
 DEFAULT_BACKOFF = Backoff(0.1, 30.0, jitter=0.2)
 
@@ -65,15 +62,13 @@ class ChildSpec:
     itself a supervisor at least its ``drain_timeout_s``. An ``independent`` child keeps running when a sibling
     before it is restarted. The backoff of a child that stayed up for ``backoff.max_s`` starts over.
 
-    Raises ValueError for an id that does not fit into a path, an infinite ``shutdown_s``, or a significant child
-    that is permanent (it never ends, so it cannot end the supervisor).
+    Raises ValueError for an id that does not fit into a path, or an infinite or negative ``shutdown_s``.
     """
 
     child_id: str
     start: Callable[[], Child]
     restart: Restart = "permanent"
     shutdown_s: float = 5.0
-    significant: bool = False
     backoff: Backoff = DEFAULT_BACKOFF
     independent: bool = False
 
@@ -82,8 +77,6 @@ class ChildSpec:
             raise ValueError("a child id is not empty and has no slash")
         if not 0 <= self.shutdown_s < math.inf:
             raise ValueError("shutdown_s is finite and not negative")
-        if self.significant and self.restart == "permanent":
-            raise ValueError("a permanent child cannot be significant")
 
 
 @dataclass(frozen=True, slots=True)

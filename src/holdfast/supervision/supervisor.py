@@ -22,7 +22,7 @@ from holdfast.supervision.child_reports import ChildReports
 from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, leaf_of, root_cause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.reports import Context, Reporter, ReportKind, describe
-from holdfast.supervision.spec import AutoShutdown, ChildSpec, HasPath, Intensity, StopsAtOnce, Strategy
+from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import Run, StartSignal, SupervisedChild
 
@@ -49,7 +49,6 @@ class Supervisor:
         strategy: Strategy,
         intensity: Intensity,
         reporter: Reporter,
-        auto_shutdown: AutoShutdown = "never",
         start_timeout_s: float = 30.0,
         drain_timeout_s: float | None = None,
         rng: random.Random | None = None,
@@ -57,7 +56,6 @@ class Supervisor:
         self.path = name
         self.strategy = strategy
         self.intensity = intensity
-        self.auto_shutdown = auto_shutdown
         self.start_timeout_s = start_timeout_s
         if drain_timeout_s is None:
             drain_timeout_s = sum(spec.shutdown_s + KILL_GRACE_S for spec in specs)
@@ -303,7 +301,6 @@ class Supervisor:
             child.end_as("finished" if fault is None else "failed")
             if fault is not None:
                 self._child_reports.report("crash", self.path, child, context, fault, decision="none")
-            self._consider_auto_shutdown(child)
         self._advance()
 
     def _restart_later(self, child: SupervisedChild, run: Run, context: Context, fault: Exception | None) -> None:
@@ -354,14 +351,6 @@ class Supervisor:
                 other.end_as("stopped")
             elif other.ended_as == "finished" and other.spec.restart != "temporary":
                 other.ended_as = None
-
-    def _consider_auto_shutdown(self, child: SupervisedChild) -> None:
-        if self.auto_shutdown == "never" or not child.spec.significant:
-            return
-        others_go_on = any(other.spec.significant and other.ended_as is None for other in self._children)
-        if self.auto_shutdown == "any_significant" or not others_go_on:
-            self._child_reports.report("supervisor", self.path, child, "shutdown", decision="stop")
-            self._ending.set()
 
     # ------------------------------------------------------------------------------------- stopping
 

@@ -16,7 +16,7 @@ class UnmatchedEventStore:
         self._journal = journal
         self._now = now
 
-    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+    async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
         """Store an event of type ``kind``. Raises as :func:`write_unfenced` does."""
         at = self._now()
         row = UnappliedPaymentEventRow(self._provider, event_id, None, None, kind, at, verdict, body)

@@ -64,7 +64,7 @@ class Health(Protocol):
 class UnmatchedEvents(Protocol):
     """Storage of payment events that no order has received."""
 
-    async def keep(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+    async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
         """Store an event, once per id; ``kind`` is its type. Raises the faults of a command."""
         ...
 

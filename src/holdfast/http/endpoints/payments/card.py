@@ -155,17 +155,17 @@ async def receive_card_webhook(call: Call) -> Outcome:
     stored_body = _without_secrets(body)
     if isinstance(parsed, Refusal):
         # It has no usable id of its own to be stored under.
-        await card.unmatched.keep(
+        await card.unmatched.store(
             f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", parsed.code, stored_body
         )
         return parsed
     event = parsed.event
     if not parsed.is_handled:
-        await card.unmatched.keep(event.event_id, event.type, "ignored", stored_body)
+        await card.unmatched.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
     order = await _order_of(deps, parsed)
     if order is None:
-        await card.unmatched.keep(event.event_id, event.type, "unmatched", stored_body)
+        await card.unmatched.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if parsed.order_id is None else order_not_found(parsed.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
