@@ -1,4 +1,4 @@
-"""Accounts as the world meets them: parallel commands, keys, crashes and rival processes, on a real database."""
+"""Account actors on a real database: parallel commands, keys, crashes, and several processes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def stale_count() -> float:
 
 
 async def fallen_asleep(world: Any) -> None:
-    while world.accounts.awake_count:  # noqa: ASYNC110 - a slot's end has no event
+    while world.accounts.awake_count:  # noqa: ASYNC110 - passivation has no event
         await trio.sleep(0.01)
 
 
@@ -282,7 +282,7 @@ async def test_a_revoked_key_is_refused_by_the_next_command(world: Any, new_task
             ]
         )
     replies = [revoked, refused, again]
-    # The three arrive in any order; whatever came behind the revocation is refused.
+    # The three arrive in any order; what came after the revocation is refused.
     assert any(isinstance(reply, ApiKeyRevoked) for reply in replies)
     last = await world.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
@@ -425,14 +425,14 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
     with trio.fail_after(60):
         worlds = [await start_world(), await start_world()]
         account_id, key_id = await worlds[0].open_account()
-        # Both remember the account before they race, so at least the first one's memory is overtaken.
+        # Both have loaded the account before they race, so at least one state becomes stale.
         await worlds[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
         await worlds[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
 
         async def hammer(world: Any, name: str) -> list[Any]:
             replies = []
             for i in range(15):
-                # Both send the same keys: whoever comes second must hear the first one's answer.
+                # Both send the same keys: the second must get the first one's reply.
                 replies.append(await world.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
                 replies.append(await world.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
             return replies
@@ -528,7 +528,7 @@ class Poison:
 
 
 class Auditor:
-    """A model of one account that only adds up what it was told; it knows nothing of how the service works."""
+    """A model of one account that only adds up the replies, independently of the service's code."""
 
     def __init__(self) -> None:
         self.balance_micro = 0
@@ -580,7 +580,7 @@ async def test_random_histories_with_faults_match_the_auditor(
                 await database.gate.wait_open()
 
     async def until_answered(account_id: str, command: Any) -> Any:
-        """Ask again, with the same key, until somebody says how it stands."""
+        """Retry with the same key until there is a reply."""
         while True:
             try:
                 return await rng.choice(worlds).accounts.ref(account_id).ask(command)

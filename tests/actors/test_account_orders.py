@@ -53,7 +53,7 @@ HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0
 StartWorld = Callable[..., Awaitable[Any]]
 
 
-def heard(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
+def received(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
     return ReceivePaymentEvent(order_id, event, b'{"signed": "body"}')
 
 
@@ -75,10 +75,10 @@ async def made(world: Any, payments: Any, account_id: str, provider: str = "card
     return order
 
 
-async def told(world: Any, order: Order, *events: PaymentEvent) -> Order:
+async def deliver(world: Any, order: Order, *events: PaymentEvent) -> Order:
     newest = order
     for event in events:
-        reply = await world.accounts.ref(order.account_id).ask(heard(event, order.order_id))
+        reply = await world.accounts.ref(order.account_id).ask(received(event, order.order_id))
         assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest
@@ -135,7 +135,7 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
         orders = [await made(world, payments, account_id) for account_id in (first_account, second_account)]
         events = [payments.paid(order.order_id) for order in orders]
         commands = [
-            heard(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
+            received(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
             for event, order in zip(events, orders, strict=True)
         ]
         calls = [
@@ -165,7 +165,7 @@ async def test_100_copies_of_one_event_through_two_processes_credit_once(
         first, second = await start_world(limits=HARDY), await start_world(limits=HARDY)
         account_id, _ = await first.open_account()
         order = await made(first, payments, account_id)
-        command = heard(payments.paid(order.order_id), order.order_id)
+        command = received(payments.paid(order.order_id), order.order_id)
         worlds = [first, second] * 50
         replies = await in_parallel([partial(world.accounts.ref(account_id).ask, command) for world in worlds])
     assert all(isinstance(reply, OrderResult) for reply in replies)
@@ -192,7 +192,7 @@ async def test_an_event_known_under_two_kinds_is_posted_once(world: Any, payment
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
-        after = await told(world, order, payments.paid(order.order_id), payments.paid(order.order_id))
+        after = await deliver(world, order, payments.paid(order.order_id), payments.paid(order.order_id))
     assert after.net_micro == 10 * CREDIT
     assert len(after.state.event_ids) == 2
     assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
@@ -204,7 +204,7 @@ async def test_the_reply_equals_the_row(world: Any, payments: Any) -> None:
         order = await made(world, payments, account_id)
         attached = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
         again = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        after = await told(world, order, payments.attempt("processing"), payments.paid(order.order_id))
+        after = await deliver(world, order, payments.attempt("processing"), payments.paid(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (attached.verdict, again.verdict) == ("applied", "duplicate")
     assert msgspec.structs.replace(row, wake_at=after.wake_at) == after
@@ -245,8 +245,8 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(world: Any, 
         card = await made(world, payments, account_id)
         sandbox = await made(world, payments, account_id, "sandbox")
         replies = [
-            await world.accounts.ref(other_id).ask(heard(payments.paid(card.order_id), card.order_id)),
-            await world.accounts.ref(account_id).ask(heard(payments.paid(sandbox.order_id), sandbox.order_id)),
+            await world.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
+            await world.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
             await world.accounts.ref(account_id).ask(sandbox_payment(card)),
             await world.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
         ]
@@ -295,7 +295,7 @@ async def test_voided_decisions_are_retried_and_posted_once(
         calls = []
         for order in orders:
             for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-                calls += [partial(world.accounts.ref(account_id).ask, heard(event, order.order_id))] * 5
+                calls += [partial(world.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
         random.Random(5).shuffle(calls)
         replies = await in_parallel(calls)
     assert writer.failed
@@ -325,7 +325,7 @@ async def test_a_message_waits_until_its_order_can_be_read(
         await world.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
         await world.accounts.ref(account_id).ask(Recharge(CREDIT))
         monkeypatch.setattr(OrderReads, "order", away_at_first)
-        after = await told(world, order, payments.paid(order.order_id))
+        after = await deliver(world, order, payments.paid(order.order_id))
     assert failures < 0
     assert after.status == "credited"
     assert await totals(world.database, account_id) == (11 * CREDIT, 0, 2)
@@ -339,10 +339,12 @@ async def test_undurable_orders_are_not_evicted_from_the_cache(world: Any, payme
         calls = []
         for order in orders:
             calls.append(
-                partial(world.accounts.ref(account_id).ask, heard(payments.attempt("processing"), order.order_id))
+                partial(
+                    world.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id)
+                )
             )
             calls.append(
-                partial(world.accounts.ref(account_id).ask, heard(payments.paid(order.order_id), order.order_id))
+                partial(world.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id))
             )
         # Every order twice, the second telling when many others have been decided in between.
         calls = calls[::2] + calls[1::2]
@@ -362,14 +364,14 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         order = await made(world, payments, account_id)
-        await told(world, order, payments.paid(order.order_id))
+        await deliver(world, order, payments.paid(order.order_id))
         running = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
-        refunded = await told(world, order, payments.refunded(order.order_id, 4 * CREDIT))
+        refunded = await deliver(world, order, payments.refunded(order.order_id, 4 * CREDIT))
         below = await totals(world.database, account_id)
         refused = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
-        disputed = await told(world, order, payments.disputed(order.order_id, "needs_response"))
+        disputed = await deliver(world, order, payments.disputed(order.order_id, "needs_response"))
         lowest = await totals(world.database, account_id)
-        won = await told(world, order, payments.disputed(order.order_id, "won"))
+        won = await deliver(world, order, payments.disputed(order.order_id, "won"))
         await world.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
         accepted = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
     assert isinstance(running, TaskAccepted)
@@ -389,7 +391,7 @@ async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(worl
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
-        after = await told(
+        after = await deliver(
             world, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
         )
     assert [move.kind for move in after.state.moves] == ["credit", "reversal"]
@@ -401,7 +403,7 @@ async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(world: An
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
-        after = await told(world, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
+        after = await deliver(world, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
     assert (after.status, after.statuses.risk_status, after.statuses.reconcile_status) == ("held",) + (
         "mismatch",
     ) * 2
@@ -415,9 +417,9 @@ async def test_a_payment_of_another_order_is_refused_and_stored(world: Any, paym
         other_id, _ = await world.open_account()
         order = await made(world, payments, account_id)
         other = await made(world, payments, other_id)
-        await told(world, order, payments.paid(order.order_id))
+        await deliver(world, order, payments.paid(order.order_id))
         event = payments.paid(order.order_id)
-        refused = await world.accounts.ref(other_id).ask(heard(event, other.order_id))
+        refused = await world.accounts.ref(other_id).ask(received(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
     assert (event.event_id, "refused", True) in await events_kept(world.database)
     assert await totals(world.database, other_id) == (0, 0, 0)
@@ -452,7 +454,7 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(wo
         refused = await made(world, payments, account_id)
         expired = await world.accounts.ref(account_id).ask(ExpireOrder(late.order_id))
         failed = await world.accounts.ref(account_id).ask(RecordIntentRefused(refused.order_id, "amount_too_small"))
-        credited = [await told(world, order, payments.paid(order.order_id)) for order in (late, refused)]
+        credited = [await deliver(world, order, payments.paid(order.order_id)) for order in (late, refused)]
     assert (expired.order.status, failed.order.status) == ("expired", "failed")
     assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
     assert await totals(world.database, account_id) == (20 * CREDIT, 0, 2)
@@ -467,7 +469,7 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(wor
         snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
         looked = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
         away = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, fault="no answer"))
-        after = await told(world, order, payments.paid(order.order_id))
+        after = await deliver(world, order, payments.paid(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
     assert away.order.statuses.reconcile_status == "error"
@@ -483,7 +485,7 @@ async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(world: An
     with trio.fail_after(30):
         account_id, _ = await world.open_account()
         order = await made(world, payments, account_id, expires_at=past)
-        await told(world, order, payments.attempt("processing"))
+        await deliver(world, order, payments.attempt("processing"))
         ignored = await world.accounts.ref(account_id).ask(ExpireOrder(order.order_id))
         row = await stored(world.database, order.order_id)
     assert (ignored.verdict, row.status) == ("ignored", "pending")
@@ -524,7 +526,7 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
                 payments.attempt(chance.choice(["failed", "canceled", "processing"])),
             ]
             events = [chance.choice(pool) for _ in range(8)]
-            commands += [heard(event, order_id) for event in events]
+            commands += [received(event, order_id) for event in events]
             commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
             commands.append(ReconcileOrder(order_id, fault="no answer"))
         chance.shuffle(commands)

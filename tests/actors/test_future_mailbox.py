@@ -85,7 +85,7 @@ async def test_pykkas_combinators_wait_for_what_they_combine(nursery: trio.Nurse
     assert heard == [10, [1, 2]]
 
 
-def mail(mailbox: Mailbox) -> list[object]:
+def messages(mailbox: Mailbox) -> list[object]:
     found = []
     while not mailbox.empty():
         found.append(mailbox.get().message)
@@ -99,7 +99,7 @@ def test_a_mailbox_keeps_order_and_refuses_beyond_its_capacity() -> None:
     with pytest.raises(MailboxFull):
         mailbox.put(Envelope("c"))
     assert len(mailbox) == 2
-    assert mail(mailbox) == ["a", "b"]
+    assert messages(mailbox) == ["a", "b"]
 
 
 def test_requeued_messages_come_first_in_order_beyond_capacity() -> None:
@@ -109,7 +109,7 @@ def test_requeued_messages_come_first_in_order_beyond_capacity() -> None:
     mailbox.requeue(iter([Envelope("a"), Envelope("b")]))
     with pytest.raises(MailboxFull):
         mailbox.put(Envelope("e"))
-    assert mail(mailbox) == ["a", "b", "c", "d"]
+    assert messages(mailbox) == ["a", "b", "c", "d"]
 
 
 def test_system_messages_have_a_queue_without_a_limit() -> None:

@@ -1,4 +1,4 @@
-"""Task actors of two processes on one database, told everything by chance, over journals that lose answers.
+"""Task actors of two processes on one database, with random messages and journals that lose answers.
 
 What the rows tell at the end must be one story: the audit finds nothing, what was announced is what happened, and
 exactly the tasks that succeeded have results.
@@ -90,7 +90,7 @@ class LosingWriter(BatchWriter):
 
 
 class Chaos:
-    """Two processes, and whoever talks to them."""
+    """Two processes and the source of their messages."""
 
     def __init__(self, database: Database, seed: int) -> None:
         self.database = database
@@ -247,7 +247,7 @@ class Chaos:
             self.now += timedelta(seconds=self.rng.choice((0, 1, 20, 61)))
 
     async def ends(self) -> None:
-        """Whatever is still open is canceled, and everybody hears the last of it."""
+        """Cancel what is still open, and let every actor handle its last message."""
         for request_id in self.tasks:
             await self.processes[0][1].ref(request_id).ask(CancelTask())
             for _, tasks in self.processes:

@@ -98,19 +98,19 @@ async def decided(actor: TaskActor, message: Any) -> Commit[object]:
     return commit
 
 
-def told(commit: Commit[object]) -> Sequence[Any]:
+def told_messages(commit: Commit[object]) -> Sequence[Any]:
     return [tell.message for tell in commit.tells]
 
 
 async def test_a_task_in_review_frees_its_slot_at_the_provider(actor: TaskActor) -> None:
     task = running_task()
     frozen = await decided(actor, flagged(task))
-    assert told(frozen) == [SlotFreed(task.provider, task.request_id)]
+    assert told_messages(frozen) == [SlotFreed(task.provider, task.request_id)]
     # It takes none while outputs are being stored after an approval, and so frees none.
     approved = await decided(actor, DecideReview(approve=True))
-    assert [type(command) for command in told(approved)] == [Host]
+    assert [type(command) for command in told_messages(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
-    assert told(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
+    assert told_messages(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
 
 
 async def test_a_repeated_update_is_answered_once_the_first_is_durable(actor: TaskActor) -> None:
@@ -126,16 +126,22 @@ async def test_updates_above_the_limit_are_applied_and_not_stored(
 ) -> None:
     monkeypatch.setattr("holdfast.actors.task.actor.EVENTS_STORED_MAX", 2)
 
-    def news(number: int, **fields: Any) -> ReceiveProviderUpdate:
-        told = {"event_id": f"evt_{number}", "status": "processing", "sequence": number, "outputs": (), **fields}
-        return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).update, **told), b"{}")
+    def update(number: int, **fields: Any) -> ReceiveProviderUpdate:
+        values = {
+            "event_id": f"evt_{number}",
+            "status": "processing",
+            "sequence": number,
+            "outputs": (),
+            **fields,
+        }
+        return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).update, **values), b"{}")
 
-    kept = [await decided(actor, news(number)) for number in (1, 2, 3)]
+    kept = [await decided(actor, update(number)) for number in (1, 2, 3)]
     assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in kept] == [1, 1, 0]
     assert kept[2].unit.moves
-    late = await decided(actor, news(4, sequence=1))
+    late = await decided(actor, update(4, sequence=1))
     assert (late.unit.moves, late.unit.rows) == (False, ())
-    done = await decided(actor, news(5, status="succeeded", outputs=flagged(running_task()).update.outputs))
+    done = await decided(actor, update(5, status="succeeded", outputs=flagged(running_task()).update.outputs))
     assert done.unit.moves
 
 

@@ -33,7 +33,7 @@ THEIRS = Stale((Fence("task", "t", 0),))
 
 
 class Counter(TrioActor):
-    """Counts what it is told; strings make it do something else."""
+    """Adds up its messages; strings make it do something else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +195,8 @@ async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> No
 # --------------------------------------------------------------------------------------- the bond with the journal
 
 
-class Scribe(JournaledActor):
-    """Writes every number it hears; answers words at once; ``reload`` finds its memory behind."""
+class WritingActor(JournaledActor):
+    """Writes every number; replies to words at once; ``reload`` finds its state stale."""
 
     own_fence = "account"
 
@@ -213,7 +213,7 @@ class Scribe(JournaledActor):
             probe = IdempotencyProbe("a", "r", str(message))
             return Commit(Unit(probe=probe), f"written {message}")
         if message == "reload":
-            raise Reload("behind")
+            raise Reload("stale")
         if message == "fault":
             assert self.fault is not None
             raise self.fault
@@ -221,129 +221,129 @@ class Scribe(JournaledActor):
             raise ValueError("broken on purpose")
         return f"said {message}"
 
-    def hear(self, *verdicts: UnitResult) -> None:
-        for verdict in verdicts:
-            self.settle(self.submitted.pop(0), verdict)
+    def settle_all(self, *results: UnitResult) -> None:
+        for result in results:
+            self.settle(self.submitted.pop(0), result)
 
 
-class Play:
-    """A scribe at work on some messages."""
+class Harness:
+    """An actor that handles some messages."""
 
     def __init__(self, nursery: trio.Nursery, *messages: Any) -> None:
-        self.scribe = Scribe()
+        self.actor = WritingActor()
         self.endings: list[Any] = []
-        self.replies: list[Any] = [self.scribe.actor_ref.ask(message) for message in messages]
-        nursery.start_soon(serving, self.scribe, self.endings)
+        self.replies: list[Any] = [self.actor.actor_ref.ask(message) for message in messages]
+        nursery.start_soon(serving, self.actor, self.endings)
 
-    async def hear(self, *verdicts: UnitResult) -> None:
+    async def settle_all(self, *results: UnitResult) -> None:
         await wait_all_tasks_blocked()
-        self.scribe.hear(*verdicts)
+        self.actor.settle_all(*results)
         await wait_all_tasks_blocked()
 
     @property
     def answers(self) -> list[Any]:
-        """What each asker has heard: a reply, a fault's type, or None while it waits."""
-        heard: list[Any] = []
+        """The reply of each ask, the type of its fault, or None while it waits."""
+        answers: list[Any] = []
         for reply in self.replies:
             if not reply.is_set:
-                heard.append(None)
+                answers.append(None)
                 continue
             try:
-                heard.append(reply.get())
+                answers.append(reply.get())
             except Exception as exc:
-                heard.append(type(exc))
-        return heard
+                answers.append(type(exc))
+        return answers
 
     @property
-    def handed_back(self) -> list[Any]:
-        mailbox = self.scribe.actor_inbox
+    def requeued(self) -> list[Any]:
+        mailbox = self.actor.actor_inbox
         return [mailbox.get().message for _ in range(len(mailbox))]
 
 
 async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, "a", 1, "b", 2, "c")
-        await play.hear()
-        assert play.answers == ["said a", None, None, None, None]
-        await play.hear(Committed())
-        assert play.answers == ["said a", "written 1", "said b", None, None]
-        play.scribe.actor_inbox.put_system(SystemMessage.PASSIVATE)
+        harness = Harness(nursery, "a", 1, "b", 2, "c")
+        await harness.settle_all()
+        assert harness.answers == ["said a", None, None, None, None]
+        await harness.settle_all(Committed())
+        assert harness.answers == ["said a", "written 1", "said b", None, None]
+        harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
-        assert play.endings == []
-        await play.hear(Committed())
-    assert play.answers[3:] == ["written 2", "said c"]
-    assert play.endings == [Ending.PASSIVATED]
+        assert harness.endings == []
+        await harness.settle_all(Committed())
+    assert harness.answers[3:] == ["written 2", "said c"]
+    assert harness.endings == [Ending.PASSIVATED]
 
 
-@pytest.mark.parametrize("verdict", [OURS, NotWritten("lost"), AlreadyReplied(RememberedReply(b"f", b"r"))])
+@pytest.mark.parametrize("result", [OURS, NotWritten("lost"), AlreadyReplied(RememberedReply(b"f", b"r"))])
 async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
-    nursery: trio.Nursery, verdict: UnitResult
+    nursery: trio.Nursery, result: UnitResult
 ) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, "a", 2, "b", 3, "c")
-        await play.hear(Committed(), verdict)
-        assert play.scribe.is_void
-        assert play.endings == []
-        await play.hear(NotWritten("void"))
-    assert play.endings == [Ending.VOIDED]
-    assert play.answers == ["written 1", "said a", None, None, None, None]
-    assert play.handed_back == [2, "b", 3, "c"]
+        harness = Harness(nursery, 1, "a", 2, "b", 3, "c")
+        await harness.settle_all(Committed(), result)
+        assert harness.actor.is_void
+        assert harness.endings == []
+        await harness.settle_all(NotWritten("void"))
+    assert harness.endings == [Ending.VOIDED]
+    assert harness.answers == ["written 1", "said a", None, None, None, None]
+    assert harness.requeued == [2, "b", 3, "c"]
     learned = [(IdempotencyProbe("a", "r", "2"), RememberedReply(b"f", b"r"))]
-    assert play.scribe.learned == (learned if isinstance(verdict, AlreadyReplied) else [])
+    assert harness.actor.learned == (learned if isinstance(result, AlreadyReplied) else [])
 
 
 async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, 2, "a", 3)
-        await play.hear(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
-    assert play.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
-    assert play.handed_back == ["a", 3]
-    assert play.endings == [Ending.VOIDED]
+        harness = Harness(nursery, 1, 2, "a", 3)
+        await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
+    assert harness.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
+    assert harness.requeued == ["a", 3]
+    assert harness.endings == [Ending.VOIDED]
 
 
 async def test_a_unit_the_database_refuses_crashes_its_command_only(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, 2, 3)
-        await play.hear(Committed(), Broken(ValueError("refused")), OURS)
-    assert play.answers == ["written 1", Crashed, None]
-    assert [type(ending) for ending in play.endings] == [Crashed]
-    assert play.handed_back == [3]
+        harness = Harness(nursery, 1, 2, 3)
+        await harness.settle_all(Committed(), Broken(ValueError("refused")), OURS)
+    assert harness.answers == ["written 1", Crashed, None]
+    assert [type(ending) for ending in harness.endings] == [Crashed]
+    assert harness.requeued == [3]
 
 
 async def test_a_stale_row_of_the_asker_is_replied_to_it(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, 2)
-        await play.hear(THEIRS, OURS)
-    assert play.answers == [StaleFence, None]
-    assert play.handed_back == [2]
-    assert play.endings == [Ending.VOIDED]
+        harness = Harness(nursery, 1, 2)
+        await harness.settle_all(THEIRS, OURS)
+    assert harness.answers == [StaleFence, None]
+    assert harness.requeued == [2]
+    assert harness.endings == [Ending.VOIDED]
 
 
 async def test_when_both_rows_are_stale_the_command_is_decided_again(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1)
-        await play.hear(Stale(THEIRS.fences + OURS.fences))
-    assert play.answers == [None]
-    assert play.handed_back == [1]
+        harness = Harness(nursery, 1)
+        await harness.settle_all(Stale(THEIRS.fences + OURS.fences))
+    assert harness.answers == [None]
+    assert harness.requeued == [1]
 
 
 async def test_a_reload_waits_for_open_units_which_are_answered(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, "a", 2, "reload", 3)
-        await play.hear()
-        assert len(play.scribe.submitted) == 2
-        await play.hear(Committed(), NotWritten("void"))
-    assert play.answers == ["written 1", None, None, None, None]
-    assert play.handed_back == ["a", 2, "reload", 3]
-    assert play.endings == [Ending.VOIDED]
+        harness = Harness(nursery, 1, "a", 2, "reload", 3)
+        await harness.settle_all()
+        assert len(harness.actor.submitted) == 2
+        await harness.settle_all(Committed(), NotWritten("void"))
+    assert harness.answers == ["written 1", None, None, None, None]
+    assert harness.requeued == ["a", 2, "reload", 3]
+    assert harness.endings == [Ending.VOIDED]
 
 
 async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, "reload", 1)
-        await play.hear()
-    assert play.handed_back == ["reload", 1]
-    assert play.endings == [Ending.VOIDED]
+        harness = Harness(nursery, "reload", 1)
+        await harness.settle_all()
+    assert harness.requeued == ["reload", 1]
+    assert harness.endings == [Ending.VOIDED]
 
 
 @pytest.mark.parametrize(("fault", "voids"), [(Unavailable("full"), False), (OutcomeUnknown("late"), True)])
@@ -351,34 +351,34 @@ async def test_an_ask_fault_voids_only_if_the_asked_may_have_acted(
     nursery: trio.Nursery, fault: Exception, voids: bool
 ) -> None:
     with trio.fail_after(5):
-        play = Play(nursery)
-        play.scribe.fault = fault
-        reply = play.scribe.actor_ref.ask("fault")
+        harness = Harness(nursery)
+        harness.actor.fault = fault
+        reply = harness.actor.actor_ref.ask("fault")
         with pytest.raises(type(fault)):
             await reply
         await wait_all_tasks_blocked()
-        assert play.endings == ([Ending.VOIDED] if voids else [])
-        play.scribe.actor_inbox.put_system(SystemMessage.STOP)
+        assert harness.endings == ([Ending.VOIDED] if voids else [])
+        harness.actor.actor_inbox.put_system(SystemMessage.STOP)
 
 
 async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1, 2, "break", 3)
-        await play.hear()
-        assert [type(ending) for ending in play.endings] == [ValueError]
-        nursery.start_soon(play.scribe.wind_down)
-        await play.hear(Committed(), OURS)
-    assert play.answers == ["written 1", None, Crashed, None]
-    assert play.handed_back == [2, 3]
+        harness = Harness(nursery, 1, 2, "break", 3)
+        await harness.settle_all()
+        assert [type(ending) for ending in harness.endings] == [ValueError]
+        nursery.start_soon(harness.actor.wind_down)
+        await harness.settle_all(Committed(), OURS)
+    assert harness.answers == ["written 1", None, Crashed, None]
+    assert harness.requeued == [2, 3]
 
 
 async def test_a_message_during_passivation_keeps_the_actor_awake(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
-        play = Play(nursery, 1)
-        play.scribe.actor_inbox.put_system(SystemMessage.PASSIVATE)
+        harness = Harness(nursery, 1)
+        harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
-        late = play.scribe.actor_ref.ask("a")
-        await play.hear(Committed())
+        late = harness.actor.actor_ref.ask("a")
+        await harness.settle_all(Committed())
         assert await late == "said a"
-        assert play.endings == []
-        play.scribe.actor_inbox.put_system(SystemMessage.STOP)
+        assert harness.endings == []
+        harness.actor.actor_inbox.put_system(SystemMessage.STOP)

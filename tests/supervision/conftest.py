@@ -1,4 +1,4 @@
-"""Players: scripted children for tests of supervision, and the troupe that remembers what they did."""
+"""Scripted children for tests of supervision, and the log of what they did."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
 
 
-class Player:
+class ScriptedChild:
     """One incarnation of a scripted child."""
 
-    def __init__(self, troupe: Troupe, child_id: str) -> None:
-        self._troupe = troupe
+    def __init__(self, scripted: ScriptedTree, child_id: str) -> None:
+        self._troupe = scripted
         self._child_id = child_id
         self._cue = trio.Event()
         self._fault: BaseException | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        troupe, me = self._troupe, self._child_id
-        troupe.live[me] += 1
-        troupe.most_live[me] = max(troupe.most_live[me], troupe.live[me])
-        troupe.players[me] = self
+        scripted, me = self._troupe, self._child_id
+        scripted.live[me] += 1
+        scripted.most_live[me] = max(scripted.most_live[me], scripted.live[me])
+        scripted.players[me] = self
         try:
-            await trio.sleep(troupe.start_takes_s.get(me, 0.0))
-            if troupe.failing_starts[me] > 0:
-                troupe.failing_starts[me] -= 1
+            await trio.sleep(scripted.start_takes_s.get(me, 0.0))
+            if scripted.failing_starts[me] > 0:
+                scripted.failing_starts[me] -= 1
                 raise RuntimeError(f"{me} cannot start")
-            troupe.ups[me] += 1
-            troupe.log.append(f"+{me}")
+            scripted.ups[me] += 1
+            scripted.log.append(f"+{me}")
             task_status.started()
             await self._cue.wait()
             if self._fault is not None:
                 raise self._fault
-            await trio.sleep(troupe.stop_takes_s.get(me, 0.0))
+            await trio.sleep(scripted.stop_takes_s.get(me, 0.0))
         finally:
-            troupe.live[me] -= 1
-            troupe.log.append(f"-{me}")
+            scripted.live[me] -= 1
+            scripted.log.append(f"-{me}")
 
     async def stop(self) -> None:
         self._troupe.log.append(f"?{self._child_id}")
@@ -65,7 +65,7 @@ class Player:
         self._cue.set()
 
 
-class Troupe:
+class ScriptedTree:
     """Makes players and supervisors. ``log`` holds +id (up), ?id (asked to stop), -id (gone), in order."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Troupe:
         self.most_live: Counter[str] = Counter()
         self.ups: Counter[str] = Counter()
         self.failing_starts: Counter[str] = Counter()
-        self.players: dict[str, Player] = {}
+        self.players: dict[str, ScriptedChild] = {}
         self.start_takes_s: dict[str, float] = {}
         self.stop_takes_s: dict[str, float] = {}
         self.deaf: set[str] = set()
@@ -83,7 +83,7 @@ class Troupe:
 
     def spec(self, child_id: str, restart: Restart = "permanent", **more: Any) -> ChildSpec:
         more.setdefault("backoff", NO_WAIT)
-        return ChildSpec(child_id, lambda: Player(self, child_id), restart, **more)
+        return ChildSpec(child_id, lambda: ScriptedChild(self, child_id), restart, **more)
 
     def supervisor(
         self, *specs: ChildSpec, strategy: Strategy = "one_for_one", restarts: int = 3, **more: Any
@@ -116,7 +116,7 @@ class Troupe:
             if report.kind == kind and context in (None, report.context)
         ]
 
-    def playing(self, supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
+    def running(self, supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
         """Run ``supervisor`` around the body, which begins when all are up with an empty log; then stop it."""
         return self._playing(supervisor)
 
@@ -138,10 +138,10 @@ class Troupe:
 
 
 @pytest.fixture(scope="session")
-def new_troupe() -> Callable[[], Troupe]:
-    return Troupe
+def new_scripted_tree() -> Callable[[], ScriptedTree]:
+    return ScriptedTree
 
 
 @pytest.fixture
-def troupe() -> Troupe:
-    return Troupe()
+def scripted() -> ScriptedTree:
+    return ScriptedTree()

@@ -1,4 +1,4 @@
-"""One timer for all asks: each ends at its own deadline, whatever others were asked before or after it."""
+"""The timer of all asks: each ends at its own deadline, whatever the others' are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line an event, whoever speaks, and no secrets in it."""
+"""Logs: one line an event, from any library, without secrets."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_every_configured_secret_is_scrubbed_in_any_form(
                 "HOLDFAST_S3_BUCKET": "results",
                 "HOLDFAST_S3_ACCESS_KEY_ID": "AK1",
                 "HOLDFAST_CARD_WEBHOOK_SECRET": plain(5),
-                # Of a company at another address nobody knows what its keys look like.
+                # The format of another company's keys is not known.
                 "HOLDFAST_CARD_API_BASE": "https://cards.example",
                 "HOLDFAST_DATABASE_URL": "postgresql://ada:pass%20word%2F9@db/holdfast?password=of-the-query",
                 "HOLDFAST_SMTP_URL": "smtps://ada:mail%2Fpw@mail.example:465",

@@ -15,7 +15,7 @@ from holdfast.supervision.spec import ChildSpec
 from holdfast.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from tests.supervision.conftest import Player, Troupe
+    from tests.supervision.conftest import ScriptedChild, ScriptedTree
 
 
 def test_a_window_forgets_what_is_older_than_its_period() -> None:
@@ -42,34 +42,36 @@ def test_a_backoff_doubles_up_to_its_cap_with_jitter() -> None:
         RestartWindow(1, 0.0)
 
 
-async def test_a_backoff_waits_exactly_its_delay(troupe: Troupe, autojump_clock: MockClock) -> None:
+async def test_a_backoff_waits_exactly_its_delay(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
     backoff = Backoff(1.0, 30.0, jitter=0.0)
-    supervisor = troupe.supervisor(troupe.spec("a", backoff=backoff), restarts=7, period_s=1000.0)
-    async with troupe.playing(supervisor):
+    supervisor = scripted.supervisor(scripted.spec("a", backoff=backoff), restarts=7, period_s=1000.0)
+    async with scripted.running(supervisor):
         for _ in range(7):
-            troupe.crash("a")
-            await troupe.settle()
+            scripted.crash("a")
+            await scripted.settle()
             assert supervisor.state_of("a") == "restarting"
             await supervisor.wait_ready()
         assert trio.current_time() == pytest.approx(1 + 2 + 4 + 8 + 16 + 30 + 30, abs=0.01)
-    assert [report.delay_s for report in troupe.reports("crash")] == [1, 2, 4, 8, 16, 30, 30]
+    assert [report.delay_s for report in scripted.reports("crash")] == [1, 2, 4, 8, 16, 30, 30]
 
 
-async def test_the_backoff_of_a_child_that_stayed_up_starts_over(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(1.0, 8.0, jitter=0.0)), restarts=9)
-    async with troupe.playing(supervisor):
+async def test_the_backoff_of_a_child_that_stayed_up_starts_over(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    supervisor = scripted.supervisor(scripted.spec("a", backoff=Backoff(1.0, 8.0, jitter=0.0)), restarts=9)
+    async with scripted.running(supervisor):
         for up_s in (0.0, 7.9, 8.1):
             await trio.sleep(up_s)
-            troupe.crash("a")
-            await troupe.settle()
+            scripted.crash("a")
+            await scripted.settle()
             await supervisor.wait_ready()
-    assert [report.delay_s for report in troupe.reports("crash")] == [1, 2, 1]
+    assert [report.delay_s for report in scripted.reports("crash")] == [1, 2, 1]
 
 
-async def test_the_status_shows_when_a_child_is_retried(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(10.0, 10.0, jitter=0.0)))
-    async with troupe.playing(supervisor):
-        troupe.crash("a")
+async def test_the_status_shows_when_a_child_is_retried(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    supervisor = scripted.supervisor(scripted.spec("a", backoff=Backoff(10.0, 10.0, jitter=0.0)))
+    async with scripted.running(supervisor):
+        scripted.crash("a")
         await trio.sleep(4)
         (status,) = supervisor.children()
         assert status.state == "restarting"
@@ -78,15 +80,17 @@ async def test_the_status_shows_when_a_child_is_retried(troupe: Troupe, autojump
         assert status.restarts_in_window == 1
 
 
-async def test_a_spent_budget_stops_in_order_and_names_the_cause(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), restarts=2)
+async def test_a_spent_budget_stops_in_order_and_names_the_cause(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"), restarts=2)
 
     async def crash_over_and_over() -> None:
-        async with troupe.playing(supervisor):
+        async with scripted.running(supervisor):
             for _ in range(3):
-                troupe.take_log()
-                troupe.crash("b", ExceptionGroup("many", [ExceptionGroup("more", [LookupError("the one")])]))
-                await troupe.settle()
+                scripted.take_log()
+                scripted.crash("b", ExceptionGroup("many", [ExceptionGroup("more", [LookupError("the one")])]))
+                await scripted.settle()
 
     with pytest.raises(ExceptionGroup) as caught:
         await crash_over_and_over()
@@ -94,37 +98,37 @@ async def test_a_spent_budget_stops_in_order_and_names_the_cause(troupe: Troupe,
     assert isinstance(gave_up, GaveUp)
     assert isinstance(gave_up.leaf, LookupError)
     assert gave_up.child_id == "b"
-    assert troupe.take_log() == ["-b", "?c", "-c", "?a", "-a"]
-    assert [report.decision for report in troupe.reports("crash")] == ["restart", "restart", "escalate"]
-    assert [report.reason_type for report in troupe.reports("crash")] == ["LookupError"] * 3
-    assert len(troupe.reports("escalation")) == 1
+    assert scripted.take_log() == ["-b", "?c", "-c", "?a", "-a"]
+    assert [report.decision for report in scripted.reports("crash")] == ["restart", "restart", "escalate"]
+    assert [report.reason_type for report in scripted.reports("crash")] == ["LookupError"] * 3
+    assert len(scripted.reports("escalation")) == 1
 
 
 async def test_restarts_spread_over_more_than_the_period_never_escalate(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
-    supervisor = troupe.supervisor(troupe.spec("a"), restarts=1, period_s=5.0)
-    async with troupe.playing(supervisor):
+    supervisor = scripted.supervisor(scripted.spec("a"), restarts=1, period_s=5.0)
+    async with scripted.running(supervisor):
         for _ in range(20):
-            troupe.crash("a")
+            scripted.crash("a")
             await trio.sleep(5.1)
         assert supervisor.children()[0].incarnation == 21
 
 
 async def test_budgets_multiply_over_levels_and_the_cause_is_raised(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
     def inner() -> Supervisor:
-        return troupe.supervisor(troupe.spec("x"), restarts=1)
+        return scripted.supervisor(scripted.spec("x"), restarts=1)
 
-    outer = troupe.supervisor(troupe.spec("a"), ChildSpec("inner", inner, backoff=Backoff(0, 0)), restarts=2)
+    outer = scripted.supervisor(scripted.spec("a"), ChildSpec("inner", inner, backoff=Backoff(0, 0)), restarts=2)
     crashes = 0
 
     async def crash_over_and_over() -> None:
         nonlocal crashes
-        async with troupe.playing(outer):
+        async with scripted.running(outer):
             while True:
-                troupe.crash("x", KeyError("deep"))
+                scripted.crash("x", KeyError("deep"))
                 crashes += 1
                 await trio.sleep(0.1)
 
@@ -136,37 +140,39 @@ async def test_budgets_multiply_over_levels_and_the_cause_is_raised(
     assert (gave_up.path, gave_up.child_id) == ("top", "inner")
     assert isinstance(gave_up.leaf, KeyError)
     assert isinstance(gave_up.__cause__, KeyError)
-    assert [report.path for report in troupe.reports("escalation")] == ["top/inner/x"] * 3 + ["top/inner"]
-    assert not +troupe.live
+    assert [report.path for report in scripted.reports("escalation")] == ["top/inner/x"] * 3 + ["top/inner"]
+    assert not +scripted.live
 
 
-async def test_a_failed_start_is_retried_after_a_backoff(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.failing_starts["b"] = 2
-    supervisor = troupe.supervisor(
-        troupe.spec("a"), troupe.spec("b", backoff=Backoff(1.0, 9.0, jitter=0.0)), troupe.spec("c")
+async def test_a_failed_start_is_retried_after_a_backoff(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    scripted.failing_starts["b"] = 2
+    supervisor = scripted.supervisor(
+        scripted.spec("a"), scripted.spec("b", backoff=Backoff(1.0, 9.0, jitter=0.0)), scripted.spec("c")
     )
-    async with troupe.playing(supervisor):
+    async with scripted.running(supervisor):
         assert trio.current_time() == pytest.approx(3.0)
         assert supervisor.is_ready
-        troupe.failing_starts["b"] = 1
-        troupe.crash("b")
-        await troupe.settle()
+        scripted.failing_starts["b"] = 1
+        scripted.crash("b")
+        await scripted.settle()
         await supervisor.wait_ready()
-    assert len(troupe.reports("crash", "start_error")) == 3
-    assert troupe.ups["c"] == 1
+    assert len(scripted.reports("crash", "start_error")) == 3
+    assert scripted.ups["c"] == 1
 
 
-async def test_starts_that_keep_failing_spend_the_budget(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.failing_starts["a"] = 99
-    supervisor = troupe.supervisor(troupe.spec("a"), restarts=3)
+async def test_starts_that_keep_failing_spend_the_budget(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    scripted.failing_starts["a"] = 99
+    supervisor = scripted.supervisor(scripted.spec("a"), restarts=3)
     with trio.fail_after(100), pytest.raises(GaveUp, match="a cannot start"):
         await supervisor.run()
-    assert troupe.failing_starts["a"] == 95
+    assert scripted.failing_starts["a"] == 95
 
 
-async def test_a_start_that_times_out_counts_as_a_restart(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.start_takes_s["a"] = 60.0
-    supervisor = troupe.supervisor(troupe.spec("a"), restarts=1, period_s=100.0, start_timeout_s=10.0)
+async def test_a_start_that_times_out_counts_as_a_restart(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    scripted.start_takes_s["a"] = 60.0
+    supervisor = scripted.supervisor(scripted.spec("a"), restarts=1, period_s=100.0, start_timeout_s=10.0)
     with trio.fail_after(100), pytest.raises(GaveUp) as caught:
         await supervisor.run()
     assert isinstance(caught.value.leaf, StartFailed)
@@ -174,7 +180,7 @@ async def test_a_start_that_times_out_counts_as_a_restart(troupe: Troupe, autoju
 
 
 async def test_a_child_that_returns_before_it_is_up_failed_to_start(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
     class Shy:
         async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -183,73 +189,77 @@ async def test_a_child_that_returns_before_it_is_up_failed_to_start(
         async def stop(self) -> None:
             raise AssertionError("never up, never asked to stop")
 
-    supervisor = troupe.supervisor(ChildSpec("shy", Shy, "temporary"), troupe.spec("b"))
-    async with troupe.playing(supervisor):
+    supervisor = scripted.supervisor(ChildSpec("shy", Shy, "temporary"), scripted.spec("b"))
+    async with scripted.running(supervisor):
         assert supervisor.state_of("shy") == "failed"
         assert supervisor.state_of("b") == "running"
-    assert troupe.reports("crash", "start_error")[0].reason_type == "StartFailed"
+    assert scripted.reports("crash", "start_error")[0].reason_type == "StartFailed"
 
 
-async def test_a_factory_that_raises_is_a_failed_start(troupe: Troupe, autojump_clock: MockClock) -> None:
-    def broken() -> Player:
+async def test_a_factory_that_raises_is_a_failed_start(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    def broken() -> ScriptedChild:
         raise ImportError("no such part")
 
     with trio.fail_after(100), pytest.raises(GaveUp) as caught:
-        await troupe.supervisor(ChildSpec("a", broken), restarts=0).run()
+        await scripted.supervisor(ChildSpec("a", broken), restarts=0).run()
     assert isinstance(caught.value.leaf, ImportError)
 
 
 async def test_one_childs_crash_loop_never_delays_anothers_restart(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
     slow = Backoff(50.0, 50.0, jitter=0.0)
-    supervisor = troupe.supervisor(
-        troupe.spec("loop", backoff=slow), troupe.spec("hung"), troupe.spec("b"), restarts=9, start_timeout_s=99.0
+    supervisor = scripted.supervisor(
+        scripted.spec("loop", backoff=slow),
+        scripted.spec("hung"),
+        scripted.spec("b"),
+        restarts=9,
+        start_timeout_s=99.0,
     )
-    async with troupe.playing(supervisor):
-        troupe.crash("loop")
-        troupe.start_takes_s["hung"] = 40.0
-        troupe.crash("hung")
+    async with scripted.running(supervisor):
+        scripted.crash("loop")
+        scripted.start_takes_s["hung"] = 40.0
+        scripted.crash("hung")
         await trio.sleep(1)
         assert [child.state for child in supervisor.children()] == ["restarting", "starting", "running"]
-        troupe.crash("b")
-        await troupe.settle()
+        scripted.crash("b")
+        await scripted.settle()
         assert trio.current_time() == pytest.approx(1.0)
         assert supervisor.state_of("b") == "running"
-        assert troupe.ups["b"] == 2
+        assert scripted.ups["b"] == 2
         await supervisor.wait_ready()
         assert trio.current_time() == pytest.approx(50.0, abs=0.2)
 
 
 async def test_a_slow_stop_of_one_child_never_delays_anothers_restart(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
-    troupe.stop_takes_s["slow"] = 4.0
-    supervisor = troupe.supervisor(troupe.spec("slow"), troupe.spec("b"))
-    async with troupe.playing(supervisor), trio.open_nursery() as nursery:
+    scripted.stop_takes_s["slow"] = 4.0
+    supervisor = scripted.supervisor(scripted.spec("slow"), scripted.spec("b"))
+    async with scripted.running(supervisor), trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.restart_child, "slow")
         await trio.sleep(1)
-        troupe.crash("b")
-        await troupe.settle()
+        scripted.crash("b")
+        await scripted.settle()
         assert (supervisor.state_of("slow"), supervisor.state_of("b")) == ("stopping", "running")
 
 
 async def test_an_exit_during_anothers_backoff_joins_the_group_restart(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
-    supervisor = troupe.supervisor(
-        troupe.spec("a", backoff=Backoff(3.0, 3.0, jitter=0.0)),
-        troupe.spec("b", backoff=Backoff(10.0, 10.0, jitter=0.0)),
-        troupe.spec("c"),
+    supervisor = scripted.supervisor(
+        scripted.spec("a", backoff=Backoff(3.0, 3.0, jitter=0.0)),
+        scripted.spec("b", backoff=Backoff(10.0, 10.0, jitter=0.0)),
+        scripted.spec("c"),
         strategy="rest_for_one",
     )
-    async with troupe.playing(supervisor):
-        troupe.crash("b")
+    async with scripted.running(supervisor):
+        scripted.crash("b")
         await trio.sleep(5)
         assert [child.state for child in supervisor.children()] == ["running", "restarting", "restarting"]
-        troupe.crash("a")
+        scripted.crash("a")
         await trio.sleep(4)
         assert [child.state for child in supervisor.children()] == ["running", "restarting", "restarting"]
         await trio.sleep(2)
         assert supervisor.is_ready
-        assert troupe.take_log() == ["-b", "?c", "-c", "-a", "+a", "+b", "+c"]
+        assert scripted.take_log() == ["-b", "?c", "-c", "-a", "+a", "+b", "+c"]

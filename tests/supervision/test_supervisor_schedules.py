@@ -1,4 +1,4 @@
-"""Random lives: whatever ends when, and in whatever order, a few things always hold."""
+"""Random schedules of crashes and ends, and what holds in all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.supervision.supervisor import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.supervision.conftest import Troupe
+    from tests.supervision.conftest import ScriptedTree
 
     from holdfast.supervision.spec import Restart, Strategy
 
@@ -31,7 +31,7 @@ STEPS = st.tuples(
 
 
 def check_order(log: list[str], strategy: Strategy) -> None:
-    """In groups nobody comes up while one after it is up, and nobody is asked to stop while one after it is up."""
+    """In groups no child starts, and none is stopped, while one after it is up."""
     up: set[str] = set()
     for entry in log:
         sign, name = entry[0], entry[1:]
@@ -56,7 +56,7 @@ def check_order(log: list[str], strategy: Strategy) -> None:
     cancel=st.booleans(),
 )
 def test_any_history_keeps_one_incarnation_order_and_restarts(
-    new_troupe: Callable[[], Troupe],
+    new_scripted_tree: Callable[[], ScriptedTree],
     *,
     strategy: Strategy,
     restarts: list[Restart],
@@ -65,14 +65,14 @@ def test_any_history_keeps_one_incarnation_order_and_restarts(
     stop_takes_s: list[float],
     cancel: bool,
 ) -> None:
-    troupe = new_troupe()
-    troupe.start_takes_s = dict(zip(NAMES, start_takes_s, strict=True))
-    troupe.stop_takes_s = dict(zip(NAMES, stop_takes_s, strict=True))
+    scripted = new_scripted_tree()
+    scripted.start_takes_s = dict(zip(NAMES, start_takes_s, strict=True))
+    scripted.stop_takes_s = dict(zip(NAMES, stop_takes_s, strict=True))
     specs = [
-        troupe.spec(name, restart, backoff=Backoff(0.2, 4.0, jitter=0.2))
+        scripted.spec(name, restart, backoff=Backoff(0.2, 4.0, jitter=0.2))
         for name, restart in zip(NAMES, restarts, strict=True)
     ]
-    supervisor = troupe.supervisor(*specs, strategy=strategy, restarts=1000)
+    supervisor = scripted.supervisor(*specs, strategy=strategy, restarts=1000)
     stopped_by_operator: set[str] = set()
 
     async def operate(step: str, name: str) -> None:
@@ -88,42 +88,42 @@ def test_any_history_keeps_one_incarnation_order_and_restarts(
         with trio.fail_after(10_000):
             async with trio.open_nursery() as nursery:
                 scope = await nursery.start(run, supervisor)
-                assert troupe.log == [f"+{name}" for name in NAMES]
+                assert scripted.log == [f"+{name}" for name in NAMES]
                 for step, name, pause_s in steps:
-                    player = troupe.players.get(name)
+                    player = scripted.players.get(name)
                     if step == "crash" and player is not None:
-                        troupe.crash(name)
+                        scripted.crash(name)
                     elif step == "finish" and player is not None:
-                        troupe.finish(name)
+                        scripted.finish(name)
                     elif step == "fail start":
-                        troupe.failing_starts[name] += 1
+                        scripted.failing_starts[name] += 1
                     elif step in ("restart", "stop"):
                         nursery.start_soon(operate, step, name)
                     await trio.sleep(pause_s)
-                await trio.sleep(500)  # no start fails for ever: whoever is to come back has come back
+                await trio.sleep(500)  # no start fails for ever: every child that is to restart has restarted
                 for status in supervisor.children():
                     if status.restart == "permanent" and status.child_id not in stopped_by_operator:
                         assert status.state == "running", f"lost the restart of {status.child_id}"
                     assert status.state in ("running", "finished", "failed", "stopped")
-                    assert (status.state == "running") == (troupe.live[status.child_id] == 1)
-                before_drain = len(troupe.log)
+                    assert (status.state == "running") == (scripted.live[status.child_id] == 1)
+                before_drain = len(scripted.log)
                 if cancel:
                     scope.cancel()
                 else:
                     await supervisor.stop()
-        gone = [entry for entry in troupe.log[before_drain:] if entry[0] == "-"]
+        gone = [entry for entry in scripted.log[before_drain:] if entry[0] == "-"]
         assert gone == sorted(gone, reverse=True)
 
     trio.run(history, clock=MockClock(autojump_threshold=0))
-    assert not +troupe.live
-    assert max(troupe.most_live.values(), default=0) <= 1
+    assert not +scripted.live
+    assert max(scripted.most_live.values(), default=0) <= 1
     # An operator may stop one child under those that follow it; that alone may break the order.
     order_is_free = any(step == "stop" for step, _, _ in steps)
-    check_order(troupe.log, "one_for_one" if order_is_free else strategy)
+    check_order(scripted.log, "one_for_one" if order_is_free else strategy)
 
 
 async def run(supervisor: Supervisor, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-    """Run under a scope that is handed out once all are up."""
+    """Run under a scope that is returned once all are up."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))

@@ -13,7 +13,7 @@ from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Restart, Strategy
 
 if TYPE_CHECKING:
-    from tests.supervision.conftest import Troupe
+    from tests.supervision.conftest import ScriptedTree
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     ],
 )
 async def test_a_group_restart_stops_in_reverse_and_starts_in_order(
-    troupe: Troupe, autojump_clock: MockClock, strategy: Strategy, expected: list[str]
+    scripted: ScriptedTree, autojump_clock: MockClock, strategy: Strategy, expected: list[str]
 ) -> None:
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy=strategy)
-    async with troupe.playing(supervisor):
-        troupe.crash("b")
-        await troupe.settle()
-        assert troupe.take_log() == expected
-    assert troupe.take_log() == ["?c", "-c", "?b", "-b", "?a", "-a"]
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"), strategy=strategy)
+    async with scripted.running(supervisor):
+        scripted.crash("b")
+        await scripted.settle()
+        assert scripted.take_log() == expected
+    assert scripted.take_log() == ["?c", "-c", "?b", "-b", "?a", "-a"]
 
 
 @pytest.mark.parametrize("strategy", ["one_for_one", "rest_for_one", "one_for_all"])
@@ -45,44 +45,49 @@ async def test_a_group_restart_stops_in_reverse_and_starts_in_order(
     ],
 )
 async def test_the_restart_type_applies_to_crash_and_return(
-    troupe: Troupe,
+    scripted: ScriptedTree,
     autojump_clock: MockClock,
     strategy: Strategy,
     restart: Restart,
     states: dict[str, str],
 ) -> None:
     for end, state in states.items():
-        supervisor = troupe.supervisor(
-            troupe.spec("a"), troupe.spec("b", restart), troupe.spec("c"), strategy=strategy
+        supervisor = scripted.supervisor(
+            scripted.spec("a"), scripted.spec("b", restart), scripted.spec("c"), strategy=strategy
         )
-        async with troupe.playing(supervisor):
-            getattr(troupe, end)("b")
-            await troupe.settle()
+        async with scripted.running(supervisor):
+            getattr(scripted, end)("b")
+            await scripted.settle()
             assert supervisor.state_of("b") == state
             neighbours_fell = strategy != "one_for_one" and state == "running"
-            assert ("-c" in troupe.log) == neighbours_fell
-            assert ("-a" in troupe.log) == (neighbours_fell and strategy == "one_for_all")
+            assert ("-c" in scripted.log) == neighbours_fell
+            assert ("-a" in scripted.log) == (neighbours_fell and strategy == "one_for_all")
             assert supervisor.state_of("a") == supervisor.state_of("c") == "running"
 
 
 async def test_a_group_restart_omits_temporary_runs_finished_transients(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
-    supervisor = troupe.supervisor(
-        troupe.spec("a"), troupe.spec("temp", "temporary"), troupe.spec("job", "transient"), strategy="one_for_all"
+    supervisor = scripted.supervisor(
+        scripted.spec("a"),
+        scripted.spec("temp", "temporary"),
+        scripted.spec("job", "transient"),
+        strategy="one_for_all",
     )
-    async with troupe.playing(supervisor):
-        troupe.finish("job")
-        await troupe.settle()
+    async with scripted.running(supervisor):
+        scripted.finish("job")
+        await scripted.settle()
         assert supervisor.state_of("job") == "finished"
-        troupe.crash("a")
-        await troupe.settle()
+        scripted.crash("a")
+        await scripted.settle()
         assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
 
 
-async def test_each_child_starts_once_the_one_before_is_up(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.start_takes_s = {"a": 3.0, "b": 2.0}
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"))
+async def test_each_child_starts_once_the_one_before_is_up(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    scripted.start_takes_s = {"a": 3.0, "b": 2.0}
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"))
     with trio.fail_after(100):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
@@ -93,13 +98,15 @@ async def test_each_child_starts_once_the_one_before_is_up(troupe: Troupe, autoj
             assert not supervisor.is_ready
             await supervisor.wait_ready()
             assert trio.current_time() == pytest.approx(5.0)
-            assert troupe.take_log() == ["+a", "+b", "+c"]
+            assert scripted.take_log() == ["+a", "+b", "+c"]
             await supervisor.stop()
 
 
-async def test_waiting_for_readiness_ends_with_the_supervisor(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.failing_starts["a"] = 99
-    supervisor = troupe.supervisor(troupe.spec("a", backoff=Backoff(1.0, 1.0, jitter=0.0)), restarts=2)
+async def test_waiting_for_readiness_ends_with_the_supervisor(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    scripted.failing_starts["a"] = 99
+    supervisor = scripted.supervisor(scripted.spec("a", backoff=Backoff(1.0, 1.0, jitter=0.0)), restarts=2)
     with trio.fail_after(100), pytest.RaisesGroup(NotRunning, GaveUp):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep, supervisor.wait_ready)
@@ -112,42 +119,46 @@ async def _keep(wait: object) -> None:
         await wait()  # type: ignore[operator] # a bound async method, handed on as an object
 
 
-async def test_two_crashes_in_one_tick_cost_one_group_restart(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="one_for_all", restarts=1)
-    async with troupe.playing(supervisor):
-        troupe.crash("a")
-        troupe.crash("b")
-        await troupe.settle()
+async def test_two_crashes_in_one_tick_cost_one_group_restart(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"), strategy="one_for_all", restarts=1)
+    async with scripted.running(supervisor):
+        scripted.crash("a")
+        scripted.crash("b")
+        await scripted.settle()
         assert supervisor.is_ready
-        assert troupe.ups == {"a": 2, "b": 2, "c": 2}
-    assert len(troupe.reports("crash")) == 1
-    assert len(troupe.reports("drain", "shutdown_error")) == 1
+        assert scripted.ups == {"a": 2, "b": 2, "c": 2}
+    assert len(scripted.reports("crash")) == 1
+    assert len(scripted.reports("drain", "shutdown_error")) == 1
 
 
-async def test_a_late_stop_does_not_affect_the_next_incarnation(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(troupe.spec("a"))
-    async with troupe.playing(supervisor):
+async def test_a_late_stop_does_not_affect_the_next_incarnation(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    supervisor = scripted.supervisor(scripted.spec("a"))
+    async with scripted.running(supervisor):
         for _ in range(20):
             # The child ends by itself in the very tick in which its stop is ordered, before it or after.
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.restart_child, "a")
-                troupe.crash("a")
+                scripted.crash("a")
             await trio.sleep(100)
             assert supervisor.is_ready
-            assert troupe.most_live["a"] == 1
-    assert not troupe.reports("drain", "killed")
+            assert scripted.most_live["a"] == 1
+    assert not scripted.reports("drain", "killed")
 
 
-async def test_an_operator_stops_and_restarts_a_child(troupe: Troupe, autojump_clock: MockClock) -> None:
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="rest_for_one", restarts=0)
-    async with troupe.playing(supervisor):
+async def test_an_operator_stops_and_restarts_a_child(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"), strategy="rest_for_one", restarts=0)
+    async with scripted.running(supervisor):
         await supervisor.stop_child("b")
         assert supervisor.state_of("b") == "stopped"
         assert not supervisor.is_ready
-        assert troupe.take_log() == ["?b", "-b"]
+        assert scripted.take_log() == ["?b", "-b"]
         await supervisor.restart_child("b")
-        await troupe.settle()
-        assert troupe.take_log() == ["?c", "-c", "+b", "+c"]
+        await scripted.settle()
+        assert scripted.take_log() == ["?c", "-c", "+b", "+c"]
         assert {child.state for child in supervisor.children()} == {"running"}
         with pytest.raises(KeyError):
             await supervisor.stop_child("nobody")
@@ -156,35 +167,35 @@ async def test_an_operator_stops_and_restarts_a_child(troupe: Troupe, autojump_c
 
 
 async def test_a_group_restart_omits_a_child_stopped_by_an_operator(
-    troupe: Troupe, autojump_clock: MockClock
+    scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:
-    supervisor = troupe.supervisor(*(troupe.spec(name) for name in "abc"), strategy="one_for_all")
-    async with troupe.playing(supervisor):
+    supervisor = scripted.supervisor(*(scripted.spec(name) for name in "abc"), strategy="one_for_all")
+    async with scripted.running(supervisor):
         await supervisor.stop_child("b")
-        troupe.crash("a")
-        await troupe.settle()
+        scripted.crash("a")
+        await scripted.settle()
         assert [child.state for child in supervisor.children()] == ["running", "stopped", "running"]
 
 
-async def test_a_supervisor_below_another_uses_its_path(troupe: Troupe, autojump_clock: MockClock) -> None:
-    troupe.start_takes_s["x"] = 4.0
-    inner = ChildSpec("workers", lambda: troupe.supervisor(troupe.spec("x"), troupe.spec("y")))
-    outer = troupe.supervisor(inner, troupe.spec("z"), name="holdfast")
-    async with troupe.playing(outer):
+async def test_a_supervisor_below_another_uses_its_path(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
+    scripted.start_takes_s["x"] = 4.0
+    inner = ChildSpec("workers", lambda: scripted.supervisor(scripted.spec("x"), scripted.spec("y")))
+    outer = scripted.supervisor(inner, scripted.spec("z"), name="holdfast")
+    async with scripted.running(outer):
         assert trio.current_time() == pytest.approx(4.0)
         assert [child.child_id for child in outer.children()[0].children] == ["x", "y"]
-        troupe.crash("x")
+        scripted.crash("x")
         await trio.sleep(1)
         assert outer.state_of("workers") == "running"
         assert not outer.is_ready
         await outer.wait_ready()
-    assert troupe.reports("crash")[0].path == "holdfast/workers/x"
+    assert scripted.reports("crash")[0].path == "holdfast/workers/x"
 
 
-def test_invalid_specs_are_refused(troupe: Troupe) -> None:
+def test_invalid_specs_are_refused(scripted: ScriptedTree) -> None:
     with pytest.raises(ValueError, match="finite"):
-        troupe.spec("a", shutdown_s=float("inf"))
+        scripted.spec("a", shutdown_s=float("inf"))
     with pytest.raises(ValueError, match="slash"):
-        troupe.spec("a/b")
+        scripted.spec("a/b")
     with pytest.raises(ValueError, match="share an id"):
-        troupe.supervisor(troupe.spec("a"), troupe.spec("a"))
+        scripted.supervisor(scripted.spec("a"), scripted.spec("a"))
