@@ -19,7 +19,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import trio
 
@@ -37,27 +37,12 @@ from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.group_pause import GroupPause
 from holdfast.supervision.intensity import RestartWindow
-from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
+from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
 from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
-
-
-class WriteGate(Protocol):
-    """Whether actors can read and write now; without that no actor can load or change anything."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def retry_after_s(self) -> float: ...
-
-    async def wait_open(self) -> None: ...
 
 
 class KeyedRef(TrioActorRef):
@@ -116,10 +101,8 @@ class KeyedDirectory:
         self._pause = GroupPause(self.limits, self._reports, probe, self._rng)
         self._stopping = trio.Event()
         self._emptied = trio.Event()
-        self._awake_count = 0
+        self.awake_count = 0
         self._deadlines = AskDeadlines()
-
-    # ------------------------------------------------------------------------------------------------ messages
 
     def ref(self, key: str) -> KeyedRef:
         """Return the address of the actor with this key."""
@@ -189,11 +172,13 @@ class KeyedDirectory:
         if self._nursery is None:
             return
         child.state = "awake"
-        self._awake_count += 1
-        self._reports.awake(self._awake_count)
+        self.awake_count += 1
+        self._reports.awake(self.awake_count)
         self._nursery.start_soon(self._live, child, name=f"actor:{self.name}:{child.key}")
-        if self._awake_count > self.limits.awake_max:
-            self._passivate_oldest()
+        if self.awake_count > self.limits.awake_max:
+            oldest = next((each for each in self._children.values() if each.is_idle), None)
+            if oldest is not None:
+                oldest.mailbox.put_system(SystemMessage.PASSIVATE)
 
     async def _live(self, child: KeyedChild) -> None:
         """Run incarnation after incarnation until the child may sleep. Raises nothing but a cancellation."""
@@ -207,8 +192,8 @@ class KeyedDirectory:
             # A bug in this module: quarantine this key rather than cancel all others.
             self._quarantine.put(child, exc)
         finally:
-            self._awake_count -= 1
-            self._reports.awake(self._awake_count)
+            self.awake_count -= 1
+            self._reports.awake(self.awake_count)
             if was_cancelled and isinstance(child.actor, JournaledActor):
                 # The journal may still return messages, perhaps during another run of the directory.
                 child.actor.on_requeued = partial(self._on_requeued, child)
@@ -221,7 +206,7 @@ class KeyedDirectory:
                         self._forget(child)
                 elif not was_cancelled and not self._stopping.is_set():
                     self._activate(child)
-            if not self._awake_count:
+            if not self.awake_count:
                 self._emptied.set()
 
     def _on_requeued(self, child: KeyedChild) -> None:
@@ -238,11 +223,6 @@ class KeyedDirectory:
     def _has_crashed_lately(self, child: KeyedChild) -> bool:
         """Whether a sleeping child is retained for its crash count: one crash a message is a crash loop too."""
         return child.window is not None and child.window.count(trio.current_time()) > 0
-
-    def _is_forgettable(self, child: KeyedChild) -> bool:
-        if child.state == "quarantined":
-            return self._quarantine.is_long_over(child)
-        return child.state == "asleep" and not self._has_crashed_lately(child)
 
     def _forget(self, child: KeyedChild) -> None:
         if self._children.get(child.key) is child:
@@ -338,8 +318,6 @@ class KeyedDirectory:
             await self._stopping.wait()
         child.state = "awake"
 
-    # ------------------------------------------------------------------------------------------- quarantine
-
     def release(self, key: str) -> bool:
         """End a key's quarantine, for an operator. Returns False if it is not quarantined."""
         child = self._children.get(key)
@@ -356,7 +334,7 @@ class KeyedDirectory:
         """Return the keys in quarantine."""
         return [child.key for child in self._children.values() if child.state == "quarantined"]
 
-    # ------------------------------------------------------------------------------------- as a child of the tree
+    # --------------------------------------------------------------------------------------- its run in the tree
 
     def place(self, path: str) -> None:
         """Set the path in the tree."""
@@ -366,11 +344,6 @@ class KeyedDirectory:
     def is_ready(self) -> bool:
         """Whether asks are accepted now."""
         return self._nursery is not None and not self._stopping.is_set() and not self._pause.is_on
-
-    @property
-    def awake_count(self) -> int:
-        """How many actors are awake."""
-        return self._awake_count
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run actors until :meth:`stop` has drained them. Messages left over wake their actors in the next run."""
@@ -396,7 +369,7 @@ class KeyedDirectory:
         self._stopping.set()
 
     async def _drain(self) -> None:
-        while self._awake_count:
+        while self.awake_count:
             is_blocked = self._pause.is_on or not self._gate.is_open
             if is_blocked and all(child.actor is None for child in self._children.values()):
                 # No actor works and none can start: the messages stay for the next run.
@@ -409,20 +382,19 @@ class KeyedDirectory:
                 await self._emptied.wait()
 
     async def _sweep(self) -> None:
-        """Passivate idle actors, the longest idle first."""
+        """Passivate idle actors, the longest idle first, and forget what need not be remembered."""
         while True:
             await trio.sleep(max(self.limits.idle_s / 8, 0.05))
             oldest = trio.current_time() - self.limits.idle_s
             for child in list(self._children.values()):
                 if child.last_used > oldest:
                     break
-                if child.mailbox.empty() and self._is_forgettable(child):
-                    self._forget(child)
-                elif child.state == "awake" and child.mailbox.empty() and not child.mailbox.has_system:
+                if child.is_idle:
                     child.mailbox.put_system(SystemMessage.PASSIVATE)
+                elif child.mailbox.empty() and self._is_forgettable(child):
+                    self._forget(child)
 
-    def _passivate_oldest(self) -> None:
-        for child in self._children.values():
-            if child.state == "awake" and child.mailbox.empty() and not child.mailbox.has_system:
-                child.mailbox.put_system(SystemMessage.PASSIVATE)
-                return
+    def _is_forgettable(self, child: KeyedChild) -> bool:
+        if child.state == "quarantined":
+            return self._quarantine.is_long_over(child)
+        return child.state == "asleep" and not self._has_crashed_lately(child)

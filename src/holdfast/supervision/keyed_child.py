@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -34,6 +34,21 @@ class KeyedLimits:
     backoff: Backoff = _RESTARTS
     probe_backoff: Backoff = _PROBES
     quarantine: Backoff = _QUARANTINES
+
+
+class WriteGate(Protocol):
+    """Whether actors can read and write now; without that no actor can load or change anything."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def retry_after_s(self) -> float: ...
+
+    async def wait_open(self) -> None: ...
 
 
 class KeyedChild:
@@ -74,3 +89,8 @@ class KeyedChild:
         self.trial_at: float | None = None
         self.waiting_on: KeyedChild | None = None
         self.learned: list[tuple[IdempotencyProbe, RememberedReply]] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its actor is awake with no message to handle."""
+        return self.state == "awake" and self.mailbox.empty() and not self.mailbox.has_system

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
@@ -109,3 +110,18 @@ class RecordAnnouncement(Command[TaskReply]):
 
     delivered: bool
     rows: tuple[Row, ...]
+
+
+TaskCommand: TypeAlias = (
+    Wake
+    | ReceiveProviderUpdate
+    | RecordSubmission
+    | RecordPoll
+    | RecordCancel
+    | RecordHosting
+    | RecordAnnouncement
+    | CancelTask
+    | DecideReview
+    | ExpireAssets
+    | DropInput
+)
