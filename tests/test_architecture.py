@@ -46,7 +46,7 @@ def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     children = [line.split()[1] for line in lines if line.startswith(("├──", "└──"))]
     assert children == [*(child.child_id for child in tree.children()), "http"]
     shown = "\n".join(lines)
-    [workers] = [slot.spec.start() for slot in tree._slots if slot.spec.child_id == "workers"]
+    [workers] = [child.spec.start() for child in tree._children if child.spec.child_id == "workers"]
     assert isinstance(workers, Supervisor)
     names = [child.child_id for child in workers.children()]
     assert len(names) == 10

@@ -84,11 +84,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class TaskDependencies:
-    """What the task actors of a process share.
+    """Shared by the task actors of a process. ``process_id`` is written into the task's row with each step.
 
-    ``now`` returns service time. ``process_id`` is written into the task's row with each step. ``is_submitting``
-    returns whether this process is still submitting an attempt. ``health`` records callbacks, and jobs given up
-    without any update.
+    ``is_submitting`` returns whether this process is still submitting an attempt; ``now`` returns service time.
     """
 
     accounts: Directory
@@ -122,12 +120,11 @@ class TaskActor(JournaledActor):
         self._load = load
         self._deps = deps
         self._task: Task
-        self._event_ids: set[tuple[str, str]]
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the task and the events it has received."""
         self._task, event_ids = await self._load(self._request_id)
-        self._event_ids = set(event_ids)
+        self._event_ids: set[tuple[str, str]] = set(event_ids)
         self._reply = TaskReply(self._request_id, self._task.account_id)
 
     async def on_receive(self, message: TaskCommand) -> Turn[TaskReply]:
