@@ -222,8 +222,8 @@ async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
     ("changed", "told"),
     [
         ({"secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
-        ({"access_key_id": "AKIAUNKNOWN"}, "it does not know the access key"),
-        ({"bucket": "elsewhere"}, "has no right"),
+        ({"access_key_id": "AKIAUNKNOWN"}, "the access key does not exist"),
+        ({"bucket": "elsewhere"}, "the access key may not"),
         ({"bucket": "nowhere"}, "there is no bucket 'nowhere'"),
         ({"endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
     ],
@@ -266,7 +266,7 @@ async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: Buc
         deaf.listen()
         place = replace(bucket.place, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         store = S3Store(place, incoming_dir=tmp_path, request_timeout_s=0.2, retries_max=0)
-        with trio.fail_after(5), pytest.raises(StoreFault, match="does not answer in time"):
+        with trio.fail_after(5), pytest.raises(StoreFault, match="does not respond in time"):
             await store.open(asset_key(SHA, "png"))
         patient = S3Store(place, incoming_dir=tmp_path)
         with trio.fail_after(5):

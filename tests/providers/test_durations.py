@@ -67,11 +67,11 @@ def test_a_sound_from_a_pipe_is_as_long_as_its_bytes(
     [
         (wave(0.0), "no samples"),
         (wave(0.0, told_bytes=0xFFFFFFFF), "no samples"),
-        (wave(1.0, told_bytes=16_001), "cut short"),
-        (wave(1.0)[:9000], "cut short"),
-        (wave(1.0, rate=10), "contradicts itself"),
-        (wave(1.0, frame_bytes=1), "contradicts itself"),
-        (wave(1.0, channels=0, bits=16), "contradicts itself"),
+        (wave(1.0, told_bytes=16_001), "truncated"),
+        (wave(1.0)[:9000], "truncated"),
+        (wave(1.0, rate=10), "not valid"),
+        (wave(1.0, frame_bytes=1), "not valid"),
+        (wave(1.0, channels=0, bits=16), "not valid"),
         (b"RIFF\x04\0\0\0WAVE", "no samples"),
     ],
 )
@@ -111,7 +111,7 @@ def test_the_told_lengths_of_movie_and_track_do_not_count() -> None:
 def test_a_clip_that_lists_more_than_it_holds_is_refused() -> None:
     content = made("mp4 mpeg4", 2.0)
     at = content.index(b"stsz") + 16
-    with pytest.raises(Contradiction, match="more than it holds"):
+    with pytest.raises(Contradiction, match="more data than it has"):
         duration_of(content[:at] + b"\x00\xff\xff\xff" + content[at + 4 :], "video/mp4")
 
 
@@ -120,7 +120,7 @@ def test_samples_that_claim_to_last_for_ever_last_as_long_as_they_are_shown() ->
     at = content.index(b"stts") + 16
     endless = content[:at] + b"\x7f\xff\xff\xff" + content[at + 4 :]
     assert duration_of(endless, "video/mp4") == 2.0
-    with pytest.raises(Contradiction, match="times it tells"):
+    with pytest.raises(Contradiction, match="too short for its times"):
         duration_of(endless.replace(b"elst", b"free"), "video/mp4")
 
 
