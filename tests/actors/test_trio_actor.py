@@ -26,7 +26,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
     Unknown,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 
 OURS = Stale((Fence("account", "a", 0),))
 THEIRS = Stale((Fence("task", "t", 0),))
@@ -275,7 +275,7 @@ async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nurse
     assert harness.endings == [Ending.PASSIVATED]
 
 
-@pytest.mark.parametrize("result", [OURS, NotWritten("lost"), AlreadyReplied(RememberedReply(b"f", b"r"))])
+@pytest.mark.parametrize("result", [OURS, NotWritten("lost"), AlreadyReplied(StoredReply(b"f", b"r"))])
 async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     nursery: trio.Nursery, result: UnitResult
 ) -> None:
@@ -288,7 +288,7 @@ async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     assert harness.endings == [Ending.VOIDED]
     assert harness.answers == ["written 1", "said a", None, None, None, None]
     assert harness.requeued == [2, "b", 3, "c"]
-    learned = [(IdempotencyProbe("a", "r", "2"), RememberedReply(b"f", b"r"))]
+    learned = [(IdempotencyProbe("a", "r", "2"), StoredReply(b"f", b"r"))]
     assert harness.actor.learned == (learned if isinstance(result, AlreadyReplied) else [])
 
 

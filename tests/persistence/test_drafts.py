@@ -33,8 +33,8 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRow,
     IdempotencyProbe,
     IdempotencyRow,
-    RememberedReply,
     SignInRow,
+    StoredReply,
 )
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
@@ -135,7 +135,7 @@ class AccountUnits:
         probe = None
         if key is not None:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (*extra, IdempotencyRow(probe, RememberedReply(b"print", b"reply"), utc_now()))
+            extra = (*extra, IdempotencyRow(probe, StoredReply(b"print", b"reply"), utc_now()))
         return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
 
 

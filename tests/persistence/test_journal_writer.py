@@ -46,10 +46,10 @@ from holdfast.persistence.records.accounts import (
     ApiKeyUsedRow,
     IdempotencyProbe,
     IdempotencyRow,
-    RememberedReply,
     SessionRevokedRow,
     SessionRow,
     SignInRow,
+    StoredReply,
 )
 from holdfast.persistence.records.orders import OrderChangedRow, OrderRow, PaymentEventRow, UnappliedPaymentEventRow
 from holdfast.persistence.records.outbox import (
@@ -179,7 +179,7 @@ class AccountUnits:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
             extra = (
                 *extra,
-                IdempotencyRow(probe, RememberedReply(b"print", f"reply to {key}".encode()), utc_now()),
+                IdempotencyRow(probe, StoredReply(b"print", f"reply to {key}".encode()), utc_now()),
             )
         operations = () if operation is None else (operation,)
         return Unit(fences=(fence,), rows=(head, *operations, *extra), probe=probe)
@@ -309,7 +309,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
         SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later),
         SessionRevokedRow(a, f"ses{i}{t}", later),
-        IdempotencyRow(IdempotencyProbe(a, t, t), RememberedReply(b"", t.encode()), AT),
+        IdempotencyRow(IdempotencyProbe(a, t, t), StoredReply(b"", t.encode()), AT),
         SignInRow(f"email:{i}{t}", 1, AT, {"k": t, t or "empty": [t, None]}),
     ]
 
@@ -402,7 +402,7 @@ def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: ps
     [account] = opened(writer)
     old = IdempotencyRow(
         IdempotencyProbe(account.account_id, "POST /x", "k"),
-        RememberedReply(b"old", b"old"),
+        StoredReply(b"old", b"old"),
         utc_now() - timedelta(days=2),
     )
     assert all_committed(writer.write([Unit(rows=(old,))]))
@@ -518,7 +518,7 @@ def test_a_used_key_returns_its_reply_and_voids_the_followers(
     [account] = opened(writer)
     assert all_committed(writer.write([account.credit(key="k")]))
     results = writer.write([account.credit(key="k"), account.credit(key="other")])
-    assert results[0] == AlreadyReplied(RememberedReply(b"print", b"reply to k"))
+    assert results[0] == AlreadyReplied(StoredReply(b"print", b"reply to k"))
     assert isinstance(results[1], Stale)
     assert head(rows, account.account_id) == (1, 100, 1)
 

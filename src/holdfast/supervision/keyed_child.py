@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
 KeyedState = Literal["asleep", "awake", "backing_off", "quarantined"]
@@ -88,7 +88,7 @@ class KeyedChild:
         self.quarantined_until = 0.0
         self.trial_at: float | None = None
         self.waiting_on: KeyedChild | None = None
-        self.learned: list[tuple[IdempotencyProbe, RememberedReply]] | None = None
+        self.learned: list[tuple[IdempotencyProbe, StoredReply]] | None = None
 
     @property
     def is_idle(self) -> bool:

@@ -165,7 +165,7 @@ class Supervisor:
         return self._child(child_id).state(self._ending.is_set())
 
     async def restart_child(self, child_id: str) -> None:
-        """Restart a child and the siblings that its strategy includes, whatever its restart type or history.
+        """Restart a child and the siblings that its strategy includes, regardless of its restart type and history.
 
         It does not count against the restart budget. Returns when the child is up, or has finished since. Raises
         KeyError, and :class:`NotRunning` if the supervisor ends or another caller stops the child meanwhile.

@@ -60,8 +60,8 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRow,
     ApiKeyUsedRow,
     IdempotencyProbe,
-    RememberedReply,
     SessionRevokedRow,
+    StoredReply,
 )
 
 AccountCommand: TypeAlias = (
@@ -117,7 +117,7 @@ class AccountActor(JournaledActor):
         self._units = AccountUnits(loaded.state, self._replies, self._now)
         self._live_keys = loaded.live_keys
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
+    def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
         """Add replies that were found in rows."""
         self._replies.learn(learned)
 

@@ -56,7 +56,7 @@ class RecordIntentRefused(Command[OrderResult]):
 
 @dataclass(frozen=True, slots=True)
 class ReceivePaymentEvent(Command[OrderResult]):
-    """A card provider's verified event about the order; ``body`` is stored as received, whatever its effect."""
+    """A card provider's verified event about the order; ``body`` is stored even if it has no effect."""
 
     order_id: str
     event: PaymentEvent

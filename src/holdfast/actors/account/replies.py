@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, StoredReply
 
 R = TypeVar("R")
 
@@ -24,7 +24,7 @@ STORED_REFUSALS = frozenset({"insufficient_credit"})
 _encoder = msgspec.json.Encoder()
 
 
-def replay(stored: RememberedReply, idempotency: IdempotencyKey, reply_type: type[R]) -> Replayed[R] | Refusal:
+def replay(stored: StoredReply, idempotency: IdempotencyKey, reply_type: type[R]) -> Replayed[R] | Refusal:
     """Return the stored reply. Refuses with ``idempotency_key_reused`` if it belongs to another request."""
     if stored.fingerprint != idempotency.fingerprint:
         return Refusal(
@@ -44,9 +44,9 @@ class RecentReplies:
     def __init__(self, account_id: str, *, replies_max: int) -> None:
         self._account_id = account_id
         self._max = replies_max
-        self._replies: OrderedDict[tuple[str, str], RememberedReply] = OrderedDict()
+        self._replies: OrderedDict[tuple[str, str], StoredReply] = OrderedDict()
 
-    def learn(self, found: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
+    def learn(self, found: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
         """Add replies that the journal found in rows."""
         for probe, stored in found:
             self._replies[probe.route, probe.key] = stored
@@ -61,7 +61,7 @@ class RecentReplies:
     def add(self, idempotency: IdempotencyKey, reply: object, at: datetime) -> IdempotencyRow:
         """Remember a reply and return its row."""
         route, key = idempotency.route, idempotency.key
-        stored = RememberedReply(idempotency.fingerprint, _encoder.encode(reply))
+        stored = StoredReply(idempotency.fingerprint, _encoder.encode(reply))
         self._replies[route, key] = stored
         if len(self._replies) > self._max:
             self._replies.popitem(last=False)

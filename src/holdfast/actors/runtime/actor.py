@@ -41,7 +41,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
     Unknown,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -209,7 +209,7 @@ class JournaledActor(TrioActor):
 
     def __init__(self, mailbox: Mailbox, journal: Journal) -> None:
         super().__init__(mailbox)
-        self.learned: list[tuple[IdempotencyProbe, RememberedReply]] = []
+        self.learned: list[tuple[IdempotencyProbe, StoredReply]] = []
         self._journal = journal
         self._undurable: deque[tuple[Envelope, object]] = deque()
         self._units_open = 0
@@ -222,7 +222,7 @@ class JournaledActor(TrioActor):
         """Called when messages return to the mailbox after this incarnation has ended, to start the next one."""
         self._awaits_units = False
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, RememberedReply]]) -> None:
+    def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
         """Take over the stored replies that an earlier incarnation found."""
 
     async def wind_down(self) -> None:

@@ -20,7 +20,7 @@ class EventCommands:
         self._now = now
 
     async def resend(self, account_id: str, event_id: str) -> None:
-        """Make an event due now under the same id, whatever its status, with no attempts made."""
+        """Make an event due now under the same id, in any delivery status, with no attempts made."""
         at = self._now()
         row = OutboxResendRow(
             account_id=account_id,

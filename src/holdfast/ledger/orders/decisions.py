@@ -95,7 +95,7 @@ def on_event(
 ) -> OrderStep:
     """Apply a provider event. An event applied before changes nothing; a stale one is only recorded.
 
-    A sandbox order accepts its own callback only: no card event can pay it, whatever order it names.
+    A sandbox order accepts its own callback only: no card event can pay it, even one that names it.
     """
     state = order.state
     if (order.request.provider == "sandbox") != (source == "sandbox_callback"):

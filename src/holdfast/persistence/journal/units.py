@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.rows import Row
 
 FenceKind = Literal["account", "task", "sign_in"]
@@ -51,7 +51,7 @@ class Stale:
 class AlreadyReplied:
     """The unit is void: its idempotency key had been used. Nothing of it was written."""
 
-    stored: RememberedReply
+    stored: StoredReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from holdfast.persistence.journal.units import (
     Unit,
     UnitResult,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, RememberedReply
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     is_worth_retrying,
@@ -229,7 +229,7 @@ class BatchWriter:
 
     def _check_preconditions(
         self, connection: psycopg.Connection[Any], preconditions: Preconditions
-    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, RememberedReply]]:
+    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, StoredReply]]:
         """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found."""
         if preconditions.is_empty:
             return {}, {}
@@ -249,7 +249,7 @@ class BatchWriter:
         if found is not None:
             for account_id, route, key, fingerprint, reply in found.fetchall():
                 probe = IdempotencyProbe(account_id, route, key)
-                replies[probe] = RememberedReply(bytes(fingerprint), bytes(reply))
+                replies[probe] = StoredReply(bytes(fingerprint), bytes(reply))
         return versions, replies
 
     def _has_grown(self, units: int) -> bool:
@@ -298,7 +298,7 @@ class BatchWriter:
 def _results_of(
     units: Iterable[Unit],
     versions: dict[_RowKey, int],
-    replies: dict[IdempotencyProbe, RememberedReply],
+    replies: dict[IdempotencyProbe, StoredReply],
 ) -> list[UnitResult]:
     """Check each unit's fences against the versions that the units before it leave.
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.persistence.records.accounts import RememberedReply
+from holdfast.persistence.records.accounts import StoredReply
 from holdfast.persistence.records.tables import idempotency_records
 
 _FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).where(
@@ -19,9 +19,9 @@ _FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).w
 
 def find_reply(
     rows: Connection, account_id: str, *, route: str, key: str, now: datetime, ttl_s: int
-) -> RememberedReply | None:
+) -> StoredReply | None:
     """Return the record of (account, route, key), or None; one older than ``ttl_s`` counts as absent."""
     oldest = now - timedelta(seconds=ttl_s)
     parameters = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
     found = rows.execute(_FIND, parameters).one_or_none()
-    return None if found is None else RememberedReply(bytes(found.fingerprint), bytes(found.reply))
+    return None if found is None else StoredReply(bytes(found.fingerprint), bytes(found.reply))

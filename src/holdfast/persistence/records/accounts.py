@@ -102,7 +102,7 @@ class IdempotencyProbe(NamedTuple):
     key: str
 
 
-class RememberedReply(NamedTuple):
+class StoredReply(NamedTuple):
     """The content of an idempotency record: the fingerprint of the first request, and its reply as JSON."""
 
     fingerprint: bytes
@@ -113,7 +113,7 @@ class IdempotencyRow(NamedTuple):
     """A new idempotency record. The probe has shown that the key has no current one; an expired one is replaced."""
 
     probe: IdempotencyProbe
-    stored: RememberedReply
+    stored: StoredReply
     created_at: datetime
 
 

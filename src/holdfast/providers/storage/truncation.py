@@ -1,7 +1,7 @@
 """Detect truncated media files: their beginning is that of a complete one.
 
-The structure is walked and never decoded, so a file costs no memory whatever it claims. Formats without a length or
-an end marker (MP3, Ogg, FLAC, WebM) are not checked.
+The structure is walked and never decoded, so a file needs no memory for the sizes it declares. Formats without a
+length or an end marker (MP3, Ogg, FLAC, WebM) are not checked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The order's row is durable before the provider is called, and the intent is created under the order's id, so that an
 interrupted creation is resumed by the same request with its Idempotency-Key, or by the workers. The webhook
-endpoint calls no external service, so that it responds quickly whatever the provider's state.
+endpoint calls no external service, so that it responds quickly even if the provider does not.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def create_card_order(call: Call) -> Outcome:
     intent = await _intent_of(call, card, order)
     if isinstance(intent, Refusal):
         return intent
-    # Every repetition of the request gets the same response, whatever the order's state has become.
+    # Every repetition of the request gets the same response, even if the order has changed since.
     state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
     body = render_order(
         CardOrderCreated,

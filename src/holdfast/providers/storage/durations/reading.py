@@ -1,6 +1,6 @@
 """Bounds-checked access to the bytes of a media file, with a limit on the work per file.
 
-The readers are plain Python over a memory map: a file needs no memory, whatever sizes it declares, and no decoder
+The readers are plain Python over a memory map: a file needs no memory for the sizes it declares, and no decoder
 runs on it. The time for a file is limited by counting steps; every few thousand steps the reading thread sleeps
 briefly, so that the event loop can run.
 """
