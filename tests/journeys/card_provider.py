@@ -110,7 +110,8 @@ class CardProviderProcess:
         async def all_delivered() -> bool:
             state = await self._control("GET", "state", None)
             states = {each["id"]: (each["delivery"] or {}).get("state") for each in state["events"]}
-            return all(states.get(event_id, "heard") in ("heard", "dropped") for event_id in wanted)
+            open_states = (None, "waiting", "held", "given_up")
+            return all(states.get(event_id, "dropped") not in open_states for event_id in wanted)
 
         await until(all_delivered)
 

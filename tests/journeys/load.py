@@ -97,7 +97,7 @@ class Witness:
             answer = await self.customer.create(key=key)
         except httpx2.TransportError:
             return None
-        if not self._heard(answer):
+        if not self._was_served(answer):
             return None
         self.created[key] = ok(answer)
         request_id: str = self.created[key]["request_id"]
@@ -110,12 +110,12 @@ class Witness:
             return
         if answer.status_code == 409:
             assert answer.json()["error"]["code"] == "task_already_terminal"
-        elif self._heard(answer):
+        elif self._was_served(answer):
             task = ok(answer)
             if task["status"] in ENDED:
                 assert self.ends.setdefault(task["request_id"], task["status"]) == task["status"]
 
-    def _heard(self, answer: httpx2.Response) -> bool:
+    def _was_served(self, answer: httpx2.Response) -> bool:
         if answer.status_code >= 500:
             self.turned_away.append(answer)
             return False

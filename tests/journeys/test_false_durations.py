@@ -37,7 +37,7 @@ async def costs(
 
 async def a_sound_from_a_pipe(run: TaskRun) -> None:
     """A sound of one second without a length in its header costs one second."""
-    await costs(run, wave(1.0, told_bytes=UNKNOWN, riff_bytes=UNKNOWN), "audio/wav", "0.10")
+    await costs(run, wave(1.0, declared_bytes=UNKNOWN, riff_bytes=UNKNOWN), "audio/wav", "0.10")
 
 
 async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
@@ -90,7 +90,7 @@ async def a_sound_without_sound(run: TaskRun) -> None:
     """Headers without content are not a result."""
     await run.create(TIMED)
     await run.start_processing()
-    await run.report_success(run.file("a.bin", is_file(wave(0.0, told_bytes=UNKNOWN), "audio/wav")))
+    await run.report_success(run.file("a.bin", is_file(wave(0.0, declared_bytes=UNKNOWN), "audio/wav")))
     task = await run.wait_for("review")
     assert task["error"] == "hosting_failed: bad_type: the audio has no samples"
     ok(await run.cancel())

@@ -90,9 +90,9 @@ async def files_that_are_not_pictures(run: TaskRun) -> None:
         run,
         {
             "page": (is_file(page), {}, "bad_type"),
-            "page_told": (is_file(page, "text/html"), {}, "bad_type"),
+            "page_declared": (is_file(page, "text/html"), {}, "bad_type"),
             "svg": (is_file(svg), {}, "bad_type"),
-            "svg_told": (is_file(svg, "image/svg+xml"), {"content_type": "image/svg+xml"}, "bad_type"),
+            "svg_declared": (is_file(svg, "image/svg+xml"), {"content_type": "image/svg+xml"}, "bad_type"),
             "jpeg_as_png": (is_file(jpeg.getvalue()), {}, "bad_type"),
             "jpeg_unwanted": (is_file(jpeg.getvalue(), "image/jpeg"), {}, "bad_type"),
             "declared_as_jpeg": (is_file(PICTURE), {"content_type": "image/jpeg"}, "bad_type"),
@@ -117,8 +117,8 @@ async def files_that_do_not_end(run: TaskRun) -> None:
         run,
         {
             "declared": (pours(FLOOD_BYTES, poured, declared=True), {}, "too_large"),
-            "untold": (pours(FLOOD_BYTES, poured, declared=False), {}, "too_large"),
-            "told_in_the_news": (is_file(PICTURE), {"bytes": FLOOD_BYTES}, "mismatch"),
+            "undeclared": (pours(FLOOD_BYTES, poured, declared=False), {}, "too_large"),
+            "declared_in_the_update": (is_file(PICTURE), {"bytes": FLOOD_BYTES}, "mismatch"),
         },
     )
     assert len(poured) == 2

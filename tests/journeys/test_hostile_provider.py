@@ -151,8 +151,8 @@ async def secrets_are_rolled(run: TaskRun) -> None:
     await run.create()
     await run.wait_submitted()
     body = run.update_body("processing", percent=10)
-    written_anew = json.dumps(json.loads(body), indent=1).encode()
-    assert code_of(await run.post(written_anew, signed(body, secret=OLD_SECRET))) == "invalid_signature"
+    reencoded = json.dumps(json.loads(body), indent=1).encode()
+    assert code_of(await run.post(reencoded, signed(body, secret=OLD_SECRET))) == "invalid_signature"
     headers = signed(body, secret=OLD_SECRET)
     right = headers["X-Callback-Signature"].rpartition("v1=")[2]
     headers["X-Callback-Signature"] = signed(body, secret=OTHER_SECRET)["X-Callback-Signature"] + f",v1={right}"
@@ -193,7 +193,7 @@ async def answered_twice(run: TaskRun) -> None:
     assert run.last_progress(task, "late")["source_ref"] == "callback:evt_2"
 
 
-async def told_backwards(run: TaskRun) -> None:
+async def success_before_progress(run: TaskRun) -> None:
     """Success first, then its progress: the status stays, the percentage is not lowered."""
     await run.create()
     await run.wait_submitted()
@@ -298,7 +298,7 @@ async def nonsense_when_asked(run: TaskRun) -> None:
 
 async def out_of_bounds_when_asked(run: TaskRun) -> None:
     """Values out of bounds, or for another job, are ignored."""
-    other_job = finished(run.file("b.png", is_file(noise(20))), id="task_of_somebody_else.1")
+    other_job = finished(run.file("b.png", is_file(noise(20))), id="other_task.1")
     await finds_out_in_the_end(run, prediction("processing", progress={"percent": 900}), other_job)
 
 
@@ -328,7 +328,7 @@ async def speaks_after_the_end(run: TaskRun) -> None:
 
 SCENARIOS: tuple[Scenario, ...] = (
     rubbish_is_no_event, other_attempts_are_stale, another_provider_has_no_say, said_a_hundred_times_at_once,
-    secrets_are_rolled, answered_twice, told_backwards, more_than_was_quoted, nothing_was_used,
+    secrets_are_rolled, answered_twice, success_before_progress, more_than_was_quoted, nothing_was_used,
     fewer_than_were_ordered, more_than_were_ordered, done_without_anything, done_and_asked_for_the_outputs,
     nonsense_at_the_door, nonsense_when_asked, out_of_bounds_when_asked,
     nonsense_to_the_end, silent_to_the_end, speaks_after_the_end,

@@ -33,8 +33,8 @@ CARD_WEBHOOK_SECRET = "card-webhook-secret"
 
 
 @dataclass
-class Heard:
-    """One callback as it came in."""
+class ReceivedCallback:
+    """One callback as received."""
 
     body: dict[str, Any]
     raw: bytes
@@ -50,35 +50,35 @@ class Ear:
     """Receives callbacks. ``answers`` are the statuses to give, in turn; 200 afterwards."""
 
     url: str = ""
-    heard: list[Heard] = field(default_factory=list)
+    received: list[ReceivedCallback] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
-    _news: trio.Event = field(default_factory=trio.Event)
+    _changed: trio.Event = field(default_factory=trio.Event)
 
     def take(self, raw: str | bytes, header: str | None) -> int:
         raw = raw.encode() if isinstance(raw, str) else raw
-        self.heard.append(Heard(json.loads(raw), raw, header))
-        self._news.set()
-        self._news = trio.Event()
+        self.received.append(ReceivedCallback(json.loads(raw), raw, header))
+        self._changed.set()
+        self._changed = trio.Event()
         return self.answers.pop(0) if self.answers else 200
 
-    async def until(self, condition: Callable[[list[Heard]], bool]) -> list[Heard]:
-        """Wait until what was heard satisfies ``condition``; every callback must be one we can read."""
-        while not condition(self.heard):
-            await self._news.wait()
-        for heard in self.heard:
-            parsed = parse_callback("studio", heard.raw)
+    async def until(self, condition: Callable[[list[ReceivedCallback]], bool]) -> list[ReceivedCallback]:
+        """Wait until the callbacks received satisfy ``condition``; check that each can be parsed."""
+        while not condition(self.received):
+            await self._changed.wait()
+        for callback in self.received:
+            parsed = parse_callback("studio", callback.raw)
             assert not hasattr(parsed, "code"), parsed
-        return list(self.heard)
+        return list(self.received)
 
-    async def last_word(self) -> Heard:
+    async def terminal_callback(self) -> ReceivedCallback:
         """Wait for the first terminal callback."""
-        heard = await self.until(lambda all_: any(is_last(one) for one in all_))
-        return next(one for one in heard if is_last(one))
+        received = await self.until(lambda all_: any(is_last(one) for one in all_))
+        return next(one for one in received if is_last(one))
 
 
-def is_last(heard: Heard) -> bool:
+def is_last(callback: ReceivedCallback) -> bool:
     """True for a callback that ends a job."""
-    return heard.body["status"] in ("succeeded", "failed", "canceled")
+    return callback.body["status"] in ("succeeded", "failed", "canceled")
 
 
 @dataclass
@@ -151,7 +151,7 @@ async def ear() -> AsyncIterator[Ear]:
 
 @pytest.fixture
 def start_studio(tmp_path: Path) -> StartStudio:
-    """Start a studio; keywords go to its workshop, ``token`` and ``gallery`` to its application."""
+    """Start a studio; keywords go to its renderer, ``token`` and ``gallery`` to its application."""
 
     @asynccontextmanager
     async def start(
@@ -182,7 +182,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
 
 @dataclass
 class Posted:
-    """One webhook of the card emulator as it came in."""
+    """One webhook of the card emulator as received."""
 
     event: dict[str, Any]
     raw: bytes
@@ -208,18 +208,18 @@ class Letterbox:
     url: str = ""
     posted: list[Posted] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
-    _news: trio.Event = field(default_factory=trio.Event)
+    _changed: trio.Event = field(default_factory=trio.Event)
 
     def take(self, raw: bytes, header: str | None) -> int:
         self.posted.append(Posted(json.loads(raw), raw, header))
-        self._news.set()
-        self._news = trio.Event()
+        self._changed.set()
+        self._changed = trio.Event()
         return self.answers.pop(0) if self.answers else 200
 
     async def until(self, condition: Callable[[list[Posted]], bool]) -> list[Posted]:
         """Wait until what was posted satisfies ``condition``."""
         while not condition(self.posted):
-            await self._news.wait()
+            await self._changed.wait()
         return list(self.posted)
 
     async def of_type(self, kind: str, count: int = 1) -> list[Posted]:

@@ -41,12 +41,12 @@ def demuxed_s(content: bytes, kind: str = "video") -> float:
     return last - first
 
 
-def wave(seconds: float, *, told_bytes: int | None = None, riff_bytes: int | None = None, **form: int) -> bytes:
-    """A WAV whose header may tell other lengths than are there, or another form."""
+def wave(seconds: float, *, declared_bytes: int | None = None, riff_bytes: int | None = None, **form: int) -> bytes:
+    """A WAV file whose header may declare false lengths or another format."""
     rate, channels, bits = form.get("rate", 8000), form.get("channels", 1), form.get("bits", 16)
     frame_bytes = form.get("frame_bytes", channels * bits // 8)
     data = bytes(round(seconds * rate) * channels * bits // 8)
-    length = len(data) if told_bytes is None else told_bytes
+    length = len(data) if declared_bytes is None else declared_bytes
     head = struct.pack(
         "<4sIHHIIHH", b"fmt ", 16, form.get("coding", 1), channels, rate, rate * frame_bytes, frame_bytes, bits
     )

@@ -78,39 +78,39 @@ class _Handler(BaseHTTPRequestHandler):
         job_id, box = self.path.rpartition("/")[2], self.container
         box.puts.append(job_id)
         if self.headers.get("Prefer") != "respond-async":
-            self._tell(500, {"detail": "these tests only start jobs that run by themselves"})
+            self._respond(500, {"detail": "these tests only start jobs that run by themselves"})
         elif not isinstance(order.get("input"), dict) or "prompt" not in order["input"]:
-            self._tell(422, {"detail": [{"loc": ["body", "input", "prompt"], "msg": "Field required"}]})
+            self._respond(422, {"detail": [{"loc": ["body", "input", "prompt"], "msg": "Field required"}]})
         elif job_id not in box.running and len(box.running) >= box.slots:
-            self._tell(409, {"detail": "Already running a prediction"})
+            self._respond(409, {"detail": "Already running a prediction"})
         else:
             box.orders[job_id] = order
             job = {"id": job_id, "input": order["input"], "status": "starting", "output": None, "logs": ""}
             box.running.setdefault(job_id, job)
-            self._tell(202, {"id": job_id, "status": "starting"})
+            self._respond(202, {"id": job_id, "status": "starting"})
 
     def do_GET(self) -> None:
         self.container.gets.append(self.path.rpartition("/")[2])
-        self._tell(405, {"detail": "Method Not Allowed"})
+        self._respond(405, {"detail": "Method Not Allowed"})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         job_id = self.path.split("/")[2]
         if job_id not in self.container.running:
-            self._tell(404, {})
+            self._respond(404, {})
             return
         self.container.canceled.append(job_id)
         self.container.finish(job_id, "canceled")
-        self._tell(200, {})
+        self._respond(200, {})
 
-    def _tell(self, status: int, told: dict[str, Any]) -> None:
-        content = json.dumps(told).encode()
+    def _respond(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(body)))
         with suppress(ConnectionError):
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""

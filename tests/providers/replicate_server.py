@@ -80,13 +80,13 @@ class Hosted:
         )
 
     def shown(self, prediction_id: str) -> dict[str, Any]:
-        """The prediction as it is told of."""
+        """Return a prediction as the API shows it."""
         with self.lock:
-            told = dict(self.predictions[prediction_id])
+            shown = dict(self.predictions[prediction_id])
             if self.repeats_webhook and prediction_id in self.hooks:
-                told["webhook"] = self.hooks[prediction_id]
-                told["webhook_events_filter"] = list(self.filters[prediction_id])
-            return told
+                shown["webhook"] = self.hooks[prediction_id]
+                shown["webhook_events_filter"] = list(self.filters[prediction_id])
+            return shown
 
     def signed(self, prediction_id: str, message_id: str) -> tuple[bytes, dict[str, str]]:
         """The body and headers of a webhook about a job."""
@@ -152,9 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
         prediction_id = self.path.rpartition("/")[2]
         self.hosted.asked.append(prediction_id)
         if self.path == "/v1/webhooks/default/secret":
-            self._tell(200, {"key": SECRET})
+            self._respond(200, {"key": SECRET})
         elif self.path == f"/v1/predictions/{prediction_id}" and prediction_id in self.hosted.predictions:
-            self._tell(200, self.hosted.shown(prediction_id))
+            self._respond(200, self.hosted.shown(prediction_id))
         else:
             self._problem(404, "The requested resource could not be found.")
 
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
-        self._tell(201, self.hosted.shown(prediction_id))
+        self._respond(201, self.hosted.shown(prediction_id))
 
     def _cancel(self, prediction_id: str) -> None:
         if prediction_id not in self.hosted.predictions:
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hosted.canceled.append(prediction_id)
         if self.hosted.predictions[prediction_id]["status"] in ("starting", "processing"):
             self.hosted.finish(prediction_id, "canceled")
-        self._tell(200, self.hosted.shown(prediction_id))
+        self._respond(200, self.hosted.shown(prediction_id))
 
     def _is_known_caller(self) -> bool:
         if self.headers.get("Authorization") == f"Bearer {TOKEN}":
@@ -220,10 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _problem(self, status: int, detail: str) -> None:
-        self._tell(status, {"title": "Problem", "detail": detail, "status": status})
+        self._respond(status, {"title": "Problem", "detail": detail, "status": status})
 
-    def _tell(self, status: int, told: dict[str, Any]) -> None:
-        self._answer(status, json.dumps(told).encode(), "application/json")
+    def _respond(self, status: int, content: dict[str, Any]) -> None:
+        self._answer(status, json.dumps(content).encode(), "application/json")
 
     def _answer(self, status: int, content: bytes, content_type: str) -> None:
         self.send_response(status)

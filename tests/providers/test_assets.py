@@ -219,7 +219,7 @@ async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
         ({"access_key_id": "AKIAUNKNOWN"}, "the access key does not exist"),
@@ -228,13 +228,13 @@ async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
         ({"endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
     ],
 )
-async def test_a_bucket_that_cannot_be_used_is_told_in_a_sentence_without_secrets(
-    tmp_path: Path, bucket: BucketServer, changed: dict[str, str], told: str
+async def test_the_error_of_an_unusable_bucket_names_no_secret(
+    tmp_path: Path, bucket: BucketServer, changed: dict[str, str], message: str
 ) -> None:
     store = s3_store(bucket, tmp_path, **changed)
     key = asset_key(SHA, "png")
     for ask in (store.prepare, lambda: store.put(source_file(tmp_path), SHA, "png"), lambda: store.open(key)):
-        with pytest.raises(StoreFault, match=told) as caught:
+        with pytest.raises(StoreFault, match=message) as caught:
             await ask()
         whole = "".join(traceback.format_exception(caught.value))
         for secret in ("wrong-secret", bucket.place.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):

@@ -1,4 +1,4 @@
-"""Reading callbacks: what a provider may say, and what is refused."""
+"""Parsing callbacks: what is accepted and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(**changes: Any) -> ProviderUpdate | Refusal:
     return parse_callback("studio", json.dumps({**LEAST, **changes}).encode())
 
 
-def news(**changes: Any) -> ProviderUpdate:
+def update(**changes: Any) -> ProviderUpdate:
     result = read(**changes)
     assert isinstance(result, ProviderUpdate), result
     return result
@@ -34,8 +34,8 @@ def refusal(**changes: Any) -> Refusal:
     return result
 
 
-def test_least_event_is_news() -> None:
-    assert news() == ProviderUpdate(
+def test_an_event_of_required_fields_is_an_update() -> None:
+    assert update() == ProviderUpdate(
         source="callback",
         provider="studio",
         event_id="evt_01",
@@ -46,7 +46,7 @@ def test_least_event_is_news() -> None:
 
 
 def test_full_event_is_carried_over() -> None:
-    full = news(
+    full = update(
         provider="studio",
         provider_ref="task_01.1",
         sequence=3,
@@ -93,27 +93,27 @@ def test_full_event_is_carried_over() -> None:
 
 
 def test_error_may_be_a_plain_string() -> None:
-    assert news(status="failed", error="out of paint").error == ReportedError(message="out of paint")
+    assert update(status="failed", error="out of paint").error == ReportedError(message="out of paint")
 
 
 def test_data_url_becomes_inline_data() -> None:
-    output = news(outputs=[{"url": "data:image/PNG;base64,aGVsbG8="}]).outputs[0]
+    output = update(outputs=[{"url": "data:image/PNG;base64,aGVsbG8="}]).outputs[0]
     assert (output.url, output.data, output.content_type) == (None, "aGVsbG8=", "image/png")
 
 
 def test_long_and_dirty_prose_is_cut_and_cleaned() -> None:
-    told = news(message="a\x00b" + "x" * 5000, stage="s" * 500)
-    assert told.message is not None
-    assert told.stage is not None
-    assert len(told.message) == 500
-    assert told.message.startswith("a bx")
-    assert told.message.endswith("…")
-    assert len(told.stage) == 64
+    cut = update(message="a\x00b" + "x" * 5000, stage="s" * 500)
+    assert cut.message is not None
+    assert cut.stage is not None
+    assert len(cut.message) == 500
+    assert cut.message.startswith("a bx")
+    assert cut.message.endswith("…")
+    assert len(cut.stage) == 64
 
 
 @pytest.mark.parametrize("percent", [0, 100, None])
-def test_percent_within_bounds_is_news(percent: int | None) -> None:
-    assert news(percent=percent).percent == percent
+def test_percent_within_bounds_is_an_update(percent: int | None) -> None:
+    assert update(percent=percent).percent == percent
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ _FIELDS = ["outputs", "usage", "error", "moderation", "percent", "message", "seq
 
 
 @given(st.dictionaries(st.sampled_from(_FIELDS), _VALUES))
-def test_no_value_anywhere_raises_or_makes_unstorable_news(changes: dict[str, Any]) -> None:
+def test_no_value_raises_or_results_in_an_unstorable_update(changes: dict[str, Any]) -> None:
     result = read(**changes)
     assert b"\\u0000" not in msgspec.json.encode(result)
     assert isinstance(result, ProviderUpdate) or result.code == "invalid_event"

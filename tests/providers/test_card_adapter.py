@@ -228,10 +228,10 @@ async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank
     with trio.fail_after(20):
         async with start_bank() as bank:
             with pytest.raises(CardRejected) as unknown:
-                await bank.provider.retrieve("pi_nobody", as_of=AS_OF)
+                await bank.provider.retrieve("pi_unknown", as_of=AS_OF)
             stranger = StripeProvider("sk_test_wrong", api_base=bank.url)
             with pytest.raises(CardRejected) as wrong:
-                await stranger.retrieve("pi_nobody", as_of=AS_OF)
+                await stranger.retrieve("pi_unknown", as_of=AS_OF)
             with pytest.raises(CardRejected) as small:
                 await bank.order("ord_small", 10)
             await stranger.close()
@@ -298,14 +298,14 @@ async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> Non
                 await bank.provider.retrieve("pi_1", as_of=AS_OF)
 
 
-@pytest.mark.parametrize(("told_s", "heard_s"), [(7, 7), (0, 1), (3600, 3600)])
-async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, told_s: int, heard_s: int) -> None:
+@pytest.mark.parametrize(("sent_s", "read_s"), [(7, 7), (0, 1), (3600, 3600)])
+async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, sent_s: int, read_s: int) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
-            await bank.outage("rate_limit", retry_after_s=told_s)
+            await bank.outage("rate_limit", retry_after_s=sent_s)
             with pytest.raises(CardRateLimited) as caught:
                 await bank.order()
-    assert caught.value.retry_after_s == heard_s
+    assert caught.value.retry_after_s == read_s
 
 
 async def test_a_cancelled_call_ends_at_once_and_cleanly(start_bank: StartBank) -> None:
@@ -390,10 +390,10 @@ async def test_no_secret_reaches_logs_reprs_or_faults(
                 await bank.order("ord_1")
             faults.append(broken.value)
             provider = repr(vars(bank.provider))
-    told = [caplog.text, *capfd.readouterr(), repr(made), str(made), provider]
-    told += ["".join(traceback.format_exception(fault)) + repr(fault.__context__) for fault in faults]
+    texts = [caplog.text, *capfd.readouterr(), repr(made), str(made), provider]
+    texts += ["".join(traceback.format_exception(fault)) + repr(fault.__context__) for fault in faults]
     secret = made.client_secret.partition("_secret_")[2]
-    for text in told:
+    for text in texts:
         assert secret not in text
         assert CARD_KEY not in text
 

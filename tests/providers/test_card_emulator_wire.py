@@ -27,7 +27,7 @@ ORDER = {"amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
 
 @pytest.fixture
 async def bank(start_bank: StartBank) -> AsyncIterator[RunningBank]:
-    """A running emulator that books payments only when told."""
+    """A running emulator that books payments only on request."""
     async with start_bank(settle_delay_s=float("inf")) as running:
         yield running
 
@@ -189,11 +189,11 @@ async def test_a_key_at_work_conflicts_until_its_answer_is_out(bank: RunningBank
 
 async def test_wrong_keys_are_unauthorized_and_unknown_paths_return_json(bank: RunningBank) -> None:
     with trio.fail_after(20):
-        nobody = await bank.http.get("/v1/payment_intents")
+        anonymous = await bank.http.get("/v1/payment_intents")
         wrong = await bank.http.get("/v1/refunds", headers={"Authorization": "Bearer sk_test_other"})
         basic = await bank.http.get("/v1/refunds", auth=(CARD_KEY, ""))
         nowhere = await bank.http.get("/v1/nowhere", headers=BEARER)
-    assert (nobody.status_code, wrong.status_code, basic.status_code) == (401, 401, 200)
+    assert (anonymous.status_code, wrong.status_code, basic.status_code) == (401, 401, 200)
     assert wrong.json()["error"]["type"] == "invalid_request_error"
     assert nowhere.status_code == 404
     assert nowhere.json()["error"]["type"] == "invalid_request_error"
@@ -359,8 +359,8 @@ async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: S
         command = [sys.executable, "-c", KILLED, str(tmp_path / "card"), CARD_KEY]
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        async with process.stdout as told:
-            url = f"http://127.0.0.1:{int(await told.receive_some(64))}/v1/payment_intents"
+        async with process.stdout as output:
+            url = f"http://127.0.0.1:{int(await output.receive_some(64))}/v1/payment_intents"
             async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=10) as http:
 
                 async def create() -> None:

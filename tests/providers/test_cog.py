@@ -58,18 +58,18 @@ async def test_job_runs_at_the_studio_from_submit_to_fetched_result(start_studio
             assert isinstance(submitted, Accepted)
             assert submitted.provider_ref == "task_01.1"
             assert isinstance(await cog.submit(job(ear.url)), Accepted)
-            last = await ear.last_word()
+            last = await ear.terminal_callback()
             assert last.verdict == "valid"
-            news = await cog.poll("task_01", 1, submitted.provider_ref)
-            assert news is not None
-            assert (news.source, news.status, news.percent) == ("poll", "succeeded", 100)
-            assert news.outputs[0].sha256 == last.body["outputs"][0]["sha256"]
-            assert news.usage is not None
-            assert news.usage.units == 1
+            update = await cog.poll("task_01", 1, submitted.provider_ref)
+            assert update is not None
+            assert (update.source, update.status, update.percent) == ("poll", "succeeded", 100)
+            assert update.outputs[0].sha256 == last.body["outputs"][0]["sha256"]
+            assert update.usage is not None
+            assert update.usage.units == 1
             again = await cog.poll("task_01", 1, None)
             assert again is not None
-            assert again.event_id == news.event_id
-            assert sum(map(is_last, ear.heard)) == 1
+            assert again.event_id == update.event_id
+            assert sum(map(is_last, ear.received)) == 1
             assert await cog.cancel("task_01", 1, None) == "too_late"
 
 
@@ -77,24 +77,24 @@ async def test_cancel_is_confirmed_while_it_runs(start_studio: StartStudio) -> N
     with trio.fail_after(20):
         async with start_studio(faults=StudioFaults(stall=True)) as studio, provider(studio.url) as cog:
             await cog.submit(job())
-            news = await cog.poll("task_01", 1, None)
-            assert news is not None
-            assert news.status in ("queued", "processing")
+            update = await cog.poll("task_01", 1, None)
+            assert update is not None
+            assert update.status in ("queued", "processing")
             assert await cog.cancel("task_01", 1, None) == "confirmed"
-            news = await cog.poll("task_01", 1, None)
-            assert news is not None
-            assert news.status == "canceled"
+            update = await cog.poll("task_01", 1, None)
+            assert update is not None
+            assert update.status == "canceled"
 
 
-async def test_failure_is_told_with_its_reason(start_studio: StartStudio) -> None:
+async def test_a_failure_is_reported_with_its_reason(start_studio: StartStudio) -> None:
     with trio.fail_after(20):
         async with start_studio(faults=StudioFaults(fail="out of paint")) as studio, provider(studio.url) as cog:
             await cog.submit(job())
             await studio.finished("task_01.1")
-            news = await cog.poll("task_01", 1, None)
-            assert news is not None
-            assert news.error is not None
-            assert (news.status, news.error.message) == ("failed", "out of paint")
+            update = await cog.poll("task_01", 1, None)
+            assert update is not None
+            assert update.error is not None
+            assert (update.status, update.error.message) == ("failed", "out of paint")
 
 
 async def test_job_unknown_there_is_none(start_studio: StartStudio) -> None:
@@ -238,11 +238,11 @@ async def test_outputs_come_in_many_forms(serve_app: ServeApp, output: bytes, ex
     app = answering(200, b'{"status":"succeeded","output":' + output + b',"metrics":{"predict_time":1.5}}')
     with trio.fail_after(20):
         async with serve_app(app) as url, provider(url) as cog:
-            news = await cog.poll("task_01", 1, None)
-            assert news is not None
-            assert news.outputs == expected
-            assert news.usage is not None
-            assert news.usage.provider_ms == 1500
+            update = await cog.poll("task_01", 1, None)
+            assert update is not None
+            assert update.outputs == expected
+            assert update.usage is not None
+            assert update.usage.provider_ms == 1500
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
 
 
 @pytest.mark.parametrize(
-    ("polls", "status", "told", "asks_again"),
+    ("polls", "status", "outcome", "asks_again"),
     [
         (True, 404, "unknown", True),
         (True, 405, "fault", True),
@@ -297,17 +297,17 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
     ],
 )
 async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job(
-    serve_app: ServeApp, polls: bool | None, status: int, told: str, asks_again: bool
+    serve_app: ServeApp, polls: bool | None, status: int, outcome: str, asks_again: bool
 ) -> None:
     with trio.fail_after(20):
         async with serve_app(answering(status, b'{"status":"processing"}')) as url:
             cog = CogProvider("studio", url, polls=polls)
             try:
-                if told == "fault":
+                if outcome == "fault":
                     with pytest.raises(PollFault):
                         await cog.poll("task_01", 1, None)
                 else:
-                    assert (await cog.poll("task_01", 1, None) is None) is (told == "unknown")
+                    assert (await cog.poll("task_01", 1, None) is None) is (outcome == "unknown")
                 assert cog.polls is asks_again
             finally:
                 await cog.close()

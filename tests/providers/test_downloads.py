@@ -105,7 +105,7 @@ async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("declared", [{}, {"Content_Type": "application/octet-stream"}])
-async def test_untold_type_is_found_in_the_content(
+async def test_an_undeclared_type_is_found_from_the_content(
     serve_app: ServeApp, tmp_path: Path, declared: dict[str, str]
 ) -> None:
     with trio.fail_after(20):

@@ -51,14 +51,14 @@ def test_a_file_is_as_long_as_what_libav_finds_in_it(
 
 
 @pytest.mark.parametrize(
-    ("told_bytes", "riff_bytes"),
+    ("declared_bytes", "riff_bytes"),
     [(0xFFFFFFFF, 0xFFFFFFFF), (0, 0), (0, None), (0x7FFFF000, 0x7FFFF024), (None, 0xFFFFFFFF), (None, None)],
 )
 def test_a_sound_from_a_pipe_is_as_long_as_its_bytes(
-    tmp_path: Path, told_bytes: int | None, riff_bytes: int | None
+    tmp_path: Path, declared_bytes: int | None, riff_bytes: int | None
 ) -> None:
     path = tmp_path / "a.wav"
-    path.write_bytes(wave(1.0, told_bytes=told_bytes, riff_bytes=riff_bytes))
+    path.write_bytes(wave(1.0, declared_bytes=declared_bytes, riff_bytes=riff_bytes))
     assert measure(path, "audio/wav").duration_s == 1.0
 
 
@@ -66,8 +66,8 @@ def test_a_sound_from_a_pipe_is_as_long_as_its_bytes(
     ("content", "reason"),
     [
         (wave(0.0), "no samples"),
-        (wave(0.0, told_bytes=0xFFFFFFFF), "no samples"),
-        (wave(1.0, told_bytes=16_001), "truncated"),
+        (wave(0.0, declared_bytes=0xFFFFFFFF), "no samples"),
+        (wave(1.0, declared_bytes=16_001), "truncated"),
         (wave(1.0)[:9000], "truncated"),
         (wave(1.0, rate=10), "not valid"),
         (wave(1.0, frame_bytes=1), "not valid"),
@@ -82,14 +82,14 @@ def test_a_sound_that_is_none_is_refused(tmp_path: Path, content: bytes, reason:
         measure(path, "audio/wav")
 
 
-def test_a_coding_whose_blocks_tell_nothing_is_not_measured() -> None:
+def test_a_coding_of_unknown_block_length_is_not_measured() -> None:
     assert duration_of(wave(1.0, coding=0x55), "audio/wav") is None
 
 
-def test_the_time_scale_of_a_clip_counts_and_its_told_length_does_not() -> None:
+def test_a_clip_is_measured_by_its_time_scale_not_its_declared_length() -> None:
     content = made("webm libvpx", 2.0)
-    told = content.index(b"\x44\x89\x88")
-    longer = content[: told + 3] + struct.pack(">d", 10.0**8) + content[told + 11 :]
+    at = content.index(b"\x44\x89\x88")
+    longer = content[: at + 3] + struct.pack(">d", 10.0**8) + content[at + 11 :]
     assert duration_of(longer, "video/webm") == 2.0
     # The usual scale is a million nanoseconds to a tick; half of it halves every time in the file.
     scale = b"\x2a\xd7\xb1\x83"
@@ -100,7 +100,7 @@ def test_the_time_scale_of_a_clip_counts_and_its_told_length_does_not() -> None:
         duration_of(content.replace(scale + (1_000_000).to_bytes(3, "big"), scale + bytes(3)), "video/webm")
 
 
-def test_the_told_lengths_of_movie_and_track_do_not_count() -> None:
+def test_the_declared_lengths_of_movie_and_track_are_ignored() -> None:
     content = made("mp4 mpeg4", 2.0)
     for name, place in ((b"mvhd", 20), (b"mdhd", 20), (b"tkhd", 24)):
         at = content.index(name) + place
@@ -147,7 +147,7 @@ def test_a_sound_whose_positions_are_made_up_is_bounded_by_its_packets() -> None
     assert found_s < 5
 
 
-def test_the_samples_told_in_a_header_do_not_count() -> None:
+def test_the_sample_count_of_a_header_is_ignored() -> None:
     content = bytearray(made("flac flac", 2.0))
     content[21] |= 0x0F
     content[22:26] = b"\xff" * 4

@@ -95,7 +95,7 @@ class Network:
     async def dial(self, address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
         self.dialed.append((address, port))
         if self.port is None:
-            raise httpcore2.ConnectError("nobody there")
+            raise httpcore2.ConnectError("connection refused")
         stream = await httpcore2.TrioBackend().connect_tcp("127.0.0.1", self.port, timeout=timeout_s)
         return PretendedTls(stream, self)
 
@@ -267,7 +267,7 @@ def redirecting(*targets: str) -> QuartTrio:
     return app
 
 
-async def test_each_redirect_is_judged_anew(serve_app: ServeApp) -> None:
+async def test_each_redirect_is_checked(serve_app: ServeApp) -> None:
     names = {"a.example": ["93.184.216.34"], "b.example": ["8.8.8.8"], "evil.example": ["169.254.169.254"]}
     with trio.fail_after(20):
         async with serve_app(redirecting("/1", "https://b.example/2")) as url:

@@ -67,7 +67,7 @@ async def fails(names: NameLookups, host: str, match: str, requester: str = "acc
     return trio.current_time() - begun
 
 
-async def test_a_name_that_hangs_is_given_up_soon_and_refused_at_once_for_a_growing_time(
+async def test_a_name_that_hangs_is_refused_at_once_for_a_growing_time(
     threads: Threads, autojump_clock: trio.testing.MockClock
 ) -> None:
     names = names_of(threads, dead_max_s=4 * DEAD_FIRST_S)
@@ -81,7 +81,7 @@ async def test_a_name_that_hangs_is_given_up_soon_and_refused_at_once_for_a_grow
     assert threads.started == ["dead.test"]
 
 
-async def test_an_answer_that_comes_late_serves_the_next_attempt_and_clears_the_name(
+async def test_a_late_answer_serves_the_next_attempt_and_clears_the_name(
     threads: Threads, autojump_clock: trio.testing.MockClock
 ) -> None:
     names = names_of(threads)

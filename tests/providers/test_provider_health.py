@@ -16,7 +16,7 @@ from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, Provid
 from holdfast.providers.media.replicate import ReplicateProvider
 
 
-async def test_three_calls_in_a_row_without_an_answer_are_down_and_one_answer_is_up() -> None:
+async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -> None:
     health = ProviderHealth("box")
     states: list[str] = [health.state]
     with structlog.testing.capture_logs() as lines:
@@ -50,7 +50,7 @@ async def test_a_silence_is_one_line_at_its_beginning_and_one_at_its_end(mock_cl
     assert (lines[0]["of"], lines[0]["for_s"], lines[1]["was"]) == ("submissions", 20, "silent")
 
 
-async def test_a_silent_provider_that_goes_down_and_returns_is_silent_until_it_answers(
+async def test_a_silent_provider_that_was_down_is_silent_until_it_answers(
     mock_clock: MockClock,
 ) -> None:
     health = ProviderHealth("box")

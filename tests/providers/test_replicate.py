@@ -81,9 +81,9 @@ async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted
             query = hosted.hooks[made["id"]].partition("?")[2]
             assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
             hosted.predictions[made["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
-            news = await provider.poll(TASK, 1, made["id"])
-            assert news is not None
-            assert (news.status, news.percent, news.provider_ref) == ("processing", 55, made["id"])
+            update = await provider.poll(TASK, 1, made["id"])
+            assert update is not None
+            assert (update.status, update.percent, update.provider_ref) == ("processing", 55, made["id"])
             hosted.predictions[made["id"]].update(
                 status="succeeded", output=["https://x.example/a.png"], metrics={"predict_time": 2.5}
             )
@@ -119,7 +119,7 @@ async def test_a_model_that_names_nothing_is_rejected_without_asking(hosted: Hos
         assert hosted.predictions == {}
 
 
-async def test_a_version_is_named_in_the_body_and_without_secrets_no_webhook_is_asked_for(hosted: Hosted) -> None:
+async def test_a_version_is_in_the_body_and_no_secret_means_no_webhook(hosted: Hosted) -> None:
     with trio.fail_after(20):
         async with adapter(hosted.url, secrets=()) as provider:
             await provider.submit(job(VERSION))
@@ -173,7 +173,7 @@ async def test_answers_to_a_submission(
             assert isinstance(submitted, expected) if isinstance(expected, type) else submitted == expected
 
 
-async def test_nobody_listening_was_not_sent_to() -> None:
+async def test_a_refused_connection_is_reported_as_not_sent() -> None:
     with trio.fail_after(20):
         async with adapter("http://127.0.0.1:9") as provider:
             assert isinstance(await provider.submit(job()), NotSent)
@@ -229,9 +229,9 @@ async def test_outputs_of_every_form_are_read(hosted: Hosted, output: Any, expec
             taken = await provider.submit(job())
             assert isinstance(taken, Accepted)
             hosted.predictions[taken.provider_ref].update(status="succeeded", output=output)
-            news = await provider.poll(TASK, 1, taken.provider_ref)
-            assert news is not None
-            assert news.outputs == expected
+            update = await provider.poll(TASK, 1, taken.provider_ref)
+            assert update is not None
+            assert update.outputs == expected
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ async def test_the_librarys_check_of_webhooks_and_ours_agree(hosted: Hosted) -> 
         body, headers = hosted.signed(taken.provider_ref, "msg_1")
         secret = WebhookSigningSecret(key=SECRET)
         now = datetime.now(UTC)
-        for told, agreed in ((body, True), (body + b" ", False)):
+        for content, agreed in ((body, True), (body + b" ", False)):
             if agreed:
-                Webhooks.validate(headers=headers, body=told.decode(), secret=secret)
+                Webhooks.validate(headers=headers, body=content.decode(), secret=secret)
             else:
                 with pytest.raises(WebhookValidationError):
-                    Webhooks.validate(headers=headers, body=told.decode(), secret=secret)
-            assert (verify_standard(headers, told, [SECRET], now=now) == "valid") is agreed
+                    Webhooks.validate(headers=headers, body=content.decode(), secret=secret)
+            assert (verify_standard(headers, content, [SECRET], now=now) == "valid") is agreed

@@ -1,4 +1,4 @@
-"""The studio over real HTTP: orders, progress, callbacks, files, cancel, and every fault it can be told to show."""
+"""The studio over real HTTP: orders, progress, callbacks, files, cancel, and every fault it can inject."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.standins.studio.model import RenderContext, Rendered
 from holdfast.standins.studio.renderer import Renderer
 from holdfast.standins.studio.service import serve_studio
 
-from .conftest import SECRET, Ear, Heard, StartStudio, is_last
+from .conftest import SECRET, Ear, ReceivedCallback, StartStudio, is_last
 from .studio_faults import StudioFaults
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
@@ -53,19 +53,19 @@ def names_in(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
-def reached(percent: int, heard: list[Heard]) -> bool:
-    return bool(heard) and heard[-1].body["percent"] >= percent
+def reached(percent: int, received: list[ReceivedCallback]) -> bool:
+    return bool(received) and received[-1].body["percent"] >= percent
 
 
-async def test_poster_is_ordered_rendered_told_of_and_fetched(start_studio: StartStudio, ear: Ear) -> None:
+async def test_a_poster_is_ordered_rendered_reported_and_fetched(start_studio: StartStudio, ear: Ear) -> None:
     with trio.fail_after(60):
         async with start_studio() as studio:
             client = {"request_id": "task_01", "attempt": 2}
             answer = await studio.put("task_01.2", **POSTER, webhook=ear.url, client=client)
             assert answer.status_code == 202
             assert answer.json()["id"] == "task_01.2"
-            last = await ear.last_word()
-            assert all(heard.verdict == "valid" for heard in ear.heard)
+            last = await ear.terminal_callback()
+            assert all(callback.verdict == "valid" for callback in ear.received)
             assert last.header is not None
             assert last.header.startswith("k=studio,t=")
             assert last.body["status"] == "succeeded"
@@ -81,12 +81,12 @@ async def test_poster_is_ordered_rendered_told_of_and_fetched(start_studio: Star
             shown = await studio.get("task_01.2")
             assert shown["status"] == "succeeded"
             assert shown["output"][0]["sha256"] == output["sha256"]
-            sequences = [heard.body["sequence"] for heard in ear.heard]
+            sequences = [callback.body["sequence"] for callback in ear.received]
             assert sequences == sorted(set(sequences))
-            assert len({heard.body["event_id"] for heard in ear.heard}) == len(ear.heard)
+            assert len({callback.body["event_id"] for callback in ear.received}) == len(ear.received)
 
 
-async def test_progress_is_told_while_work_goes_on(start_studio: StartStudio, ear: Ear) -> None:
+async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, ear: Ear) -> None:
     slow = Slow()
     with trio.fail_after(60):
         async with start_studio(models={"slow": slow.prepare}, progress_every_s=0) as studio:
@@ -94,8 +94,8 @@ async def test_progress_is_told_while_work_goes_on(start_studio: StartStudio, ea
             for percent in range(0, 100, 10):
                 await ear.until(partial(reached, percent))
                 slow.go.release()
-            assert (await ear.last_word()).body["status"] == "succeeded"
-            assert ear.heard[0].body["status"] in ("queued", "processing")
+            assert (await ear.terminal_callback()).body["status"] == "succeeded"
+            assert ear.received[0].body["status"] in ("queued", "processing")
 
 
 async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> None:
@@ -148,7 +148,7 @@ async def test_cancel_stops_the_work_at_its_next_step(start_studio: StartStudio,
             await slow.begun.wait()
             answer = await studio.http.post("/predictions/a.1/cancel")
             assert answer.json()["status"] == "canceled"
-            assert (await ear.last_word()).body["status"] == "canceled"
+            assert (await ear.terminal_callback()).body["status"] == "canceled"
             slow.go.release()
             while names_in(studio.shop._files_dir):  # noqa: ASYNC110 - a file's end rings no bell
                 await trio.sleep(0.01)
@@ -179,15 +179,15 @@ async def test_cancel_of_a_finished_job_changes_nothing(start_studio: StartStudi
             assert (await studio.http.post("/predictions/b.1/cancel")).status_code == 404
 
 
-async def test_last_word_is_repeated_until_heard_under_one_event_id(start_studio: StartStudio, ear: Ear) -> None:
+async def test_a_terminal_callback_is_retried_under_one_event_id(start_studio: StartStudio, ear: Ear) -> None:
     ear.answers = [500, 302, 404, 500]
     with trio.fail_after(60):
         async with start_studio(retry_delays_s=(0, 0, 0, 0, 0)) as studio:
             order = {**POSTER, "webhook": ear.url, "webhook_events_filter": ["completed"]}
             await studio.put("a.1", **order)
             await ear.until(lambda all_: len(all_) == 5)
-            assert {heard.body["event_id"] for heard in ear.heard} == {ear.heard[0].body["event_id"]}
-            assert all(is_last(heard) for heard in ear.heard)
+            assert {callback.body["event_id"] for callback in ear.received} == {ear.received[0].body["event_id"]}
+            assert all(is_last(callback) for callback in ear.received)
 
 
 async def test_too_many_waiting_jobs_are_turned_away_with_a_time(start_studio: StartStudio) -> None:
@@ -261,7 +261,7 @@ async def test_fault_fail(start_studio: StartStudio, ear: Ear) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(fail="out of paint")) as studio:
             await studio.put("a.1", **POSTER, webhook=ear.url)
-            last = await ear.last_word()
+            last = await ear.terminal_callback()
             assert last.body["status"] == "failed"
             assert last.body["error"]["message"] == "out of paint"
             assert (await studio.get("a.1"))["output"] is None
@@ -271,17 +271,17 @@ async def test_fault_stall_begins_and_never_ends(start_studio: StartStudio, ear:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(stall=True)) as studio:
             await studio.put("a.1", **POSTER, webhook=ear.url)
-            await ear.until(lambda all_: any(heard.body["status"] == "processing" for heard in all_))
+            await ear.until(lambda all_: any(callback.body["status"] == "processing" for callback in all_))
             assert (await studio.get("a.1"))["status"] == "processing"
             assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "canceled"
 
 
-async def test_fault_drop_tells_nothing(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_drop_sends_no_callback(start_studio: StartStudio, ear: Ear) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(drop=True)) as studio:
             await studio.put("a.1", **POSTER, webhook=ear.url)
             assert (await studio.finished("a.1"))["status"] == "succeeded"
-        assert ear.heard == []
+        assert ear.received == []
 
 
 async def test_fault_duplicate_sends_each_event_twice(start_studio: StartStudio, ear: Ear) -> None:
@@ -292,20 +292,20 @@ async def test_fault_duplicate_sends_each_event_twice(start_studio: StartStudio,
             assert first.raw == second.raw
 
 
-async def test_fault_reorder_tells_old_progress_after_the_end(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_reorder_sends_old_progress_after_the_end(start_studio: StartStudio, ear: Ear) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(reorder=True)) as studio:
             await studio.put("a.1", **POSTER, webhook=ear.url)
             await ear.until(lambda all_: any(map(is_last, all_)) and not is_last(all_[-1]))
-            assert ear.heard[-1].body["event_id"] != ear.heard[0].body["event_id"]
-            assert ear.heard[-1].body["sequence"] == ear.heard[0].body["sequence"]
+            assert ear.received[-1].body["event_id"] != ear.received[0].body["event_id"]
+            assert ear.received[-1].body["sequence"] == ear.received[0].body["sequence"]
 
 
 async def test_fault_wrong_signature(start_studio: StartStudio, ear: Ear) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(wrong_signature=True)) as studio:
             await studio.put("a.1", **POSTER, webhook=ear.url)
-            assert (await ear.last_word()).verdict == "invalid"
+            assert (await ear.terminal_callback()).verdict == "invalid"
 
 
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:

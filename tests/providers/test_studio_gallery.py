@@ -36,7 +36,7 @@ class Elements(HTMLParser):
         return [str(attributes["src"]) for name, attributes in self.found if name == tag]
 
 
-async def test_what_was_made_is_shown_newest_first_and_can_be_seen_and_heard(start_studio: StartStudio) -> None:
+async def test_the_gallery_shows_playable_results_newest_first(start_studio: StartStudio) -> None:
     with trio.fail_after(60):
         async with start_studio(token="a token", gallery=True) as studio:
             asked = {"Authorization": "Bearer a token"}
@@ -81,7 +81,7 @@ async def test_what_customers_write_is_text_and_nothing_is_loaded_from_elsewhere
             assert "http" not in policy + " ".join(page.sources("img"))
 
 
-async def test_work_under_way_and_work_that_failed_are_told_too(start_studio: StartStudio) -> None:
+async def test_the_gallery_shows_running_and_failed_jobs(start_studio: StartStudio) -> None:
     with trio.fail_after(20):
         async with start_studio(gallery=True, faults=StudioFaults(stall=True)) as studio:
             assert "Nothing yet" in (await studio.http.get("/")).text

@@ -16,9 +16,9 @@ from holdfast.standins.studio.render_image import prepare
 
 
 def render(directory: Path, **order: Any) -> tuple[list[Rendered], list[int]]:
-    told: list[int] = []
-    context = RenderContext(directory, lambda percent, stage: told.append(percent))
-    return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(context), told
+    percents: list[int] = []
+    context = RenderContext(directory, lambda percent, stage: percents.append(percent))
+    return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(context), percents
 
 
 def pixels(rendered: Rendered) -> bytes:
@@ -29,14 +29,14 @@ def pixels(rendered: Rendered) -> bytes:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("width", "height"), [(512, 512), (64, 2048), (700, 129), (65, 64)])
 def test_picture_has_the_size_that_was_ordered(tmp_path: Path, style: str, width: int, height: int) -> None:
-    (one,), told = render(tmp_path, style=style, width=width, height=height)
+    (one,), percents = render(tmp_path, style=style, width=width, height=height)
     with Image.open(one.path) as image:
         assert image.format == "PNG"
         assert image.size == (width, height) == (one.width, one.height)
         assert len(image.convert("RGB").resize((16, 16)).getcolors() or ()) > 20
-    assert told == sorted(told)
-    assert told[0] == 0
-    assert told[-1] == 90
+    assert percents == sorted(percents)
+    assert percents[0] == 0
+    assert percents[-1] == 90
     assert one.content_type == "image/png"
 
 
@@ -50,15 +50,15 @@ def test_same_input_and_seed_give_the_same_pixels(tmp_path: Path, style: str) ->
 
 
 def test_each_of_several_pictures_differs_and_counts(tmp_path: Path) -> None:
-    results, told = render(tmp_path, n=3, width=128, height=128)
+    results, percents = render(tmp_path, n=3, width=128, height=128)
     assert len({pixels(one) for one in results}) == 3
-    assert told == sorted(told)
-    assert {percent // 34 for percent in told} == {0, 1, 2}
+    assert percents == sorted(percents)
+    assert {percent // 34 for percent in percents} == {0, 1, 2}
 
 
-def test_progress_is_told_for_every_strip(tmp_path: Path) -> None:
-    _, told = render(tmp_path, width=64, height=1024)
-    assert len(told) >= 8 + 2
+def test_progress_is_reported_for_every_strip(tmp_path: Path) -> None:
+    _, percents = render(tmp_path, width=64, height=1024)
+    assert len(percents) >= 8 + 2
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from holdfast.standins.studio.webm import vp8_frame, write_webm
 
 
 def make(craft: Any, directory: Path, **order: Any) -> tuple[Rendered, list[int]]:
-    told: list[int] = []
+    percents: list[int] = []
     data = {"prompt": "rain on a tin roof", "seed": 3, **order}
-    (one,) = craft.prepare(data).render(RenderContext(directory, lambda percent, stage: told.append(percent)))
-    return one, told
+    (one,) = craft.prepare(data).render(RenderContext(directory, lambda percent, stage: percents.append(percent)))
+    return one, percents
 
 
 @pytest.mark.parametrize("mood", ["calm", "bright", "dark", "playful"])
 def test_tone_is_a_sound_of_the_length_ordered(tmp_path: Path, mood: str) -> None:
-    one, told = make(render_tone, tmp_path, duration=1.5, mood=mood)
+    one, percents = make(render_tone, tmp_path, duration=1.5, mood=mood)
     with wave.open(str(one.path)) as sound:
         frames = sound.readframes(sound.getnframes())
         assert sound.getnframes() / sound.getframerate() == pytest.approx(1.5, abs=0.001)
@@ -34,7 +34,7 @@ def test_tone_is_a_sound_of_the_length_ordered(tmp_path: Path, mood: str) -> Non
     assert max(abs(value) for value in memoryview(frames).cast("h")) > 2000
     assert one.content_type == sniff(one.path.read_bytes()[:HEAD_BYTES]) == "audio/wav"
     assert one.duration_s == measure(one.path, "audio/wav").duration_s == 1.5
-    assert told == sorted(told)
+    assert percents == sorted(percents)
 
 
 def test_same_tone_again_sounds_the_same(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def elements(content: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def test_clip_is_a_webm_of_the_length_and_size_ordered(tmp_path: Path) -> None:
-    one, told = make(render_clip, tmp_path, duration=2.5)
+    one, percents = make(render_clip, tmp_path, duration=2.5)
     content = one.path.read_bytes()
     assert one.content_type == sniff(content[:HEAD_BYTES]) == "video/webm"
     assert one.duration_s == measure(one.path, "video/webm").duration_s == 2.5
@@ -93,7 +93,7 @@ def test_clip_is_a_webm_of_the_length_and_size_ordered(tmp_path: Path) -> None:
     assert len(blocks) == 30
     assert all(block[0] == 0x81 and block[3] == 0x80 and block[7:10] == b"\x9d\x01\x2a" for block in blocks)
     assert len(set(blocks)) == 30
-    assert told == sorted(told)
+    assert percents == sorted(percents)
 
 
 @pytest.mark.parametrize(

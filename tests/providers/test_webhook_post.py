@@ -103,21 +103,21 @@ def test_http_and_private_hosts_are_for_machines_that_allow_it(url: str) -> None
         "https://example.com/" + "a" * 1005,
     ],
 )
-def test_what_is_no_plain_address_is_for_nobody(url: str, local_allowed: bool) -> None:
+def test_only_plain_addresses_can_be_sent_to(url: str, local_allowed: bool) -> None:
     assert not can_be_posted_to(url, local_allowed=local_allowed)
 
 
 @asynccontextmanager
 async def answering(reply: bytes, *, then_hang: bool = False) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server that answers every connection so; its port, and what it was sent."""
-    heard: list[bytes] = []
+    """Run a server that sends ``reply`` on every connection; yields its port and the requests received."""
+    received: list[bytes] = []
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream:
             request = b""
             while not request.endswith(b"\r\n\r\n{}"):
                 request += await stream.receive_some(65_536)
-            heard.append(request)
+            received.append(request)
             try:
                 await stream.send_all(reply)
                 if then_hang:
@@ -128,7 +128,7 @@ async def answering(reply: bytes, *, then_hang: bool = False) -> AsyncIterator[t
     async with trio.open_nursery() as nursery:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, [listener])
-        yield listener.socket.getsockname()[1], heard
+        yield listener.socket.getsockname()[1], received
         nursery.cancel_scope.cancel()
 
 
@@ -150,9 +150,9 @@ async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True)
 
 
 async def test_an_event_goes_out_as_json_with_its_headers() -> None:
-    async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as (port, heard):
+    async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as (port, received):
         assert await post(port) == DeliveryResponse(204)
-    head, _, body = heard[0].partition(b"\r\n\r\n")
+    head, _, body = received[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /hook HTTP/1.1\r\n")
     assert b"content-type: application/json" in head.lower()
     assert b"webhook-id: evt_1" in head.lower()
@@ -162,10 +162,10 @@ async def test_an_event_goes_out_as_json_with_its_headers() -> None:
 async def test_a_redirect_is_an_answer_and_not_followed() -> None:
     async with answering(b"HTTP/1.1 307 Elsewhere\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n") as (
         port,
-        heard,
+        received,
     ):
         assert await post(port) == DeliveryResponse(307)
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 async def test_an_answer_that_never_ends_is_not_read() -> None:
@@ -175,7 +175,7 @@ async def test_an_answer_that_never_ends_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "seconds"),
+    ("header", "seconds"),
     [
         ("120", 120.0),
         ("Fri, 20 Nov 2026 12:02:00 GMT", 120.0),
@@ -187,8 +187,8 @@ async def test_an_answer_that_never_ends_is_not_read() -> None:
         ("\xff", None),
     ],
 )
-async def test_the_receivers_wish_is_read_in_seconds_and_in_dates(wish: str, seconds: float | None) -> None:
-    reply = f"HTTP/1.1 503 Busy\r\nRetry-After: {wish}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
+async def test_retry_after_is_read_in_seconds_and_as_a_date(header: str, seconds: float | None) -> None:
+    reply = f"HTTP/1.1 503 Busy\r\nRetry-After: {header}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
     async with answering(reply) as (port, _):
         assert await post(port) == DeliveryResponse(503, retry_after_s=seconds)
 
@@ -199,7 +199,7 @@ async def test_silence_ends_with_the_time_allowed() -> None:
     assert answer == DeliveryResponse(None, error="no answer within 0.2 s")
 
 
-async def test_nobody_at_home_and_nonsense_are_told_in_a_word() -> None:
+async def test_a_refused_connection_and_invalid_http_are_unreachable() -> None:
     with trio.socket.socket() as idle:
         await idle.bind(("127.0.0.1", 0))
         answer = await post(idle.getsockname()[1])
@@ -230,7 +230,7 @@ async def test_a_name_that_leads_inside_is_found_out_at_the_connection() -> None
 
 
 async def test_without_the_permission_this_machine_is_not_called() -> None:
-    async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (port, heard):
+    async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (port, received):
         answer = await post(port, local_allowed=False)
     assert str(answer.error).startswith("not allowed")
-    assert heard == []
+    assert received == []
