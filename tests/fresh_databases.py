@@ -58,7 +58,7 @@ class FreshDatabases:
         return on_database(self._server_url, name)
 
     def give_back(self, url: str) -> None:
-        """Empty a database for the next test; whoever is still connected is disconnected."""
+        """Empty a database for the next test, after closing its other connections."""
         name = urlsplit(url).path[1:]
         if self._emptied(url):
             self._free.append(name)

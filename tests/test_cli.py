@@ -206,6 +206,6 @@ def test_reconcile_needs_a_card_provider(configured_url: str) -> None:
 
 
 def test_reconcile_without_orders_succeeds(configured_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_nobody_is_asked")
+    monkeypatch.setenv("HOLDFAST_CARD_API_KEY", "sk_test_never_sent")
     result = run("reconcile", "--all")
     assert (result.exit_code, result.output) == (0, "card orders reconciled: nothing to do\n")

@@ -144,9 +144,7 @@ def move_behind_its_back(account_id: str) -> Callable[[Connection], Any]:
 # ------------------------------------------------------------------------------------------------- credit and keys
 
 
-async def test_of_200_parallel_tasks_exactly_those_the_credit_covers_are_accepted(
-    world: Any, new_task: NewTask
-) -> None:
+async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(world: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
         account_id, key_id = await world.open_account()
         await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))

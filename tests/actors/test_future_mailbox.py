@@ -14,10 +14,10 @@ from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, Syst
 
 async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: trio.Nursery) -> None:
     future: TrioFuture[int] = TrioFuture()
-    heard: list[int] = []
+    replies: list[int] = []
 
     async def wait() -> None:
-        heard.append(await future)
+        replies.append(await future)
 
     with trio.fail_after(5):
         for _ in range(3):
@@ -26,7 +26,7 @@ async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: 
         assert not future.is_set
         future.set(7)
         await wait_all_tasks_blocked()
-        assert heard == [7, 7, 7]
+        assert replies == [7, 7, 7]
         assert await future == 7
     assert future.get() == 7
 
@@ -68,10 +68,10 @@ async def test_a_cancelled_wait_leaves_the_future_as_it_is() -> None:
 async def test_pykkas_combinators_wait_for_what_they_combine(nursery: trio.Nursery) -> None:
     one: TrioFuture[int] = TrioFuture()
     two: TrioFuture[int] = TrioFuture()
-    heard: list[object] = []
+    replies: list[object] = []
 
     async def wait(future: pykka.Future[Any]) -> None:
-        heard.append(await future)
+        replies.append(await future)
 
     with trio.fail_after(5):
         nursery.start_soon(wait, one.map(lambda value: value * 10))
@@ -79,10 +79,10 @@ async def test_pykkas_combinators_wait_for_what_they_combine(nursery: trio.Nurse
         await wait_all_tasks_blocked()
         one.set(1)
         await wait_all_tasks_blocked()
-        assert heard == [10]
+        assert replies == [10]
         two.set(2)
         await wait_all_tasks_blocked()
-    assert heard == [10, [1, 2]]
+    assert replies == [10, [1, 2]]
 
 
 def messages(mailbox: Mailbox) -> list[object]:
@@ -126,7 +126,7 @@ def test_pykkas_own_envelopes_are_accepted() -> None:
     mailbox.put(PykkaEnvelope("a"))
     envelope = mailbox.get()
     assert (envelope.message, envelope.deadline) == ("a", float("inf"))
-    assert not envelope.reply("nobody asked")
+    assert not envelope.reply("no one asked")
 
 
 def test_an_envelope_is_answered_once() -> None:

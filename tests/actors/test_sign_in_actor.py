@@ -67,8 +67,8 @@ class Clock:
 
 
 @dataclass
-class Desk:
-    """One process's sign-in desk."""
+class Harness:
+    """One process's sign-in harness."""
 
     directory: KeyedDirectory
     reporter: Reporter
@@ -91,11 +91,11 @@ class Desk:
         return await self.directory.ref(key).ask(VerifyCode(otp_id, code))
 
 
-OpenDesk = Callable[[], Awaitable[Desk]]
+OpenHarness = Callable[[], Awaitable[Harness]]
 
 
 @pytest.fixture
-def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
+def open_harness(database: Database, nursery: trio.Nursery) -> OpenHarness:
     clock = Clock()
 
     async def load(key: str) -> Any:
@@ -104,7 +104,7 @@ def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
     async def probe() -> bool:
         return True
 
-    async def open_one() -> Desk:
+    async def open_one() -> Harness:
         journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
         reporter = Reporter()
 
@@ -122,14 +122,14 @@ def open_desk(database: Database, nursery: trio.Nursery) -> OpenDesk:
         )
         await nursery.start(lambda *, task_status: journal.run(task_status=task_status))
         await nursery.start(directory.run)
-        return Desk(directory, reporter, clock, database)
+        return Harness(directory, reporter, clock, database)
 
     return open_one
 
 
 @pytest.fixture
-async def desk(open_desk: OpenDesk) -> Desk:
-    return await open_desk()
+async def harness(open_harness: OpenHarness) -> Harness:
+    return await open_harness()
 
 
 async def change(database: Database, statement: TextClause, **parameters: object) -> None:
@@ -145,39 +145,39 @@ def wrong(issued: CodeIssued) -> str:
     return f"{(int(issued.code) + 1) % 1_000_000:06d}"
 
 
-async def test_a_right_code_creates_an_account_once_and_a_session(desk: Desk) -> None:
+async def test_a_right_code_creates_an_account_once_and_a_session(harness: Harness) -> None:
     with trio.fail_after(20):
         sessions = []
         for _ in range(2):
-            issued = await desk.request()
+            issued = await harness.request()
             assert issued.expires_in_s == 600
-            signed_in = await desk.verify(issued.otp_id, issued.code)
+            signed_in = await harness.verify(issued.otp_id, issued.code)
             assert isinstance(signed_in, SignedIn)
             sessions.append(signed_in)
-            desk.clock.forward(60)
+            harness.clock.forward(60)
     first, second = sessions
     assert first.account_id == second.account_id
     assert (first.email, first.role) == ("ada@example.com", "User")
     assert first.session_id != second.session_id
     assert first.session_expires_at - datetime(2026, 11, 20, 12, tzinfo=UTC) == timedelta(days=1)
     counted = text("select (select count(*) from accounts), (select count(*) from sessions)")
-    assert await desk.database.read(lambda c: tuple(c.execute(counted).one())) == (1, 2)
+    assert await harness.database.read(lambda c: tuple(c.execute(counted).one())) == (1, 2)
 
 
-async def test_an_operators_address_gets_the_operators_role(desk: Desk) -> None:
+async def test_an_operators_address_gets_the_operators_role(harness: Harness) -> None:
     with trio.fail_after(20):
-        issued = await desk.request("email:boss@example.com")
-        signed_in = await desk.verify(issued.otp_id, issued.code, "email:boss@example.com")
+        issued = await harness.request("email:boss@example.com")
+        signed_in = await harness.verify(issued.otp_id, issued.code, "email:boss@example.com")
     assert isinstance(signed_in, SignedIn)
     assert signed_in.role == "Operator"
 
 
-async def test_neither_code_nor_token_is_stored(desk: Desk) -> None:
+async def test_neither_code_nor_token_is_stored(harness: Harness) -> None:
     with trio.fail_after(20):
-        issued = await desk.request()
-        signed_in = await desk.verify(issued.otp_id, issued.code)
+        issued = await harness.request()
+        signed_in = await harness.verify(issued.otp_id, issued.code)
         assert isinstance(signed_in, SignedIn)
-        rows = await desk.database.read(
+        rows = await harness.database.read(
             lambda c: (
                 msgspec.json.encode([dict(row._mapping) for row in c.execute(text("select * from sign_ins"))]),
                 str([tuple(row) for row in c.execute(text("select * from sessions"))]),
@@ -189,97 +189,97 @@ async def test_neither_code_nor_token_is_stored(desk: Desk) -> None:
     assert issued.code not in repr(issued)
 
 
-async def test_a_code_works_once(desk: Desk) -> None:
+async def test_a_code_works_once(harness: Harness) -> None:
     with trio.fail_after(20):
-        issued = await desk.request()
-        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
-        again = await desk.refused(VerifyCode(issued.otp_id, issued.code))
+        issued = await harness.request()
+        assert isinstance(await harness.verify(issued.otp_id, issued.code), SignedIn)
+        again = await harness.refused(VerifyCode(issued.otp_id, issued.code))
     assert again.code == "invalid_otp"
 
 
-async def test_a_new_code_invalidates_the_one_before(desk: Desk) -> None:
+async def test_a_new_code_invalidates_the_one_before(harness: Harness) -> None:
     with trio.fail_after(20):
-        old = await desk.request()
-        desk.clock.forward(30)
-        new = await desk.request()
-        assert (await desk.refused(VerifyCode(old.otp_id, old.code))).code == "invalid_otp"
-        assert isinstance(await desk.verify(new.otp_id, new.code), SignedIn)
+        old = await harness.request()
+        harness.clock.forward(30)
+        new = await harness.request()
+        assert (await harness.refused(VerifyCode(old.otp_id, old.code))).code == "invalid_otp"
+        assert isinstance(await harness.verify(new.otp_id, new.code), SignedIn)
 
 
 @pytest.mark.parametrize(("after_s", "works"), [(599, True), (600, False)])
-async def test_a_code_expires(desk: Desk, after_s: int, works: bool) -> None:
+async def test_a_code_expires(harness: Harness, after_s: int, works: bool) -> None:
     with trio.fail_after(20):
-        issued = await desk.request()
-        desk.clock.forward(after_s)
-        reply = await desk.verify(issued.otp_id, issued.code)
+        issued = await harness.request()
+        harness.clock.forward(after_s)
+        reply = await harness.verify(issued.otp_id, issued.code)
     assert isinstance(reply, SignedIn) if works else isinstance(reply, Refusal) and reply.code == "otp_expired"
 
 
 @pytest.mark.parametrize("otp_id", ["", "otp_unknown", "otp_\u00e9\u4f60", "\ud800", "x" * 10_000])
-async def test_an_unknown_code_id_is_refused(desk: Desk, otp_id: str) -> None:
+async def test_an_unknown_code_id_is_refused(harness: Harness, otp_id: str) -> None:
     with trio.fail_after(20):
-        issued = await desk.request()
-        assert (await desk.refused(VerifyCode(otp_id, issued.code))).code == "invalid_otp"
-        assert (await desk.refused(VerifyCode(issued.otp_id, "\u0661\u0662\ud800"))).code == "invalid_otp"
-        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
-    assert desk.reporter.recent() == ()
+        issued = await harness.request()
+        assert (await harness.refused(VerifyCode(otp_id, issued.code))).code == "invalid_otp"
+        assert (await harness.refused(VerifyCode(issued.otp_id, "\u0661\u0662\ud800"))).code == "invalid_otp"
+        assert isinstance(await harness.verify(issued.otp_id, issued.code), SignedIn)
+    assert harness.reporter.recent() == ()
 
 
-async def test_a_code_is_invalid_after_five_wrong_attempts(desk: Desk) -> None:
+async def test_a_code_is_invalid_after_five_wrong_attempts(harness: Harness) -> None:
     with trio.fail_after(20):
-        issued = await desk.request()
+        issued = await harness.request()
         for _ in range(5):
-            assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
-        dead = await desk.refused(VerifyCode(issued.otp_id, issued.code))
+            assert (await harness.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
+        dead = await harness.refused(VerifyCode(issued.otp_id, issued.code))
     assert (dead.code, dead.final) == ("otp_attempts_exceeded", True)
 
 
-async def test_twenty_wrong_attempts_a_day_block_their_origin_only(desk: Desk) -> None:
+async def test_twenty_wrong_attempts_a_day_block_their_origin_only(harness: Harness) -> None:
     with trio.fail_after(20):
-        begun = desk.clock.at
+        begun = harness.clock.at
         for _ in range(4):
-            issued = await desk.request()
+            issued = await harness.request()
             for _ in range(5):
-                assert (await desk.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
-            desk.clock.forward(3000)
-        limited = await desk.refused(RequestCode(HOME))
+                assert (await harness.refused(VerifyCode(issued.otp_id, wrong(issued)))).code == "invalid_otp"
+            harness.clock.forward(3000)
+        limited = await harness.refused(RequestCode(HOME))
         assert limited.code == "otp_attempts_exceeded"
         assert limited.retry_after_s == 86_400 - 12_000
-        elsewhere = await desk.request(origin=AWAY)
-        assert isinstance(await desk.verify(elsewhere.otp_id, elsewhere.code), SignedIn)
-        desk.clock.at = begun + timedelta(days=1, seconds=1)
-        issued = await desk.request()
-        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+        elsewhere = await harness.request(origin=AWAY)
+        assert isinstance(await harness.verify(elsewhere.otp_id, elsewhere.code), SignedIn)
+        harness.clock.at = begun + timedelta(days=1, seconds=1)
+        issued = await harness.request()
+        assert isinstance(await harness.verify(issued.otp_id, issued.code), SignedIn)
 
 
-async def test_another_origin_cannot_invalidate_block_or_use_up_codes(desk: Desk) -> None:
+async def test_another_origin_cannot_invalidate_block_or_use_up_codes(harness: Harness) -> None:
     with trio.fail_after(20):
-        mine = await desk.request()
+        mine = await harness.request()
         for _ in range(5):
-            theirs = await desk.request(origin=AWAY)
+            theirs = await harness.request(origin=AWAY)
             for _ in range(5):
-                await desk.refused(VerifyCode(theirs.otp_id, wrong(theirs)))
-            desk.clock.forward(30)
-        assert isinstance(await desk.refused(RequestCode(AWAY)), Refusal)
-        assert isinstance(await desk.verify(mine.otp_id, mine.code), SignedIn)
-        again = await desk.request()
-        assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
+                await harness.refused(VerifyCode(theirs.otp_id, wrong(theirs)))
+            harness.clock.forward(30)
+        assert isinstance(await harness.refused(RequestCode(AWAY)), Refusal)
+        assert isinstance(await harness.verify(mine.otp_id, mine.code), SignedIn)
+        again = await harness.request()
+        assert isinstance(await harness.verify(again.otp_id, again.code), SignedIn)
 
 
-async def test_other_origins_cannot_block_an_origin_that_signed_in(desk: Desk) -> None:
+async def test_other_origins_cannot_block_an_origin_that_signed_in(harness: Harness) -> None:
     with trio.fail_after(20):
-        first = await desk.request()
-        assert isinstance(await desk.verify(first.otp_id, first.code), SignedIn)
+        first = await harness.request()
+        assert isinstance(await harness.verify(first.otp_id, first.code), SignedIn)
         for number in range(20):
-            await desk.request(origin=f"203.0.113.{number}")
-        limited = await desk.refused(RequestCode("203.0.113.99"))
+            await harness.request(origin=f"203.0.113.{number}")
+        limited = await harness.refused(RequestCode("203.0.113.99"))
         assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600)
-        desk.clock.forward(30)
-        again = await desk.request()
-        assert isinstance(await desk.verify(again.otp_id, again.code), SignedIn)
+        harness.clock.forward(30)
+        again = await harness.request()
+        assert isinstance(await harness.verify(again.otp_id, again.code), SignedIn)
 
 
-async def test_rows_of_the_first_version_are_read(desk: Desk) -> None:
+async def test_rows_of_the_first_version_are_read(harness: Harness) -> None:
     old = {
         "requests": ["2026-11-20T11:59:00Z"],
         "failures": ["2026-11-20T11:59:30Z"],
@@ -287,82 +287,82 @@ async def test_rows_of_the_first_version_are_read(desk: Desk) -> None:
     }
     write = text("insert into sign_ins (key, version, updated_at, state) values (:key, 3, now(), :state)")
     for key, state in ((ADA, old), (f"origin:{HOME}", {"requests": old["requests"]})):
-        await change(desk.database, write, key=key, state=msgspec.json.encode(state).decode())
+        await change(harness.database, write, key=key, state=msgspec.json.encode(state).decode())
     with trio.fail_after(20):
-        issued = await desk.request()
-        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
+        issued = await harness.request()
+        assert isinstance(await harness.verify(issued.otp_id, issued.code), SignedIn)
         for _ in range(29):
-            assert await desk.directory.ref(f"origin:{HOME}").ask(AdmitOrigin()) == OriginAdmitted()
-        assert (await desk.refused(AdmitOrigin(), f"origin:{HOME}")).code == "otp_rate_limited"
-    assert desk.reporter.recent() == ()
+            assert await harness.directory.ref(f"origin:{HOME}").ask(AdmitOrigin()) == OriginAdmitted()
+        assert (await harness.refused(AdmitOrigin(), f"origin:{HOME}")).code == "otp_rate_limited"
+    assert harness.reporter.recent() == ()
 
 
-async def test_counts_survive_a_restart(open_desk: OpenDesk) -> None:
+async def test_counts_survive_a_restart(open_harness: OpenHarness) -> None:
     with trio.fail_after(20):
-        before = await open_desk()
+        before = await open_harness()
         mine, theirs = await before.request(), await before.request(origin=AWAY)
         for _ in range(5):
             await before.refused(VerifyCode(theirs.otp_id, wrong(theirs)))
-        after = await open_desk()
+        after = await open_harness()
         assert (await after.refused(VerifyCode(theirs.otp_id, theirs.code))).code == "otp_attempts_exceeded"
         assert (await after.refused(RequestCode(AWAY))).code == "otp_rate_limited"
         assert isinstance(await after.verify(mine.otp_id, mine.code), SignedIn)
 
 
-async def test_rows_without_an_account_are_swept_earlier(desk: Desk) -> None:
+async def test_rows_without_an_account_are_swept_earlier(harness: Harness) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
-    sweeper = Sweeper(database=desk.database, idempotency_ttl_s=86_400)
+    sweeper = Sweeper(database=harness.database, idempotency_ttl_s=86_400)
 
     async def left_after(hours: int) -> list[str]:
-        await change(desk.database, age, hours=hours)
+        await change(harness.database, age, hours=hours)
         await sweeper.sweep()
-        return await desk.database.read(lambda c: list(c.execute(count).scalars()))
+        return await harness.database.read(lambda c: list(c.execute(count).scalars()))
 
     with trio.fail_after(20):
-        issued = await desk.request()
-        assert isinstance(await desk.verify(issued.otp_id, issued.code), SignedIn)
-        await desk.request("email:made-up@example.com")
+        issued = await harness.request()
+        assert isinstance(await harness.verify(issued.otp_id, issued.code), SignedIn)
+        await harness.request("email:made-up@example.com")
         assert await left_after(24) == [ADA, "email:made-up@example.com"]
         assert await left_after(26) == [ADA]
         assert await left_after(24 * 31) == []
 
 
-async def test_codes_are_30_seconds_apart_and_5_an_hour(desk: Desk) -> None:
+async def test_codes_are_30_seconds_apart_and_5_an_hour(harness: Harness) -> None:
     with trio.fail_after(20):
-        await desk.request()
-        desk.clock.forward(29)
-        early = await desk.refused(RequestCode(HOME))
+        await harness.request()
+        harness.clock.forward(29)
+        early = await harness.refused(RequestCode(HOME))
         assert (early.code, early.retry_after_s) == ("otp_rate_limited", 1)
-        desk.clock.forward(1)
+        harness.clock.forward(1)
         for _ in range(4):
-            await desk.request()
-            desk.clock.forward(30)
-        limited = await desk.refused(RequestCode(HOME))
+            await harness.request()
+            harness.clock.forward(30)
+        limited = await harness.refused(RequestCode(HOME))
         assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 150)
-        await desk.request("email:eve@example.com")
-        desk.clock.forward(3600 - 150)
-        await desk.request()
+        await harness.request("email:eve@example.com")
+        harness.clock.forward(3600 - 150)
+        await harness.request()
 
 
-async def test_an_origin_requests_30_codes_an_hour(desk: Desk) -> None:
+async def test_an_origin_requests_30_codes_an_hour(harness: Harness) -> None:
     with trio.fail_after(20):
         for _ in range(30):
-            assert await desk.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
-            desk.clock.forward(10)
-        limited = await desk.refused(AdmitOrigin(), "origin:10.0.0.1")
+            assert await harness.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
+            harness.clock.forward(10)
+        limited = await harness.refused(AdmitOrigin(), "origin:10.0.0.1")
         assert (limited.code, limited.retry_after_s) == ("otp_rate_limited", 3600 - 300)
-        assert await desk.directory.ref("origin:10.0.0.2").ask(AdmitOrigin()) == OriginAdmitted()
-        desk.clock.forward(3600 - 300)
-        assert await desk.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
+        assert await harness.directory.ref("origin:10.0.0.2").ask(AdmitOrigin()) == OriginAdmitted()
+        harness.clock.forward(3600 - 300)
+        assert await harness.directory.ref("origin:10.0.0.1").ask(AdmitOrigin()) == OriginAdmitted()
 
 
-async def test_two_processes_count_together_and_know_each_others_codes(open_desk: OpenDesk) -> None:
+async def test_two_processes_count_together_and_know_each_others_codes(open_harness: OpenHarness) -> None:
     with trio.fail_after(20):
-        here, there = await open_desk(), await open_desk()
+        here, there = await open_harness(), await open_harness()
         first = await here.request()
-        for desk in (there, here, there, here):
-            assert (await desk.refused(VerifyCode(first.otp_id, wrong(first)))).code == "invalid_otp"
+        for harness in (there, here, there, here):
+            assert (await harness.refused(VerifyCode(first.otp_id, wrong(first)))).code == "invalid_otp"
         here.clock.forward(30)
         second = await there.request()
         # Both are awake; the one whose state has the older code must not refuse the newer one.
@@ -370,8 +370,8 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_desk
         assert isinstance(signed_in, SignedIn)
         assert (await there.refused(VerifyCode(second.otp_id, second.code))).code == "invalid_otp"
         here.clock.forward(30)
-        for desk in (here, there, here):
-            await desk.request()
+        for harness in (here, there, here):
+            await harness.request()
             here.clock.forward(30)
         assert (await there.refused(RequestCode(HOME))).code == "otp_rate_limited"
         third = here.codes[-1]
@@ -380,17 +380,17 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_desk
         assert again.account_id == signed_in.account_id
 
 
-async def test_of_parallel_attempts_with_one_code_one_signs_in(open_desk: OpenDesk) -> None:
+async def test_of_parallel_attempts_with_one_code_one_signs_in(open_harness: OpenHarness) -> None:
     with trio.fail_after(20):
-        desks = [await open_desk(), await open_desk()]
-        issued = await desks[0].request()
+        harnesses = [await open_harness(), await open_harness()]
+        issued = await harnesses[0].request()
         replies: list[Any] = []
 
-        async def attempt(desk: Desk) -> None:
-            replies.append(await desk.verify(issued.otp_id, issued.code))
+        async def attempt(harness: Harness) -> None:
+            replies.append(await harness.verify(issued.otp_id, issued.code))
 
         async with trio.open_nursery() as nursery:
             for number in range(20):
-                nursery.start_soon(attempt, desks[number % 2])
+                nursery.start_soon(attempt, harnesses[number % 2])
     assert sum(isinstance(reply, SignedIn) for reply in replies) == 1
     assert sum(isinstance(reply, Refusal) and reply.code == "invalid_otp" for reply in replies) == 19

@@ -101,13 +101,13 @@ class Chaos:
 
     def directory(self, world: World) -> KeyedDirectory:
         # No worker runs: random messages stand for the results of their work.
-        nobody = RecordedRef(lambda _message: None)
+        ignored = RecordedRef(lambda _message: None)
         about = TaskDependencies(
             accounts=world.accounts,
-            dispatcher=nobody,
-            provider_calls=nobody,
-            hosting=nobody,
-            outbox=nobody,
+            dispatcher=ignored,
+            provider_calls=ignored,
+            hosting=ignored,
+            outbox=ignored,
             traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
             callback_url=lambda _: "",
             now=lambda: self.now,
@@ -170,7 +170,7 @@ class Chaos:
     async def message(self, task: Task, attempt: int) -> Command[Any]:
         rng = self.rng
         kind = rng.choices(
-            ["wake", "submission", "news", "hosting", "review", "cancel", "expire", "poll"],
+            ["wake", "submission", "update", "hosting", "review", "cancel", "expire", "poll"],
             [20, 10, 25, 25, 7, 2, 4, 3],
         )[0]
         match kind:
@@ -178,11 +178,11 @@ class Chaos:
                 ref = f"job_{attempt}"
                 came = rng.choice((Accepted(ref, "queued"), Ambiguous("no answer"), NotSent("not reached")))
                 return RecordSubmission(attempt, came)
-            case "news":
+            case "update":
                 status = rng.choices(["queued", "processing", "succeeded", "failed", "canceled"], [3, 6, 13, 1, 1])[
                     0
                 ]
-                news = ProviderUpdate(
+                update = ProviderUpdate(
                     source="callback",
                     provider=task.provider,
                     event_id=f"evt_{rng.randrange(300)}",
@@ -193,7 +193,7 @@ class Chaos:
                     outputs=OUTPUTS if status == "succeeded" else (),
                     moderation=Moderation(flagged=rng.random() < 0.3),
                 )
-                return ReceiveProviderUpdate(news, b"{}")
+                return ReceiveProviderUpdate(update, b"{}")
             case "hosting":
                 results = [await self.stored(task, output.index) for output in OUTPUTS if rng.random() < 0.8]
                 number = task.state.hosting.round - rng.choice((0, 0, 0, 1))
@@ -263,7 +263,7 @@ def audited(url: str) -> list[Any]:
         engine.dispose()
 
 
-def told_of(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[int, set[datetime]]]]:
+def events_in(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[int, set[datetime]]]]:
     """By task: the kinds of its events, and how many assets it has and until when."""
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for request_id, kind in rows.execute(text("select request_id, kind from outbox")):
@@ -292,7 +292,7 @@ async def test_two_processes_and_lost_replies_leave_one_history(
             writer.is_losing = False
         await chaos.ends()
         assert await trio.to_thread.run_sync(audited, database.url) == []
-        kinds, kept = await database.read(told_of)
+        kinds, kept = await database.read(events_in)
         for request_id in chaos.tasks:
             task = await chaos.row(request_id)
             statuses = [f"task.{entry.status}" for entry in task.state.status_history if entry.status != "queued"]

@@ -55,7 +55,7 @@ def running_task() -> Task:
 
 
 def flagged(task: Task) -> ReceiveProviderUpdate:
-    news = ProviderUpdate(
+    update = ProviderUpdate(
         source="callback",
         provider=task.provider,
         event_id="evt_1",
@@ -65,29 +65,29 @@ def flagged(task: Task) -> ReceiveProviderUpdate:
         outputs=(Output(index=0, url="https://studio.test/0.png"),),
         moderation=Moderation(flagged=True),
     )
-    return ReceiveProviderUpdate(news, b"{}")
+    return ReceiveProviderUpdate(update, b"{}")
 
 
 @pytest.fixture
 async def actor() -> TaskActor:
     """The actor of a running task. Nothing it decides is written."""
-    nobody: Any = None
+    unused: Any = None
 
     async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
         return running_task(), frozenset()
 
     world = TaskDependencies(
-        accounts=nobody,
-        dispatcher=nobody,
-        provider_calls=nobody,
-        hosting=nobody,
-        outbox=nobody,
+        accounts=unused,
+        dispatcher=unused,
+        provider_calls=unused,
+        hosting=unused,
+        outbox=unused,
         traits=lambda _: TRAITS,
         callback_url=lambda _: "https://holdfast.test/v2/callback",
         now=lambda: NOON,
         rng=random.Random(1),
     )
-    made = TaskActor("task_1", Mailbox(10), nobody, load=load, deps=world)
+    made = TaskActor("task_1", Mailbox(10), unused, load=load, deps=world)
     await made.on_start()
     return made
 
@@ -98,19 +98,19 @@ async def decided(actor: TaskActor, message: Any) -> Commit[object]:
     return commit
 
 
-def told_messages(commit: Commit[object]) -> Sequence[Any]:
+def sent_messages(commit: Commit[object]) -> Sequence[Any]:
     return [tell.message for tell in commit.tells]
 
 
 async def test_a_task_in_review_frees_its_slot_at_the_provider(actor: TaskActor) -> None:
     task = running_task()
     frozen = await decided(actor, flagged(task))
-    assert told_messages(frozen) == [SlotFreed(task.provider, task.request_id)]
+    assert sent_messages(frozen) == [SlotFreed(task.provider, task.request_id)]
     # It takes none while outputs are being stored after an approval, and so frees none.
     approved = await decided(actor, DecideReview(approve=True))
-    assert [type(command) for command in told_messages(approved)] == [Host]
+    assert [type(command) for command in sent_messages(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
-    assert told_messages(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
+    assert sent_messages(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
 
 
 async def test_a_repeated_update_is_answered_once_the_first_is_durable(actor: TaskActor) -> None:

@@ -212,7 +212,7 @@ type = "async"
 created = "yesterday"
 pricing = { mode = "per_image", unit_price = 0.01, price = "1" }
 markup_multiplier = "1,2"
-upstream = { provider = "nobody" }
+upstream = { provider = "absent" }
 input_schema = "missing.json"
 colour = "red"
 [[models]]
@@ -233,7 +233,7 @@ type = "async"
         'model gpu/image-1: pricing: unit_price must be a string such as "0.05"',
         "model gpu/image-1: pricing: price is not a known key",
         "model gpu/image-1: markup_multiplier must be a string",
-        "model gpu/image-1: upstream: provider 'nobody' is not one of [providers]",
+        "model gpu/image-1: upstream: provider 'absent' is not one of [providers]",
         "model gpu/image-1: input_schema 'missing.json' cannot be read",
         "model gpu/image-1: colour is not a known key",
         "model no good: id must be up to four names of letters, digits and . _ : -, joined by /, not 'no good'",

@@ -325,7 +325,7 @@ def test_an_approval_can_be_revoked_while_outputs_are_stored(flagged: MakeTask) 
 @pytest.mark.parametrize(("approve", "word"), [(True, "approved"), (False, "rejected")])
 def test_an_operators_note_is_recorded_without_urls_and_keys(flagged: MakeTask, approve: bool, word: str) -> None:
     task = flagged()
-    note = "looked at it, see https://desk.test/7?token=abc"
+    note = "looked at it, see https://tickets.test/7?token=abc"
     line = task_after(on_review(task, approve, at(task, 100), operation_id="op_r", note=note)).state.progress[-1]
     assert (line.source_ref, line.stage) == ("system:review", "review")
     assert line.message == f"{word}: looked at it, see [url]"

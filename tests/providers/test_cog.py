@@ -20,7 +20,7 @@ from holdfast.providers.media.cog import CogProvider
 from .conftest import SECRET, Ear, ServeApp, StartStudio, is_last
 from .studio_faults import StudioFaults
 
-Answer = Callable[[], Response]
+ProviderResponse = Callable[[], Response]
 
 
 @asynccontextmanager

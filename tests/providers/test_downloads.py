@@ -20,7 +20,13 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.providers.outbound.downloads import Claim, Downloaded, DownloadRefused, accept_inline, download
+from holdfast.providers.outbound.downloads import (
+    DeclaredOutput,
+    Downloaded,
+    DownloadRefused,
+    accept_inline,
+    download,
+)
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES, plain_type, sniff
 
@@ -65,7 +71,7 @@ def serving(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None
 
 
 async def get(
-    serve_app: ServeApp, app: QuartTrio, directory: Path, claim: Claim | None = None, **options: Any
+    serve_app: ServeApp, app: QuartTrio, directory: Path, claim: DeclaredOutput | None = None, **options: Any
 ) -> Any:
     async with serve_app(app) as url:
         client = GuardedClient(frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))}))
@@ -90,7 +96,7 @@ async def test_images_are_kept_hashed_and_measured(
 ) -> None:
     body = image(form)
     digest = hashlib.sha256(body).hexdigest()
-    claim = Claim(sha256=digest.upper(), bytes=len(body), content_type=content_type)
+    claim = DeclaredOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
     with trio.fail_after(20):
         kept = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
     assert kept == Downloaded(kept.path, digest, len(body), content_type, 12, 8, None)
@@ -116,25 +122,25 @@ async def test_an_undeclared_type_is_found_from_the_content(
 @pytest.mark.parametrize(
     ("body", "headers", "claim", "code"),
     [
-        (image(), {"Content_Type": "text/html"}, Claim(), "bad_type"),
-        (image(), {"Content_Type": "image/svg+xml"}, Claim(), "bad_type"),
-        (image(), {"Content_Type": "image/jpeg"}, Claim(), "bad_type"),
-        (image(), {}, Claim(content_type="image/webp"), "bad_type"),
-        (image(), {}, Claim(content_types=frozenset({"audio/wav"})), "bad_type"),
-        (b"<html>", {"Content_Type": "image/png"}, Claim(), "bad_type"),
-        (b"", {"Content_Type": "image/png"}, Claim(), "bad_type"),
-        (image()[:20], {"Content_Type": "image/png"}, Claim(), "bad_type"),
-        (b"RIFF\0\0\0\0WAVEjunk", {}, Claim(), "bad_type"),
-        (image(), {"Content_Encoding": "gzip"}, Claim(), "bad_type"),
-        (image(), {}, Claim(sha256="0" * 64), "mismatch"),
-        (image(), {}, Claim(bytes=5), "mismatch"),
-        (image(), {}, Claim(bytes_max=20), "too_large"),
-        (huge_png(60_000, 60_000), {}, Claim(), "too_large"),
-        (huge_png(9_000, 9_000), {}, Claim(), "too_large"),
+        (image(), {"Content_Type": "text/html"}, DeclaredOutput(), "bad_type"),
+        (image(), {"Content_Type": "image/svg+xml"}, DeclaredOutput(), "bad_type"),
+        (image(), {"Content_Type": "image/jpeg"}, DeclaredOutput(), "bad_type"),
+        (image(), {}, DeclaredOutput(content_type="image/webp"), "bad_type"),
+        (image(), {}, DeclaredOutput(content_types=frozenset({"audio/wav"})), "bad_type"),
+        (b"<html>", {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
+        (b"", {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
+        (image()[:20], {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
+        (b"RIFF\0\0\0\0WAVEjunk", {}, DeclaredOutput(), "bad_type"),
+        (image(), {"Content_Encoding": "gzip"}, DeclaredOutput(), "bad_type"),
+        (image(), {}, DeclaredOutput(sha256="0" * 64), "mismatch"),
+        (image(), {}, DeclaredOutput(bytes=5), "mismatch"),
+        (image(), {}, DeclaredOutput(bytes_max=20), "too_large"),
+        (huge_png(60_000, 60_000), {}, DeclaredOutput(), "too_large"),
+        (huge_png(9_000, 9_000), {}, DeclaredOutput(), "too_large"),
     ],
 )
 async def test_what_is_not_as_promised_is_refused_and_removed(
-    *, serve_app: ServeApp, tmp_path: Path, body: bytes, headers: dict[str, str], claim: Claim, code: str
+    *, serve_app: ServeApp, tmp_path: Path, body: bytes, headers: dict[str, str], claim: DeclaredOutput, code: str
 ) -> None:
     with trio.fail_after(20):
         refused = await get(serve_app, serving(body, headers=headers), tmp_path, claim)
@@ -177,7 +183,7 @@ async def test_endless_body_stops_at_the_limit(serve_app: ServeApp, tmp_path: Pa
         return Response(blocks(), 200, content_type="image/png")
 
     with trio.fail_after(20):
-        refused = await get(serve_app, app, tmp_path, Claim(bytes_max=1_000_000))
+        refused = await get(serve_app, app, tmp_path, DeclaredOutput(bytes_max=1_000_000))
     assert refused.code == "too_large"
 
 
@@ -228,14 +234,14 @@ async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
 
 async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:
     body = image("WEBP")
-    kept = await accept_inline(base64.b64encode(body).decode(), tmp_path, Claim(content_type="image/webp"))
+    kept = await accept_inline(base64.b64encode(body).decode(), tmp_path, DeclaredOutput(content_type="image/webp"))
     assert isinstance(kept, Downloaded)
     assert (kept.width, kept.bytes) == (12, len(body))
     for data, claim, code in [
-        ("***", Claim(), "bad_type"),
-        (base64.b64encode(b"<html>").decode(), Claim(), "bad_type"),
-        (base64.b64encode(body).decode(), Claim(bytes_max=10), "too_large"),
-        (base64.b64encode(body).decode(), Claim(sha256="0" * 64), "mismatch"),
+        ("***", DeclaredOutput(), "bad_type"),
+        (base64.b64encode(b"<html>").decode(), DeclaredOutput(), "bad_type"),
+        (base64.b64encode(body).decode(), DeclaredOutput(bytes_max=10), "too_large"),
+        (base64.b64encode(body).decode(), DeclaredOutput(sha256="0" * 64), "mismatch"),
     ]:
         refused = await accept_inline(data, tmp_path, claim)
         assert isinstance(refused, DownloadRefused)

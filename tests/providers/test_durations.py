@@ -115,7 +115,7 @@ def test_a_clip_that_lists_more_than_it_holds_is_refused() -> None:
         duration_of(content[:at] + b"\x00\xff\xff\xff" + content[at + 4 :], "video/mp4")
 
 
-def test_samples_that_claim_to_last_for_ever_last_as_long_as_they_are_shown() -> None:
+def test_samples_that_claim_to_last_for_ever_last_as_long_as_shown() -> None:
     content = made("mp4 mpeg4", 2.0)
     at = content.index(b"stts") + 16
     endless = content[:at] + b"\x7f\xff\xff\xff" + content[at + 4 :]

@@ -327,7 +327,7 @@ async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: Moc
         with pytest.raises(Unavailable, match="quarantined"):
             await harness.ask("broken")
         assert trio.current_time() == begun
-        directory.ref("broken").tell(Say("told"))
+        directory.ref("broken").tell(Say("sent"))
         assert harness.dead_letters.counts()["dead"] == 1
         assert directory.release("broken")
         assert not directory.release("broken")
@@ -391,7 +391,7 @@ async def test_a_closed_gate_refuses_asks_and_counts_no_crash(autojump_clock: Mo
             with pytest.raises(Unavailable, match="away"):
                 await harness.ask(key)
         assert trio.current_time() == begun
-        # A told message is retained and handled once the gate is open; a start that fails meanwhile is no crash.
+        # A message sent by tell is retained and handled once the gate is open; a failing start is no crash.
         harness.failing_starts["b"] = 1
         directory.ref("b").tell(Say("kept"))
         await trio.sleep(10)
@@ -410,7 +410,7 @@ async def test_a_full_mailbox_refuses_asks_and_records_dead_letters(autojump_clo
         nursery.start_soon(collect, harness, [("a", Rest(100))] + [("a", Say(str(i))) for i in range(5)], replies)
         await trio.sleep(50)
         assert [type(replies.get(i)) for i in (4, 5)] == [Overloaded] * 2
-        directory.ref("a").tell(Say("told"))
+        directory.ref("a").tell(Say("sent"))
         assert harness.dead_letters.counts()["full"] == 1
         assert await harness.ask("b") == "hello"
     assert harness.handled["a"] == ["0", "1", "2"]
@@ -512,7 +512,7 @@ async def test_an_unreadable_row_quarantines_its_key_at_once(
     autojump_clock: MockClock,
 ) -> None:
     harness = Harness(limits=KeyedLimits(group_crashes=2))
-    harness.start_fault = UnreadableRow("tasks", "t", ValueError("a word nobody knows"))
+    harness.start_fault = UnreadableRow("tasks", "t", ValueError("an unknown word"))
     sick = [f"sick{n}" for n in range(6)]
     harness.failing_starts.update(dict.fromkeys(sick, 100))
     async with harness.running() as directory:
@@ -556,10 +556,10 @@ async def test_each_failed_trial_quarantines_for_longer(autojump_clock: MockCloc
             found = await outcome(lambda: harness.ask("a"))
             assert isinstance(found, Unavailable)
             await trio.sleep(found.retry_after_s)
-        # A told message is a trial too.
-        harness.directory.ref("a").tell(Say("told"))
+        # A message sent by tell is a trial too.
+        harness.directory.ref("a").tell(Say("sent"))
         await wait_all_tasks_blocked()
-        assert harness.handled["a"] == ["told"]
+        assert harness.handled["a"] == ["sent"]
     assert [report.delay_s for report in harness.reports("quarantine")] == [100, 200, 400, 800, 1000, 1000]
 
 

@@ -43,7 +43,7 @@ def lines(out: io.StringIO) -> list[dict[str, Any]]:
 def test_json_lines_carry_level_logger_time_and_fields(out: io.StringIO) -> None:
     configure_logging("json", stream=out)
     structlog.get_logger("holdfast.x").info("it happened", amount_micro=5, path="top/a")
-    structlog.get_logger("holdfast.x").debug("not told")
+    structlog.get_logger("holdfast.x").debug("not logged")
     (line,) = lines(out)
     assert line.pop("timestamp").endswith("Z")
     assert line == {
@@ -164,6 +164,6 @@ def test_a_commands_log_goes_to_stderr_scrubbed(
 ) -> None:
     monkeypatch.setattr(cli, "app", lambda: structlog.get_logger("holdfast.x").warning("lost password=hunter2"))
     cli.main()
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "lost password=***" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "lost password=***" in captured.err

@@ -138,19 +138,19 @@ def test_a_failing_listener_or_log_does_not_affect_others() -> None:
             raise BrokenPipeError
 
     reporter = Reporter(logger=cast(FilteringBoundLogger, BrokenLog()))
-    heard: list[Report] = []
+    received: list[Report] = []
 
     def broken(_report: Report) -> None:
         raise ZeroDivisionError
 
     reporter.listen(broken)
-    end = reporter.listen(heard.append)
+    end = reporter.listen(received.append)
     reporter.report(report())
-    assert len(heard) == 1
+    assert len(received) == 1
     assert reporter.dropped_count == 1
     end()
     reporter.report(report())
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 def test_listeners_are_limited() -> None:

@@ -161,7 +161,7 @@ async def test_an_operator_stops_and_restarts_a_child(scripted: ScriptedTree, au
         assert scripted.take_log() == ["?c", "-c", "+b", "+c"]
         assert {child.state for child in supervisor.children()} == {"running"}
         with pytest.raises(KeyError):
-            await supervisor.stop_child("nobody")
+            await supervisor.stop_child("absent")
     with pytest.raises(NotRunning):
         await supervisor.restart_child("b")
 

@@ -38,7 +38,7 @@ from holdfast.actors.account.order_messages import (
     RecordIntentRefused,
     ResolveOrder,
 )
-from holdfast.actors.account.orders import AccountOrders, OrderReads
+from holdfast.actors.account.orders import AccountOrders, OrderQueries
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.actor import JournaledActor
@@ -93,7 +93,7 @@ class AccountActor(JournaledActor):
         journal: Journal,
         *,
         load: Callable[[str], Awaitable[LoadedAccount]],
-        orders: OrderReads,
+        orders: OrderQueries,
         announce: Callable[[Task], Tell],
         now: Now,
         limits: AccountLimits,

@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 
 
-class OrderReads(Protocol):
+class OrderQueries(Protocol):
     """What a turn reads about orders."""
 
     async def order(self, account_id: str, order_id: str) -> Order | None: ...
@@ -87,7 +87,7 @@ class AccountOrders:
     __slots__ = ("_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable", "_units")
 
     def __init__(
-        self, units: AccountUnits, reads: OrderReads, now: Now, *, pending_max: int, cached_max: int = 64
+        self, units: AccountUnits, reads: OrderQueries, now: Now, *, pending_max: int, cached_max: int = 64
     ) -> None:
         self._units = units
         self._reads = reads

@@ -28,7 +28,7 @@ from holdfast.persistence.claims.contents import Content, claim_content
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
-    Claim,
+    DeclaredOutput,
     Downloaded,
     DownloadRefused,
     accept_inline,
@@ -113,7 +113,7 @@ class HostingWorker(Worker):
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting
-        claim = Claim(
+        claim = DeclaredOutput(
             bytes_max=hosting.bytes_max,
             content_types=frozenset(hosting.content_types) or MEDIA_TYPES,
             content_type=output.content_type,

@@ -69,7 +69,7 @@ class UnmatchedEvents(Protocol):
         ...
 
 
-class EventCommands(Protocol):
+class EventActions(Protocol):
     """Changes of webhook deliveries. Both methods raise the faults of a command."""
 
     async def resend(self, account_id: str, event_id: str) -> None:
@@ -121,7 +121,7 @@ class Dependencies:
     callback_secrets: Callable[[str | None], Sequence[str]]
     sandbox_secrets: Sequence[str]
     card: CardPayments | None
-    events: EventCommands
+    events: EventActions
     health: Health
     metrics_text: Callable[[], bytes]
     urls: PublicUrls

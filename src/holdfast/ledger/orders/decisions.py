@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.orders.facts import OrderFacts, Resolution, with_fact
+from holdfast.ledger.orders.facts import OrderFacts, OrderResolution, with_fact
 from holdfast.ledger.orders.order import (
     BalanceReading,
     LedgerMove,
@@ -283,7 +283,7 @@ def resolve_held(
                 ),
                 param="amount",
             )
-    resolution = Resolution(decision=decision, amount_micro=given)
+    resolution = OrderResolution(decision=decision, amount_micro=given)
     facts = msgspec.structs.replace(order.state.facts, resolution=resolution)
     return moved(order, facts, now, source="operator", reason=reason, new_operation_id=new_operation_id)
 

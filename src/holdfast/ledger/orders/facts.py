@@ -109,7 +109,7 @@ class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     money: dict[str, DisputeMoney] = {}
 
 
-class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+class OrderResolution(msgspec.Struct, frozen=True, kw_only=True):
     """An operator's decision about a held order. ``amount_micro`` is the credit given, 0 for a cancel."""
 
     decision: Literal["credit", "cancel"]
@@ -130,7 +130,7 @@ class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     balance: dict[str, BalanceTransaction] = {}
     charge_balances: dict[str, str] = {}
     expired: bool = False
-    resolution: Resolution | None = None
+    resolution: OrderResolution | None = None
 
 
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ BULK_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class RowStatement:
     """How the rows of one mapping are written: SQL for arrays of columns, and COPY for many new rows.
 
     Of several changes to one row, which ``key`` finds, only the last is written: it includes the others.
@@ -59,12 +59,12 @@ def _key(mapping: RowMapping, names: Sequence[str]) -> Callable[[tuple[Any, ...]
     return itemgetter(*(mapping.columns.index(name) for name in names))
 
 
-def _insert(mapping: RowMapping, *, on_conflict: str = "", once_by: Sequence[str] = ()) -> Statement:
+def _insert(mapping: RowMapping, *, on_conflict: str = "", once_by: Sequence[str] = ()) -> RowStatement:
     table, names = mapping.table, ", ".join(mapping.columns)
     codecs, arrays = _arrays(mapping)
     picks = ", ".join(_picked(table, name) for name in mapping.columns)
     sql = f"insert into {table.name} ({names}) select {picks} from {arrays} {on_conflict}"
-    return Statement(
+    return RowStatement(
         mapping,
         codecs,
         sql.strip(),
@@ -77,17 +77,17 @@ def _picked(table: Table, name: str) -> str:
     return f"v.{name}::text[]" if isinstance(table.c[name].type, ARRAY) else f"v.{name}"
 
 
-def _update(mapping: RowMapping, *, keyed: Sequence[str]) -> Statement:
+def _update(mapping: RowMapping, *, keyed: Sequence[str]) -> RowStatement:
     codecs, arrays = _arrays(mapping)
     changes = ", ".join(f"{name} = v.{name}" for name in mapping.columns if name not in keyed)
     sql = f"update {mapping.table.name} t set {changes} from {arrays} where {_matching(keyed)}"
-    return Statement(mapping, codecs, sql, key=_key(mapping, keyed))
+    return RowStatement(mapping, codecs, sql, key=_key(mapping, keyed))
 
 
-def _delete(mapping: RowMapping) -> Statement:
+def _delete(mapping: RowMapping) -> RowStatement:
     """Delete all rows that have the mapping's values."""
     codecs, arrays = _arrays(mapping)
-    return Statement(
+    return RowStatement(
         mapping, codecs, f"delete from {mapping.table.name} t using {arrays} where {_matching(mapping.columns)}"
     )
 
@@ -96,7 +96,7 @@ def _matching(names: Sequence[str]) -> str:
     return " and ".join(f"t.{name} = v.{name}" for name in names)
 
 
-STATEMENTS: tuple[Statement, ...] = (
+STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     _insert(accounts.ACCOUNTS),
     _update(accounts.HEADS, keyed=["id"]),

@@ -28,7 +28,7 @@ NO_ANSWER = (httpx2.HTTPError, trio.TooSlowError, BodyTooLarge)
 """The request may have arrived, but there is no response."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProviderResponse(msgspec.Struct, frozen=True):
     """A server's response."""
 
     status: int
@@ -83,7 +83,7 @@ class ProviderClient:
         within_s: float,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ProviderResponse:
         """Send a request. Raises the errors in :data:`NEVER_SENT` and :data:`NO_ANSWER`."""
         try:
             with trio.fail_after(within_s):
@@ -98,7 +98,7 @@ class ProviderClient:
             self.health.failed("calls", type(fault).__name__)
             raise
         self.health.call_answered(response.status_code)
-        return Answer(response.status_code, dict(response.headers), body)
+        return ProviderResponse(response.status_code, dict(response.headers), body)
 
     async def probe(self, path: str) -> None:
         """Send a request that costs nothing; any response shows that the server is up."""
@@ -107,7 +107,7 @@ class ProviderClient:
 
     async def submit(
         self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]
-    ) -> Answer | NotSent | Ambiguous:
+    ) -> ProviderResponse | NotSent | Ambiguous:
         """Send a job; without a response, return whether the server may have it."""
         try:
             return await self.ask(method, path, within_s, content, headers)
@@ -116,7 +116,7 @@ class ProviderClient:
         except NO_ANSWER as fault:
             return Ambiguous(f"no response to the submission: {type(fault).__name__}")
 
-    async def ask_about(self, method: str, path: str, within_s: float) -> Answer:
+    async def ask_about(self, method: str, path: str, within_s: float) -> ProviderResponse:
         """Send a request about a job that the server has. Raises :class:`PollFault`."""
         try:
             return await self.ask(method, path, within_s)

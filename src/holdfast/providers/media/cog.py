@@ -32,7 +32,7 @@ from holdfast.providers.media.base import (
     Submission,
     job_id,
 )
-from holdfast.providers.media.client import Answer, ProviderClient, detail_of
+from holdfast.providers.media.client import ProviderClient, ProviderResponse, detail_of
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.predictions import (
     REF_MAX_CHARS,
@@ -106,7 +106,7 @@ class CogProvider:
         body = msgspec.json.encode(order)
         headers = {"Content-Type": "application/json", "Prefer": "respond-async"}
         answer = await self._client.submit("PUT", _path(name), self._submit_timeout_s, body, headers)
-        return _submission(answer, name) if isinstance(answer, Answer) else answer
+        return _submission(answer, name) if isinstance(answer, ProviderResponse) else answer
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Read the job's status. Raises :class:`PollFault`."""
@@ -145,7 +145,7 @@ class CogProvider:
         await self._client.close()
 
 
-def cancel_outcome(answer: Answer) -> CancelOutcome:
+def cancel_outcome(answer: ProviderResponse) -> CancelOutcome:
     """Return the outcome of a cancel from its response. Raises :class:`PollFault`."""
     if answer.status in (404, 410):
         return "too_late"
@@ -166,7 +166,7 @@ def _path(name: str) -> str:
     return f"/predictions/{quote(name, safe='')}"
 
 
-def _submission(answer: Answer, name: str) -> Submission:
+def _submission(answer: ProviderResponse, name: str) -> Submission:
     status = answer.status
     if 200 <= status < 300:
         try:

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedError, ReportedUsage, UpdateStatus
 from holdfast.providers.media.base import PollFault
 from holdfast.providers.media.callbacks import OUTPUTS_MAX_COUNT, split_data_url
-from holdfast.providers.media.client import Answer
+from holdfast.providers.media.client import ProviderResponse
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 REF_MAX_CHARS = 200
@@ -43,7 +43,7 @@ class PredictionFault(Exception):
     """The body is not a prediction, or one that cannot be used."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class PredictionProgress(msgspec.Struct, frozen=True):
     """A job's progress, as far as its server reports it."""
 
     percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
@@ -59,7 +59,7 @@ class Prediction(msgspec.Struct, frozen=True):
     output: Any = None
     error: Any = None
     error_code: str | None = None
-    progress: Progress | None = None
+    progress: PredictionProgress | None = None
     metrics: dict[str, Any] | None = None
     logs: str | None = None
     webhook: str | None = None
@@ -98,7 +98,7 @@ def update_of(
     status = prediction.known_status
     if status is None:
         raise PredictionFault("the prediction's status is unknown")
-    progress = prediction.progress or Progress()
+    progress = prediction.progress or PredictionProgress()
     percent = progress.percent if prediction.progress is not None else percent_of(prediction.logs)
     stage = tidy(progress.stage, WORD_MAX_CHARS)
     if event_id is None:
@@ -124,7 +124,13 @@ def update_of(
 
 
 def polled_update(
-    answer: Answer, *, provider: str, request_id: str, attempt: int, provider_ref: str, may_be_nameless: bool
+    answer: ProviderResponse,
+    *,
+    provider: str,
+    request_id: str,
+    attempt: int,
+    provider_ref: str,
+    may_be_nameless: bool,
 ) -> ProviderUpdate:
     """Parse the response to a poll. Raises :class:`PollFault`."""
     if answer.status != 200:

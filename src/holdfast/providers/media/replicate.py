@@ -42,7 +42,7 @@ from holdfast.providers.media.base import (
     Rejected,
     Submission,
 )
-from holdfast.providers.media.client import Answer, ProviderClient, detail_of
+from holdfast.providers.media.client import ProviderClient, ProviderResponse, detail_of
 from holdfast.providers.media.cog import cancel_outcome
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_update, read_prediction
@@ -118,7 +118,7 @@ class ReplicateProvider:
         body = msgspec.json.encode(order)
         headers = {"Content-Type": "application/json"}
         answer = await self._client.submit("POST", path, self._submit_timeout_s, body, headers)
-        return self._submission(answer) if isinstance(answer, Answer) else answer
+        return self._submission(answer) if isinstance(answer, ProviderResponse) else answer
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Read the job's status. Raises :class:`PollFault`."""
@@ -157,7 +157,7 @@ class ReplicateProvider:
         """Close connections."""
         await self._client.close()
 
-    def _submission(self, answer: Answer) -> Submission:
+    def _submission(self, answer: ProviderResponse) -> Submission:
         """Return the outcome of a submission; see the table above."""
         status = answer.status
         if 200 <= status < 300:

@@ -73,7 +73,7 @@ class DownloadRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class DeclaredOutput:
     """What is allowed, and what the provider claims: limits first, then claims, each checked if given."""
 
     bytes_max: int = BYTES_MAX
@@ -109,7 +109,7 @@ class _Sink:
         self._file.write(block)
         self.size_bytes += len(block)
 
-    def finish(self, claim: Claim, declared: str | None) -> Downloaded:
+    def finish(self, claim: DeclaredOutput, declared: str | None) -> Downloaded:
         self._file.close()
         sha256 = self._digest.hexdigest()
         if claim.bytes is not None and claim.bytes != self.size_bytes:
@@ -140,7 +140,7 @@ async def download(
     client: GuardedClient,
     url: str,
     directory: Path,
-    claim: Claim | None = None,
+    claim: DeclaredOutput | None = None,
     *,
     total_timeout_s: float = TOTAL_TIMEOUT_S,
     only: Set[Origin] | None = None,
@@ -150,7 +150,7 @@ async def download(
 
     ``only`` and ``requester`` are those of :meth:`GuardedClient.open`.
     """
-    claim = claim or Claim()
+    claim = claim or DeclaredOutput()
     try:
         async with _sink(directory) as sink:
             with trio.move_on_after(total_timeout_s) as whole:
@@ -172,9 +172,11 @@ async def download(
         return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
 
 
-async def accept_inline(data: str, directory: Path, claim: Claim | None = None) -> Downloaded | DownloadRefused:
+async def accept_inline(
+    data: str, directory: Path, claim: DeclaredOutput | None = None
+) -> Downloaded | DownloadRefused:
     """Write an output that an update contained as base64, with the same checks as for a downloaded one."""
-    claim = claim or Claim()
+    claim = claim or DeclaredOutput()
     if len(data) > (claim.bytes_max + 2) // 3 * 4:
         return DownloadRefused("too_large", f"more than {claim.bytes_max} bytes", permanent=True)
 
@@ -234,7 +236,7 @@ async def _receive(response: httpcore2.Response, sink: _Sink, bytes_max: int) ->
     await trio.to_thread.run_sync(sink.write, bytes(waiting), limiter=_threads)
 
 
-def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
+def _check_answer(response: httpcore2.Response, claim: DeclaredOutput) -> str | None:
     """Check a response by its headers; return the content type it declares, or None."""
     status = response.status
     if status in (404, 410):
@@ -258,7 +260,7 @@ def _check_answer(response: httpcore2.Response, claim: Claim) -> str | None:
     return declared
 
 
-def _agreed_type(head: bytes, claim: Claim, declared: str | None) -> str:
+def _agreed_type(head: bytes, claim: DeclaredOutput, declared: str | None) -> str:
     found = sniff(head)
     if found is None or found not in claim.content_types:
         raise _Refuse("bad_type", "the content is not of a type that is hosted")

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
 
-from holdfast.providers.outbound.downloads import Claim, DownloadRefused, download
+from holdfast.providers.outbound.downloads import DeclaredOutput, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient, resolver
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.standins.studio.drawing import font, plain
@@ -55,7 +55,7 @@ class Edit:
         assert self.source_url is not None
         client = self.guard()
         try:
-            claim = Claim(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
+            claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
             found = await download(client, self.source_url, directory, claim, total_timeout_s=FETCH_TIMEOUT_S)
         finally:
             with trio.CancelScope(shield=True):
