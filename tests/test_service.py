@@ -1,4 +1,4 @@
-"""How the process ends when the supervision tree gives up."""
+"""How the process starts without its database, and ends when the supervision tree gives up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import structlog
 import trio
 
+from holdfast import service
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.migrate import MigrationReport, migrate
 from holdfast.service import GAVE_UP, _run
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.reports import Reporter
@@ -65,3 +69,44 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     logged = [line for line in logs if line["event"] == "the tree gave up"]
     assert [(line["log_level"], "broken" in line["reason"]) for line in logged] == [("critical", True)]
     assert "holdfast serves" in [line["event"] for line in logs]
+
+
+class FakeTime:
+    """A clock that only its own ``sleep`` moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_start_waits_for_its_database(database_url: str, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    attempts = 0
+
+    def away_at_first(url: str) -> MigrationReport:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= failures:
+            raise DatabaseAway("the database system is shutting down")
+        return migrate(url)
+
+    monkeypatch.setattr(service, "migrate", away_at_first)
+    monkeypatch.setattr(service, "time", clock := FakeTime())
+    with structlog.testing.capture_logs() as logs:
+        assert service.migrate_when_reachable(database_url).applied == ()
+    assert clock.now_s - 100 == failures * service.DATABASE_RETRY_S
+    assert [line["event"] for line in logs if "waiting" in line["event"]] == ["waiting for the database"] * bool(
+        failures
+    )
+
+
+def test_a_start_without_a_database_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "time", clock := FakeTime())
+    with pytest.raises(DatabaseAway):
+        service.migrate_when_reachable("postgresql://holdfast@127.0.0.1:1/nothing")
+    assert clock.now_s - 100 == service.DATABASE_START_S

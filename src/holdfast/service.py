@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -23,8 +24,9 @@ from holdfast import __version__
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.embedded import EmbeddedPostgres
-from holdfast.persistence.server.migrate import migrate
+from holdfast.persistence.server.migrate import MigrationReport, migrate
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings
@@ -40,6 +42,9 @@ BACKLOG = 1024
 CLOSE_CLIENTS_S = 2.0
 AT_ONCE_S = 3.0
 """How long the process may take to end after a second signal."""
+DATABASE_START_S = 30.0
+"""How long a start waits for its database: longer than a restart or a failover takes."""
+DATABASE_RETRY_S = 1.0
 
 
 def serve(settings: Settings) -> int:
@@ -73,7 +78,7 @@ def serve(settings: Settings) -> int:
             connections_max=connections_max,
         )
         database_url, embedded = stack.enter_context(_database_url(settings))
-        report = migrate(database_url)
+        report = migrate_when_reachable(database_url)
         if report.applied:
             log.info("database migrated", applied=list(report.applied))
         try:
@@ -95,6 +100,25 @@ def serve(settings: Settings) -> int:
             # Logged rather than raised, because the log is scrubbed: an exception may quote client data.
             log.critical("the service crashed", exc_info=True)
             return GAVE_UP
+
+
+def migrate_when_reachable(database_url: str) -> MigrationReport:
+    """Migrate the database, waiting for one that is starting, stopping or out of reach.
+
+    Raises as :func:`~holdfast.persistence.server.migrate.migrate` does; ``DatabaseAway`` only once
+    :data:`DATABASE_START_S` have passed.
+    """
+    deadline_s, is_logged = time.monotonic() + DATABASE_START_S, False
+    while True:
+        try:
+            return migrate(database_url)
+        except DatabaseAway as away:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not is_logged:
+                log.warning("waiting for the database", reason=away.reason, for_s=DATABASE_START_S)
+                is_logged = True
+            time.sleep(DATABASE_RETRY_S)
 
 
 def tune_interpreter() -> None:
