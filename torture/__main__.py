@@ -88,7 +88,7 @@ def _report(summary: Summary, *, took_s: float) -> None:
         f" slowest answer {summary.slowest_answer_s:.1f} s"
     )
     if summary.differences:
-        _say(f"files kept in {summary.folder}; repeat with: {summary.repeat}")
+        _say(f"files are in {summary.folder}; repeat with: {summary.repeat}")
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:

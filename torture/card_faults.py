@@ -148,8 +148,8 @@ def create_faulty_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
         def fail() -> object:
             raise ApiError(500, SERVER_ERROR, kind="api_error")
 
-        is_kept = outage is not None and outage.mode == "error_kept"
-        reply = await run_once(key, fingerprint, fail if is_kept else work)
+        is_stored = outage is not None and outage.mode == "error_kept"
+        reply = await run_once(key, fingerprint, fail if is_stored else work)
         if outage is not None and outage.mode == "slow":
             # The key is in use meanwhile.
             await trio.sleep(outage.delay_s)

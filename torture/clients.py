@@ -247,10 +247,10 @@ class Customer:
 
     async def pay_sandbox(self, rng: random.Random) -> None:
         """Order sandbox credit, and mostly pay it, now and then more than once."""
-        made = await self._order("sandbox", rng)
-        if made is None or rng.random() < 0.2:
+        created = await self._order("sandbox", rng)
+        if created is None or rng.random() < 0.2:
             return
-        order, callback = made[0], made[1]["callback"]
+        order, callback = created[0], created[1]["callback"]
         order.paid = "unknown"
         headers = {callback["signature_header"]: callback["signature"]}
         for _ in range(rng.choice((1, 1, 2))):
@@ -268,11 +268,11 @@ class Customer:
 
     async def pay_card(self, rng: random.Random) -> None:
         """Order credit by card, and mostly pay it at the provider, which sends a webhook."""
-        made = await self._order("cardprovider", rng)
-        if made is None or rng.random() < 0.2:
+        created = await self._order("cardprovider", rng)
+        if created is None or rng.random() < 0.2:
             return
-        order = made[0]
-        order.payment_id = made[1]["provider_payment_id"]
+        order = created[0]
+        order.payment_id = created[1]["provider_payment_id"]
         order.paid = "unknown"
         if order.payment_id is not None and await self.card.pay(order.payment_id):
             order.paid = "yes"

@@ -244,12 +244,12 @@ def compare_reads(
             [(row.request_id, row.cost_micro) for row in rows.usage],
         ),
     )
-    for name, listed, kept in shown:
-        missing, extra = Counter(kept) - Counter(listed), Counter(listed) - Counter(kept)
+    for name, listed, stored in shown:
+        missing, extra = Counter(stored) - Counter(listed), Counter(listed) - Counter(stored)
         if missing:
             found.append(Difference("lost", f"{rows.account_id}: {name} not in the list: {sorted(missing)[:5]}"))
         if extra:
             found.append(
-                Difference("doubled", f"{rows.account_id}: {name} listed and not kept: {sorted(extra)[:5]}")
+                Difference("doubled", f"{rows.account_id}: {name} listed and not stored: {sorted(extra)[:5]}")
             )
     return found

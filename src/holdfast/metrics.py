@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-HTTP_ANSWER_S = Histogram(
+HTTP_RESPONSE_S = Histogram(
     "holdfast_http_answer_seconds",
     "Time from a request's head to its response, by route and status.",
     ["route", "status"],

@@ -84,7 +84,7 @@ def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = N
 
 
 @dataclass
-class World:
+class ActorSystem:
     """One process's worth of accounts on a database."""
 
     database: Database
@@ -106,14 +106,14 @@ class World:
         return account_id, key_id
 
 
-def make_world(
+def make_system(
     database: Database,
     *,
     limits: KeyedLimits | None = None,
     writer: Any = None,
     account_limits: AccountLimits | None = None,
-) -> World:
-    """Put a world together; :func:`running` runs it."""
+) -> ActorSystem:
+    """Build the journal and the accounts of one process; :func:`start_system` runs them."""
     journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
     announced: list[str] = []
     dispatcher = RecordedRef(lambda queued: announced.append(queued.request_id))
@@ -150,29 +150,29 @@ def make_world(
         limits=limits,
         rng=random.Random(1),
     )
-    return World(database, journal, accounts, announced, reporter)
+    return ActorSystem(database, journal, accounts, announced, reporter)
 
 
-StartWorld = Callable[..., Awaitable[World]]
+StartSystem = Callable[..., Awaitable[ActorSystem]]
 
 
 @pytest.fixture
-def start_world(database: Database, nursery: trio.Nursery) -> StartWorld:
-    """Starts worlds on one database: ``await start_world(limits=…, writer=…, account_limits=…)``."""
+def start_system(database: Database, nursery: trio.Nursery) -> StartSystem:
+    """Starts systems on one database: ``await start_system(limits=…, writer=…, account_limits=…)``."""
 
-    async def start(**options: Any) -> World:
-        world = make_world(database, **options)
-        await nursery.start(lambda *, task_status: world.journal.run(task_status=task_status))
-        await nursery.start(world.accounts.run)
-        return world
+    async def start(**options: Any) -> ActorSystem:
+        system = make_system(database, **options)
+        await nursery.start(lambda *, task_status: system.journal.run(task_status=task_status))
+        await nursery.start(system.accounts.run)
+        return system
 
     return start
 
 
 @pytest.fixture
-async def world(start_world: StartWorld) -> World:
-    """A running world."""
-    return await start_world()
+async def system(start_system: StartSystem) -> ActorSystem:
+    """A running system."""
+    return await start_system()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
 HARDY = KeyedLimits(child_restarts=10**6, group_crashes=10**6, voids_in_row_max=10**6, backoff=NO_WAIT)
 
 NewTask = Callable[..., CreateTask]
-StartWorld = Callable[..., Awaitable[Any]]
+StartSystem = Callable[..., Awaitable[Any]]
 
 
 def keyed(key: str, fingerprint: bytes = b"same body") -> IdempotencyKey:
@@ -130,8 +130,8 @@ def stale_count() -> float:
     return float(metrics.FENCE_STALE.labels("account")._value.get())
 
 
-async def fallen_asleep(world: Any) -> None:
-    while world.accounts.awake_count:  # noqa: ASYNC110 - passivation has no event
+async def fallen_asleep(system: Any) -> None:
+    while system.accounts.awake_count:  # noqa: ASYNC110 - passivation has no event
         await trio.sleep(0.01)
 
 
@@ -144,84 +144,84 @@ def move_behind_its_back(account_id: str) -> Callable[[Connection], Any]:
 # ------------------------------------------------------------------------------------------------- credit and keys
 
 
-async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(world: Any, new_task: NewTask) -> None:
+async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(new_task(key_id))] * 200)
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id))] * 200)
     accepted = [reply for reply in replies if isinstance(reply, TaskAccepted)]
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert (len(accepted), len(refused)) == (7, 193)
     assert {refusal.code for refusal in refused} == {"insufficient_credit"}
-    assert await read_totals(world.database, account_id) == (7 * CREDIT, 7 * CREDIT, 8)
-    assert sorted(world.announced) == sorted(reply.request_id for reply in accepted)
-    assert_audit_clean(world.database)
+    assert await read_totals(system.database, account_id) == (7 * CREDIT, 7 * CREDIT, 8)
+    assert sorted(system.announced) == sorted(reply.request_id for reply in accepted)
+    assert_audit_clean(system.database)
 
 
-async def test_50_parallel_calls_with_one_key_create_one_task(world: Any, new_task: NewTask) -> None:
+async def test_50_parallel_calls_with_one_key_create_one_task(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(new_task(key_id, key="k"))] * 50)
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id, key="k"))] * 50)
     answers = [unwrapped(reply) for reply in replies]
     assert sum(isinstance(reply, Replayed) for reply in replies) == 49
     assert all(answer == answers[0] for answer in answers)
     assert isinstance(answers[0], TaskAccepted)
-    assert await count(world.database, "tasks") == 1
-    assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 2)
-    assert len(world.announced) == 1
+    assert await count(system.database, "tasks") == 1
+    assert await read_totals(system.database, account_id) == (7 * CREDIT, CREDIT, 2)
+    assert len(system.announced) == 1
 
 
-async def test_a_key_used_for_another_request_is_refused(world: Any) -> None:
+async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        first = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
-        other = await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
+        account_id, _ = await system.open_account()
+        first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
+        other = await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
     assert isinstance(first, Recharged)
     assert isinstance(other, Refusal)
     assert other.code == "idempotency_key_reused"
     assert other.final
-    assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
+    assert await read_totals(system.database, account_id) == (CREDIT, 0, 1)
 
 
-async def test_the_same_key_on_another_route_is_another_key(world: Any) -> None:
+async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
+        account_id, _ = await system.open_account()
         for route in ("POST /a", "POST /b"):
-            reply = await world.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
+            reply = await system.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
             assert isinstance(reply, Recharged)
-    assert await read_totals(world.database, account_id) == (2 * CREDIT, 0, 2)
+    assert await read_totals(system.database, account_id) == (2 * CREDIT, 0, 2)
 
 
 @pytest.mark.parametrize("fingerprint", [b"same body", b"other body"])
-async def test_a_key_is_found_in_rows_after_passivation(start_world: StartWorld, fingerprint: bytes) -> None:
+async def test_a_key_is_found_in_rows_after_passivation(start_system: StartSystem, fingerprint: bytes) -> None:
     with trio.fail_after(30):
-        world = await start_world(limits=KeyedLimits(idle_s=0.02))
-        account_id, _ = await world.open_account()
-        first = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
-        await fallen_asleep(world)
-        again = await world.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k", fingerprint)))
+        system = await start_system(limits=KeyedLimits(idle_s=0.02))
+        account_id, _ = await system.open_account()
+        first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
+        await fallen_asleep(system)
+        again = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k", fingerprint)))
     if fingerprint == b"same body":
         assert again == Replayed(first)
     else:
         assert isinstance(again, Refusal)
         assert again.code == "idempotency_key_reused"
-    assert await read_totals(world.database, account_id) == (CREDIT, 0, 1)
+    assert await read_totals(system.database, account_id) == (CREDIT, 0, 1)
 
 
 async def test_a_used_key_is_replayed_although_a_limit_is_reached(
-    start_world: StartWorld, new_task: NewTask, payments: Any
+    start_system: StartSystem, new_task: NewTask, payments: Any
 ) -> None:
     limits = AccountLimits(tasks_in_flight_max=1, orders_pending_max=1)
     with trio.fail_after(30):
-        first, second = await start_world(account_limits=limits), await start_world(account_limits=limits)
+        first, second = await start_system(account_limits=limits), await start_system(account_limits=limits)
         account_id, key_id = await first.open_account()
         commands = [
             Recharge(AMOUNT_MICRO_MAX, keyed("k")),
             new_task(key_id, key="k"),
             CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),
         ]
-        made = [await first.accounts.ref(account_id).ask(command) for command in commands]
+        created = [await first.accounts.ref(account_id).ask(command) for command in commands]
         # The other process remembers no answer, and could accept none of them by now.
         again = [await second.accounts.ref(account_id).ask(command) for command in commands]
         fresh = [
@@ -232,7 +232,7 @@ async def test_a_used_key_is_replayed_although_a_limit_is_reached(
                 CreateOrder(payments.request(account_id, "sandbox"), keyed("other order")),
             )
         ]
-    assert again == [Replayed(reply) for reply in made]
+    assert again == [Replayed(reply) for reply in created]
     assert [refusal.code for refusal in fresh] == [
         "amount_too_large",
         "concurrency_limit_exceeded",
@@ -240,115 +240,115 @@ async def test_a_used_key_is_replayed_although_a_limit_is_reached(
     ]
 
 
-async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_world: StartWorld) -> None:
+async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_system: StartSystem) -> None:
     keys = AccountLimits().replies_max + 150
     with trio.fail_after(30):
-        first, second = await start_world(), await start_world()
+        first, second = await start_system(), await start_system()
         account_id, _ = await first.open_account()
-        made = await in_parallel(
+        created = await in_parallel(
             [partial(first.accounts.ref(account_id).ask, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
         )
         for i in range(keys):
             found = await second.accounts.ref(account_id).ask(Recharge(CREDIT, keyed(f"k{i}")))
-            assert found == Replayed(made[i])
+            assert found == Replayed(created[i])
     assert second.reporter.recent() == ()
     assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
 
 
-async def test_a_refusal_for_insufficient_credit_is_replayed(world: Any, new_task: NewTask) -> None:
+async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        refused = await world.accounts.ref(account_id).ask(new_task(key_id, key="k"))
-        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-        again = await world.accounts.ref(account_id).ask(new_task(key_id, key="k"))
-        fresh = await world.accounts.ref(account_id).ask(new_task(key_id, key="another"))
+        account_id, key_id = await system.open_account()
+        refused = await system.accounts.ref(account_id).ask(new_task(key_id, key="k"))
+        await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        again = await system.accounts.ref(account_id).ask(new_task(key_id, key="k"))
+        fresh = await system.accounts.ref(account_id).ask(new_task(key_id, key="another"))
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.required_micro, refused.available_micro) == ("insufficient_credit", CREDIT, 0)
     assert again == Replayed(refused)
     assert isinstance(fresh, TaskAccepted)
 
 
-async def test_a_revoked_key_is_refused_by_the_next_command(world: Any, new_task: NewTask) -> None:
+async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
         revoked, refused, again = await in_parallel(
             [
-                lambda: world.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
-                lambda: world.accounts.ref(account_id).ask(new_task(key_id)),
-                lambda: world.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
+                lambda: system.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
+                lambda: system.accounts.ref(account_id).ask(new_task(key_id)),
+                lambda: system.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
             ]
         )
     replies = [revoked, refused, again]
     # The three arrive in any order; what came after the revocation is refused.
     assert any(isinstance(reply, ApiKeyRevoked) for reply in replies)
-    last = await world.accounts.ref(account_id).ask(new_task(key_id))
+    last = await system.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
 
-async def test_a_key_without_the_scope_is_refused(world: Any, new_task: NewTask) -> None:
+async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
+        account_id, _ = await system.open_account()
         reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
-        assert isinstance(await world.accounts.ref(account_id).ask(reader), ApiKeyRecord)
-        refused = await world.accounts.ref(account_id).ask(new_task("key_reader"))
+        assert isinstance(await system.accounts.ref(account_id).ask(reader), ApiKeyRecord)
+        refused = await system.accounts.ref(account_id).ask(new_task("key_reader"))
     assert isinstance(refused, Refusal)
     assert refused.code == "insufficient_scope"
 
 
-async def test_recording_a_keys_use_does_not_change_the_version(world: Any) -> None:
+async def test_recording_a_keys_use_does_not_change_the_version(system: Any) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
+        account_id, key_id = await system.open_account()
         at = utc_now()
-        await world.accounts.ref(account_id).ask(RecordKeyUse(key_id, at))
+        await system.accounts.ref(account_id).ask(RecordKeyUse(key_id, at))
         sql = text("select version, last_used_at from accounts a join api_keys k on k.account_id = a.id")
-        row = await world.database.read(lambda connection: connection.execute(sql).one())
+        row = await system.database.read(lambda connection: connection.execute(sql).one())
     assert (row.version, row.last_used_at) == (0, at)
 
 
 # -------------------------------------------------------------------------------------------------------- settling
 
 
-async def test_a_hold_is_settled_once(world: Any, new_task: NewTask) -> None:
+async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
-        accepted = await world.accounts.ref(account_id).ask(new_task(key_id))
-        capture = await settle_command(world.database, accepted.request_id, 400_000)
-        release = await settle_command(world.database, accepted.request_id, None)
-        settled = await world.accounts.ref(account_id).ask(capture)
-        refused = await world.accounts.ref(account_id).ask(release)
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
+        accepted = await system.accounts.ref(account_id).ask(new_task(key_id))
+        capture = await settle_command(system.database, accepted.request_id, 400_000)
+        release = await settle_command(system.database, accepted.request_id, None)
+        settled = await system.accounts.ref(account_id).ask(capture)
+        refused = await system.accounts.ref(account_id).ask(release)
     assert settled == TaskSettled(capture.operation_id)
     assert isinstance(refused, Refusal)
     assert refused.code == "hold_not_open"
-    assert await read_totals(world.database, account_id) == (1_600_000, 0, 3)
-    assert_audit_clean(world.database)
+    assert await read_totals(system.database, account_id) == (1_600_000, 0, 3)
+    assert_audit_clean(system.database)
 
 
-async def test_a_stale_task_is_refused_and_the_account_is_unchanged(world: Any, new_task: NewTask) -> None:
+async def test_a_stale_task_is_refused_and_the_account_is_unchanged(system: Any, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
-        accepted = await world.accounts.ref(account_id).ask(new_task(key_id))
-        stale = await settle_command(world.database, accepted.request_id, 400_000, version=7)
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
+        accepted = await system.accounts.ref(account_id).ask(new_task(key_id))
+        stale = await settle_command(system.database, accepted.request_id, 400_000, version=7)
         outcomes: list[Any] = []
 
         async def settle() -> None:
             try:
-                outcomes.append(await world.accounts.ref(account_id).ask(stale))
+                outcomes.append(await system.accounts.ref(account_id).ask(stale))
             except StaleFence as fault:
                 outcomes.append(str(fault))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(settle)
             for _ in range(5):
-                nursery.start_soon(world.accounts.ref(account_id).ask, Recharge(CREDIT))
+                nursery.start_soon(system.accounts.ref(account_id).ask, Recharge(CREDIT))
         assert outcomes == [f"task {accepted.request_id}"]
-        assert await read_totals(world.database, account_id) == (7 * CREDIT, CREDIT, 7)
-        good = await settle_command(world.database, accepted.request_id, 400_000)
-        assert isinstance(await world.accounts.ref(account_id).ask(good), TaskSettled)
-    assert_audit_clean(world.database)
+        assert await read_totals(system.database, account_id) == (7 * CREDIT, CREDIT, 7)
+        good = await settle_command(system.database, accepted.request_id, 400_000)
+        assert isinstance(await system.accounts.ref(account_id).ask(good), TaskSettled)
+    assert_audit_clean(system.database)
 
 
 # ----------------------------------------------------------------------------------------------- the bond with rows
@@ -374,18 +374,18 @@ class StallingWriter:
 
 
 async def test_replies_replays_and_refusals_wait_for_the_commit(
-    start_world: StartWorld, database: Database, new_task: NewTask
+    start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
     writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
     with trio.fail_after(30):
-        world = await start_world(writer=writer)
-        account_id, key_id = await world.open_account()
+        system = await start_system(writer=writer)
+        account_id, key_id = await system.open_account()
         replies: dict[str, Any] = {}
 
         async def ask(name: str, command: Any) -> None:
-            replies[name] = await world.accounts.ref(account_id).ask(command)
+            replies[name] = await system.accounts.ref(account_id).ask(command)
 
-        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
+        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
         try:
             async with trio.open_nursery() as nursery:
                 writer.may_write.clear()
@@ -402,13 +402,13 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
     assert isinstance(replies["refusal"], Refusal)
 
 
-async def test_an_account_changed_by_another_process_is_reloaded(world: Any, database: Database) -> None:
+async def test_an_account_changed_by_another_process_is_reloaded(system: Any, database: Database) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
+        account_id, _ = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
         before = stale_count()
         await database.work(move_behind_its_back(account_id))
-        replies = await in_parallel([lambda: world.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
+        replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
     assert all(isinstance(reply, Recharged) for reply in replies)
     assert stale_count() > before
     balances = sorted(reply.account.balance_micro for reply in replies)
@@ -417,38 +417,38 @@ async def test_an_account_changed_by_another_process_is_reloaded(world: Any, dat
 
 
 async def test_two_processes_on_one_account_neither_lose_nor_double(
-    start_world: StartWorld, database: Database, new_task: NewTask
+    start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
     before = stale_count()
     with trio.fail_after(60):
-        worlds = [await start_world(), await start_world()]
-        account_id, key_id = await worlds[0].open_account()
+        systems = [await start_system(), await start_system()]
+        account_id, key_id = await systems[0].open_account()
         # Both have loaded the account before they race, so at least one state becomes stale.
-        await worlds[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-        await worlds[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+        await systems[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+        await systems[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
 
-        async def hammer(world: Any, name: str) -> list[Any]:
+        async def hammer(system: Any, name: str) -> list[Any]:
             replies = []
             for i in range(15):
                 # Both send the same keys: the second must get the first one's reply.
-                replies.append(await world.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
-                replies.append(await world.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
+                replies.append(await system.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
+                replies.append(await system.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
             return replies
 
-        first, second = await in_parallel([partial(hammer, worlds[0], "a"), partial(hammer, worlds[1], "b")])
+        first, second = await in_parallel([partial(hammer, systems[0], "a"), partial(hammer, systems[1], "b")])
     plain = [[unwrapped(reply) for reply in replies[::2]] for replies in (first, second)]
     assert plain[0] == plain[1]
     accepted = [reply for reply in plain[0] if isinstance(reply, TaskAccepted)]
     assert len(accepted) == 10
     assert stale_count() > before
     assert await read_totals(database, account_id) == (10 * CREDIT + 30, 10 * CREDIT, 42)
-    assert sorted(worlds[0].announced + worlds[1].announced) == sorted(reply.request_id for reply in accepted)
+    assert sorted(systems[0].announced + systems[1].announced) == sorted(reply.request_id for reply in accepted)
     assert_audit_clean(database)
 
 
-async def test_no_process_refuses_by_a_state_that_is_stale(start_world: StartWorld, new_task: NewTask) -> None:
+async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSystem, new_task: NewTask) -> None:
     with trio.fail_after(30):
-        here, there = await start_world(), await start_world()
+        here, there = await start_system(), await start_system()
         account_id, key_id = await here.open_account()
         assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
         await there.accounts.ref(account_id).ask(Recharge(CREDIT))
@@ -463,15 +463,15 @@ async def test_no_process_refuses_by_a_state_that_is_stale(start_world: StartWor
     assert last.code == "invalid_api_key"
 
 
-async def test_a_command_the_database_refuses_fails_alone(world: Any, database: Database) -> None:
+async def test_a_command_the_database_refuses_fails_alone(system: Any, database: Database) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
+        account_id, _ = await system.open_account()
         poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
         outcomes: list[Any] = []
 
         async def ask(command: Any) -> None:
             try:
-                outcomes.append(await world.accounts.ref(account_id).ask(command))
+                outcomes.append(await system.accounts.ref(account_id).ask(command))
             except Crashed as crash:
                 outcomes.append(crash)
 
@@ -554,7 +554,7 @@ class Auditor:
 @pytest.mark.parametrize("has_rival", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 async def test_random_histories_with_faults_match_the_auditor(
-    start_world: StartWorld,
+    start_system: StartSystem,
     database: Database,
     new_task: NewTask,
     *,
@@ -581,7 +581,7 @@ async def test_random_histories_with_faults_match_the_auditor(
         """Retry with the same key until there is a reply."""
         while True:
             try:
-                return await rng.choice(worlds).accounts.ref(account_id).ask(command)
+                return await rng.choice(systems).accounts.ref(account_id).ask(command)
             except (AskFault, Crashed):
                 await trio.lowlevel.checkpoint()
 
@@ -613,18 +613,18 @@ async def test_random_histories_with_faults_match_the_auditor(
                 case "void":
                     await until_there(partial(database.work, move_behind_its_back(account_id)))
                 case "crash":
-                    worlds[0].accounts.ref(account_id).tell(Poison())
+                    systems[0].accounts.ref(account_id).tell(Poison())
                 case _:
                     pass
 
     with trio.fail_after(60):
         nursery.start_soon(keep_gate_open)
         inner = BatchWriter(database.connect_writer, now=utc_now)
-        healthy = await start_world(limits=HARDY)
+        healthy = await start_system(limits=HARDY)
         account_id, key_id = await healthy.open_account()
-        worlds = [await start_world(limits=HARDY, writer=FaultyWriter(inner, rng))]
+        systems = [await start_system(limits=HARDY, writer=FaultyWriter(inner, rng))]
         if has_rival:
-            worlds.append(healthy)
+            systems.append(healthy)
         async with trio.open_nursery() as clients:
             for name in range(6):
                 clients.start_soon(client, account_id, key_id, name)

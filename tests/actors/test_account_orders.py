@@ -50,7 +50,7 @@ from holdfast.supervision.keyed_child import KeyedLimits
 CREDIT = 1_000_000
 HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
 
-StartWorld = Callable[..., Awaitable[Any]]
+StartSystem = Callable[..., Awaitable[Any]]
 
 
 def received(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
@@ -68,17 +68,19 @@ def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
     return PaySandboxOrder(order.order_id, values, b"{}")
 
 
-async def made(world: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any) -> Order:
-    reply = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, provider, **fields)))
+async def new_order(
+    system: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any
+) -> Order:
+    reply = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, provider, **fields)))
     assert isinstance(reply, OrderResult)
     order: Order = reply.order
     return order
 
 
-async def deliver(world: Any, order: Order, *events: PaymentEvent) -> Order:
+async def deliver(system: Any, order: Order, *events: PaymentEvent) -> Order:
     newest = order
     for event in events:
-        reply = await world.accounts.ref(order.account_id).ask(received(event, order.order_id))
+        reply = await system.accounts.ref(order.account_id).ask(received(event, order.order_id))
         assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest
@@ -96,7 +98,7 @@ async def totals(database: Database, account_id: str) -> tuple[int, int, int]:
     return row.balance_micro, row.held_micro, row.operation_count
 
 
-async def events_kept(database: Database) -> list[tuple[str, str, bool]]:
+async def stored_events(database: Database) -> list[tuple[str, str, bool]]:
     sql = text("select event_id, verdict, order_id is not null from payment_events order by received_at, event_id")
     return [tuple(row) for row in await database.read(lambda connection: connection.execute(sql).all())]
 
@@ -125,21 +127,21 @@ def assert_audit_clean(database: Database) -> None:
 @pytest.mark.parametrize("same_account", [True, False])
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
-    start_world: StartWorld, payments: Any, same_account: bool, at_once: bool
+    start_system: StartSystem, payments: Any, same_account: bool, at_once: bool
 ) -> None:
     """With ``at_once`` the second one is decided while the first is not durable yet."""
     with trio.fail_after(60):
-        world = await start_world(limits=HARDY)
-        first_account, _ = await world.open_account()
-        second_account = first_account if same_account else (await world.open_account())[0]
-        orders = [await made(world, payments, account_id) for account_id in (first_account, second_account)]
+        system = await start_system(limits=HARDY)
+        first_account, _ = await system.open_account()
+        second_account = first_account if same_account else (await system.open_account())[0]
+        orders = [await new_order(system, payments, account_id) for account_id in (first_account, second_account)]
         events = [payments.paid(order.order_id) for order in orders]
         commands = [
             received(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
             for event, order in zip(events, orders, strict=True)
         ]
         calls = [
-            partial(world.accounts.ref(order.account_id).ask, command)
+            partial(system.accounts.ref(order.account_id).ask, command)
             for order, command in zip(orders, commands, strict=True)
         ]
         if at_once and same_account:
@@ -151,61 +153,61 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     assert sorted(reply.verdict for reply in replies) == ["applied", "duplicate"]
     assert sorted(reply.order.status for reply in replies) == ["credited", "pending"]
     assert [reply.verdict for reply in again] == ["duplicate", "duplicate"]
-    balances = [(await totals(world.database, account_id))[0] for account_id in {first_account, second_account}]
+    balances = [(await totals(system.database, account_id))[0] for account_id in {first_account, second_account}]
     assert sum(balances) == 10 * CREDIT
-    kept = await events_kept(world.database)
-    assert [(verdict, has_order) for _, verdict, has_order in kept] == [("applied", True), ("refused", True)]
-    assert_audit_clean(world.database)
+    stored = await stored_events(system.database)
+    assert [(verdict, has_order) for _, verdict, has_order in stored] == [("applied", True), ("refused", True)]
+    assert_audit_clean(system.database)
 
 
 async def test_100_copies_of_one_event_through_two_processes_credit_once(
-    start_world: StartWorld, payments: Any
+    start_system: StartSystem, payments: Any
 ) -> None:
     with trio.fail_after(60):
-        first, second = await start_world(limits=HARDY), await start_world(limits=HARDY)
+        first, second = await start_system(limits=HARDY), await start_system(limits=HARDY)
         account_id, _ = await first.open_account()
-        order = await made(first, payments, account_id)
+        order = await new_order(first, payments, account_id)
         command = received(payments.paid(order.order_id), order.order_id)
-        worlds = [first, second] * 50
-        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, command) for world in worlds])
+        systems = [first, second] * 50
+        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, command) for system in systems])
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
     assert {reply.order.status for reply in replies} == {"credited"}
     assert await totals(first.database, account_id) == (10 * CREDIT, 0, 1)
-    assert await events_kept(first.database) == [(command.event.event_id, "applied", True)]
+    assert await stored_events(first.database) == [(command.event.event_id, "applied", True)]
     assert_audit_clean(first.database)
 
 
-async def test_100_copies_of_one_sandbox_callback_credit_once(world: Any, payments: Any) -> None:
+async def test_100_copies_of_one_sandbox_callback_credit_once(system: Any, payments: Any) -> None:
     with trio.fail_after(60):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id, "sandbox")
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id, "sandbox")
         command = sandbox_payment(order)
-        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, command)] * 100)
+        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, command)] * 100)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
-    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
-    assert (await stored(world.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
-    assert_audit_clean(world.database)
+    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
+    assert (await stored(system.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
+    assert_audit_clean(system.database)
 
 
-async def test_an_event_known_under_two_kinds_is_posted_once(world: Any, payments: Any) -> None:
+async def test_an_event_known_under_two_kinds_is_posted_once(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        after = await deliver(world, order, payments.paid(order.order_id), payments.paid(order.order_id))
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        after = await deliver(system, order, payments.paid(order.order_id), payments.paid(order.order_id))
     assert after.net_micro == 10 * CREDIT
     assert len(after.state.event_ids) == 2
-    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
 
 
-async def test_the_reply_equals_the_row(world: Any, payments: Any) -> None:
+async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        attached = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        again = await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        after = await deliver(world, order, payments.attempt("processing"), payments.paid(order.order_id))
-        row = await stored(world.database, order.order_id)
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        attached = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        again = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        after = await deliver(system, order, payments.attempt("processing"), payments.paid(order.order_id))
+        row = await stored(system.database, order.order_id)
     assert (attached.verdict, again.verdict) == ("applied", "duplicate")
     assert msgspec.structs.replace(row, wake_at=after.wake_at) == after
 
@@ -213,45 +215,45 @@ async def test_the_reply_equals_the_row(world: Any, payments: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- creation
 
 
-async def test_a_repeated_key_returns_the_order_it_created(world: Any, payments: Any) -> None:
+async def test_a_repeated_key_returns_the_order_it_created(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
+        account_id, _ = await system.open_account()
         key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
-        first = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
-        again = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+        first = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+        again = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
     assert again == Replayed(first)
     assert first.order.status == "pending"
 
 
-async def test_an_account_has_only_so_many_unpaid_orders(start_world: StartWorld, payments: Any) -> None:
+async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSystem, payments: Any) -> None:
     with trio.fail_after(30):
-        world = await start_world(account_limits=AccountLimits(orders_pending_max=3))
-        account_id, _ = await world.open_account()
+        system = await start_system(account_limits=AccountLimits(orders_pending_max=3))
+        account_id, _ = await system.open_account()
         creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
-        replies = await in_parallel([partial(world.accounts.ref(account_id).ask, create) for create in creates])
+        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, create) for create in creates])
         orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
-        await world.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
-        one_more = await world.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
+        await system.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
+        one_more = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
     assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
     assert isinstance(one_more, OrderResult)
 
 
-async def test_orders_of_others_and_of_the_other_kind_are_not_found(world: Any, payments: Any) -> None:
+async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        other_id, _ = await world.open_account()
-        card = await made(world, payments, account_id)
-        sandbox = await made(world, payments, account_id, "sandbox")
+        account_id, _ = await system.open_account()
+        other_id, _ = await system.open_account()
+        card = await new_order(system, payments, account_id)
+        sandbox = await new_order(system, payments, account_id, "sandbox")
         replies = [
-            await world.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
-            await world.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
-            await world.accounts.ref(account_id).ask(sandbox_payment(card)),
-            await world.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
+            await system.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
+            await system.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
+            await system.accounts.ref(account_id).ask(sandbox_payment(card)),
+            await system.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
         ]
     assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
-    assert await totals(world.database, account_id) == (0, 0, 0)
+    assert await totals(system.database, account_id) == (0, 0, 0)
 
 
 # ------------------------------------------------------------------------------------------------ void and reload
@@ -279,23 +281,23 @@ class FailingWriter:
 
 
 async def test_voided_decisions_are_retried_and_posted_once(
-    start_world: StartWorld, database: Database, payments: Any
+    start_system: StartSystem, database: Database, payments: Any
 ) -> None:
     writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
     with trio.fail_after(60):
-        world = await start_world(writer=writer, limits=HARDY)
+        system = await start_system(writer=writer, limits=HARDY)
         writer._rng = random.Random(10**6)
         account_id = None
         while account_id is None:
             try:
-                account_id, _ = await world.open_account()
+                account_id, _ = await system.open_account()
             except AssertionError:
                 continue
-        orders = [await made(world, payments, account_id) for _ in range(6)]
+        orders = [await new_order(system, payments, account_id) for _ in range(6)]
         calls = []
         for order in orders:
             for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-                calls += [partial(world.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
+                calls += [partial(system.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
         random.Random(5).shuffle(calls)
         replies = await in_parallel(calls)
     assert writer.failed
@@ -306,7 +308,7 @@ async def test_voided_decisions_are_retried_and_posted_once(
 
 
 async def test_a_message_waits_until_its_order_can_be_read(
-    world: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
+    system: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, failures = OrderReads.order, 3
 
@@ -318,62 +320,64 @@ async def test_a_message_waits_until_its_order_can_be_read(
         return await read(self, account_id, order_id)
 
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
         # Another incarnation, which does not remember the order.
         bump = text("update accounts set version = version + 1 where id = :id")
-        await world.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
-        await world.accounts.ref(account_id).ask(Recharge(CREDIT))
+        await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
+        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
         monkeypatch.setattr(OrderReads, "order", away_at_first)
-        after = await deliver(world, order, payments.paid(order.order_id))
+        after = await deliver(system, order, payments.paid(order.order_id))
     assert failures < 0
     assert after.status == "credited"
-    assert await totals(world.database, account_id) == (11 * CREDIT, 0, 2)
-    assert world.reporter.recent() == ()
+    assert await totals(system.database, account_id) == (11 * CREDIT, 0, 2)
+    assert system.reporter.recent() == ()
 
 
-async def test_undurable_orders_are_not_evicted_from_the_cache(world: Any, payments: Any) -> None:
+async def test_undurable_orders_are_not_evicted_from_the_cache(system: Any, payments: Any) -> None:
     with trio.fail_after(60):
-        account_id, _ = await world.open_account()
-        orders = [await made(world, payments, account_id) for _ in range(80)]
+        account_id, _ = await system.open_account()
+        orders = [await new_order(system, payments, account_id) for _ in range(80)]
         calls = []
         for order in orders:
             calls.append(
                 partial(
-                    world.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id)
+                    system.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id)
                 )
             )
             calls.append(
-                partial(world.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id))
+                partial(
+                    system.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id)
+                )
             )
         # Every order twice, the second telling when many others have been decided in between.
         calls = calls[::2] + calls[1::2]
         await in_parallel(calls)
-        rows = [await stored(world.database, order.order_id) for order in orders]
+        rows = [await stored(system.database, order.order_id) for order in orders]
     assert {(len(row.state.event_ids), row.status, row.version) for row in rows} == {(2, "credited", 3)}
-    assert await totals(world.database, account_id) == (800 * CREDIT, 0, 80)
-    assert_audit_clean(world.database)
+    assert await totals(system.database, account_id) == (800 * CREDIT, 0, 80)
+    assert_audit_clean(system.database)
 
 
 # ------------------------------------------------------------------------------------------- money that goes back
 
 
 async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
-    world: Any, payments: Any, new_task: Callable[..., CreateTask]
+    system: Any, payments: Any, new_task: Callable[..., CreateTask]
 ) -> None:
     with trio.fail_after(30):
-        account_id, key_id = await world.open_account()
-        order = await made(world, payments, account_id)
-        await deliver(world, order, payments.paid(order.order_id))
-        running = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
-        refunded = await deliver(world, order, payments.refunded(order.order_id, 4 * CREDIT))
-        below = await totals(world.database, account_id)
-        refused = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
-        disputed = await deliver(world, order, payments.disputed(order.order_id, "needs_response"))
-        lowest = await totals(world.database, account_id)
-        won = await deliver(world, order, payments.disputed(order.order_id, "won"))
-        await world.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-        accepted = await world.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
+        account_id, key_id = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        await deliver(system, order, payments.paid(order.order_id))
+        running = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
+        refunded = await deliver(system, order, payments.refunded(order.order_id, 4 * CREDIT))
+        below = await totals(system.database, account_id)
+        refused = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
+        disputed = await deliver(system, order, payments.disputed(order.order_id, "needs_response"))
+        lowest = await totals(system.database, account_id)
+        won = await deliver(system, order, payments.disputed(order.order_id, "won"))
+        await system.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+        accepted = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
     assert isinstance(running, TaskAccepted)
     assert below == (6 * CREDIT, 7 * CREDIT, 3)
     assert (refused.code, refused.available_micro) == ("insufficient_credit", -CREDIT)
@@ -384,120 +388,122 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     assert lowest[:2] == (0, 7 * CREDIT)
     assert won.net_micro == 6 * CREDIT
     assert isinstance(accepted, TaskAccepted)
-    assert_audit_clean(world.database)
+    assert_audit_clean(system.database)
 
 
-async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(world: Any, payments: Any) -> None:
+async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
         after = await deliver(
-            world, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
+            system, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
         )
     assert [move.kind for move in after.state.moves] == ["credit", "reversal"]
-    assert await totals(world.database, account_id) == (6 * CREDIT, 0, 2)
-    assert_audit_clean(world.database)
+    assert await totals(system.database, account_id) == (6 * CREDIT, 0, 2)
+    assert_audit_clean(system.database)
 
 
-async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(world: Any, payments: Any) -> None:
+async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        after = await deliver(world, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        after = await deliver(system, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
     assert (after.status, after.statuses.risk_status, after.statuses.reconcile_status) == ("held",) + (
         "mismatch",
     ) * 2
-    assert await totals(world.database, account_id) == (0, 0, 0)
-    assert_audit_clean(world.database)
+    assert await totals(system.database, account_id) == (0, 0, 0)
+    assert_audit_clean(system.database)
 
 
-async def test_a_payment_of_another_order_is_refused_and_stored(world: Any, payments: Any) -> None:
+async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        other_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        other = await made(world, payments, other_id)
-        await deliver(world, order, payments.paid(order.order_id))
+        account_id, _ = await system.open_account()
+        other_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        other = await new_order(system, payments, other_id)
+        await deliver(system, order, payments.paid(order.order_id))
         event = payments.paid(order.order_id)
-        refused = await world.accounts.ref(other_id).ask(received(event, other.order_id))
+        refused = await system.accounts.ref(other_id).ask(received(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
-    assert (event.event_id, "refused", True) in await events_kept(world.database)
-    assert await totals(world.database, other_id) == (0, 0, 0)
-    assert_audit_clean(world.database)
+    assert (event.event_id, "refused", True) in await stored_events(system.database)
+    assert await totals(system.database, other_id) == (0, 0, 0)
+    assert_audit_clean(system.database)
 
 
 # ----------------------------------------------------------------------------------------------- time and looking
 
 
-async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(world: Any, payments: Any) -> None:
+async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        fresh = await made(world, payments, account_id, "sandbox")
-        old = await made(world, payments, account_id, "sandbox", expires_at=past)
-        too_early = await world.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
-        late = await world.accounts.ref(account_id).ask(sandbox_payment(old))
-        expired = await world.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
-        again = await world.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+        account_id, _ = await system.open_account()
+        fresh = await new_order(system, payments, account_id, "sandbox")
+        old = await new_order(system, payments, account_id, "sandbox", expires_at=past)
+        too_early = await system.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
+        late = await system.accounts.ref(account_id).ask(sandbox_payment(old))
+        expired = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+        again = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
     assert (too_early.verdict, too_early.order.status) == ("ignored", "pending")
     assert late.code == "payment_order_expired"
     assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
-    assert await events_kept(world.database) == [(old.request.sandbox_event_id, "refused", True)]
-    assert_audit_clean(world.database)
+    assert await stored_events(system.database) == [(old.request.sandbox_event_id, "refused", True)]
+    assert_audit_clean(system.database)
 
 
-async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(world: Any, payments: Any) -> None:
+async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        late = await made(world, payments, account_id, expires_at=past)
-        refused = await made(world, payments, account_id)
-        expired = await world.accounts.ref(account_id).ask(ExpireOrder(late.order_id))
-        failed = await world.accounts.ref(account_id).ask(RecordIntentRefused(refused.order_id, "amount_too_small"))
-        credited = [await deliver(world, order, payments.paid(order.order_id)) for order in (late, refused)]
+        account_id, _ = await system.open_account()
+        late = await new_order(system, payments, account_id, expires_at=past)
+        refused = await new_order(system, payments, account_id)
+        expired = await system.accounts.ref(account_id).ask(ExpireOrder(late.order_id))
+        failed = await system.accounts.ref(account_id).ask(
+            RecordIntentRefused(refused.order_id, "amount_too_small")
+        )
+        credited = [await deliver(system, order, payments.paid(order.order_id)) for order in (late, refused)]
     assert (expired.order.status, failed.order.status) == ("expired", "failed")
     assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
-    assert await totals(world.database, account_id) == (20 * CREDIT, 0, 2)
+    assert await totals(system.database, account_id) == (20 * CREDIT, 0, 2)
 
 
-async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(world: Any, payments: Any) -> None:
+async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        await world.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
         seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1", synthetic=True)
         snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
-        looked = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
-        away = await world.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, fault="no answer"))
-        after = await deliver(world, order, payments.paid(order.order_id))
-        row = await stored(world.database, order.order_id)
+        looked = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
+        away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, fault="no answer"))
+        after = await deliver(system, order, payments.paid(order.order_id))
+        row = await stored(system.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
     assert away.order.statuses.reconcile_status == "error"
     assert after.net_micro == 10 * CREDIT
     assert row.wake_at is not None
-    assert ("syn_1", "applied", True) in await events_kept(world.database)
-    assert await totals(world.database, account_id) == (10 * CREDIT, 0, 1)
-    assert_audit_clean(world.database)
+    assert ("syn_1", "applied", True) in await stored_events(system.database)
+    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
+    assert_audit_clean(system.database)
 
 
-async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(world: Any, payments: Any) -> None:
+async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id, expires_at=past)
-        await deliver(world, order, payments.attempt("processing"))
-        ignored = await world.accounts.ref(account_id).ask(ExpireOrder(order.order_id))
-        row = await stored(world.database, order.order_id)
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id, expires_at=past)
+        await deliver(system, order, payments.attempt("processing"))
+        ignored = await system.accounts.ref(account_id).ask(ExpireOrder(order.order_id))
+        row = await stored(system.database, order.order_id)
     assert (ignored.verdict, row.status) == ("ignored", "pending")
     assert row.wake_at is not None
     assert row.wake_at > utc_now() + timedelta(seconds=30)
 
 
-async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(world: Any, payments: Any) -> None:
+async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(system: Any, payments: Any) -> None:
     with trio.fail_after(30):
-        account_id, _ = await world.open_account()
-        order = await made(world, payments, account_id)
-        row = await stored(world.database, order.order_id)
+        account_id, _ = await system.open_account()
+        order = await new_order(system, payments, account_id)
+        row = await stored(system.database, order.order_id)
     assert row.wake_at is not None
     assert utc_now() < row.wake_at < utc_now() + timedelta(minutes=5)
 
@@ -507,13 +513,13 @@ async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(worl
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
-    seed: int, database: Database, payments: Any, start_world: StartWorld
+    seed: int, database: Database, payments: Any, start_system: StartSystem
 ) -> None:
     chance = random.Random(seed)
     with trio.fail_after(60):
-        worlds = [await start_world(limits=HARDY), await start_world(limits=HARDY)]
-        account_id, _ = await worlds[0].open_account()
-        orders = [await made(worlds[0], payments, account_id) for _ in range(3)]
+        systems = [await start_system(limits=HARDY), await start_system(limits=HARDY)]
+        account_id, _ = await systems[0].open_account()
+        orders = [await new_order(systems[0], payments, account_id) for _ in range(3)]
         commands: list[Any] = []
         for order in orders:
             order_id = order.order_id
@@ -530,7 +536,7 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
             commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
             commands.append(ReconcileOrder(order_id, fault="no answer"))
         chance.shuffle(commands)
-        calls = [partial(chance.choice(worlds).accounts.ref(account_id).ask, command) for command in commands]
+        calls = [partial(chance.choice(systems).accounts.ref(account_id).ask, command) for command in commands]
         replies = await in_parallel(calls)
         rows = [await stored(database, order.order_id) for order in orders]
     assert all(isinstance(reply, OrderResult) for reply in replies)

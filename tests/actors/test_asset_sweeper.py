@@ -57,7 +57,7 @@ from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 
-from .conftest import World, create_task, terms
+from .conftest import ActorSystem, create_task, terms
 
 RETENTION_S = 7 * 24 * 3600
 TYPE = "image/png"
@@ -136,7 +136,7 @@ def update(
 class Setup:
     """Task actors on a real database, a local store, and a test clock."""
 
-    world: World
+    system: ActorSystem
     store: SlowStore
     account_id: str
     nursery: trio.Nursery
@@ -154,7 +154,7 @@ class Setup:
 
     def sweeper(self, **parts: Any) -> AssetSweeper:
         given = {
-            "database": self.world.database,
+            "database": self.system.database,
             "tasks": self.tasks,
             "store": self.store,
             "now": self.now,
@@ -164,7 +164,7 @@ class Setup:
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
-        claimed: bool = await self.world.database.work(lambda rows: claim_content(rows, content, at))
+        claimed: bool = await self.system.database.work(lambda rows: claim_content(rows, content, at))
         return claimed
 
     async def put(self, data: bytes) -> None:
@@ -194,7 +194,7 @@ class Setup:
             )
             for item in items
         ]  # fmt: skip
-        verdict = await self.world.journal.write(Unit(rows=(task, usage_of(task), *rows)))
+        verdict = await self.system.journal.write(Unit(rows=(task, usage_of(task), *rows)))
         assert isinstance(verdict, Committed)
         return task.request_id
 
@@ -227,9 +227,9 @@ class Setup:
         """Create a task of two outputs, the first of which is stored."""
         key_id = new_id("key")
         key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
-        assert isinstance(await self.world.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
-        await self.world.accounts.ref(self.account_id).ask(Recharge(5_000_000))
-        created = await self.world.accounts.ref(self.account_id).ask(create_task(key_id))
+        assert isinstance(await self.system.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
+        await self.system.accounts.ref(self.account_id).ask(Recharge(5_000_000))
+        created = await self.system.accounts.ref(self.account_id).ask(create_task(key_id))
         assert isinstance(created, TaskAccepted)
         request_id = created.request_id
         self.passes(60)
@@ -246,18 +246,18 @@ class Setup:
         return request_id
 
     async def row(self, request_id: str) -> Task:
-        task: Task = await self.world.database.read(lambda rows: load_task(rows, request_id))
+        task: Task = await self.system.database.read(lambda rows: load_task(rows, request_id))
         return task
 
     async def count(self, table: str) -> int:
         def query(rows: Connection) -> int:
             return int(rows.execute(text(f"select count(*) from {table}")).scalar_one())
 
-        found: int = await self.world.database.read(query)
+        found: int = await self.system.database.read(query)
         return found
 
     async def change(self, statement: str, **values: Any) -> None:
-        await self.world.database.work(lambda rows: rows.execute(text(statement), values).rowcount)
+        await self.system.database.work(lambda rows: rows.execute(text(statement), values).rowcount)
 
     async def has(self, data: bytes) -> bool:
         try:
@@ -268,13 +268,13 @@ class Setup:
 
 
 @pytest.fixture
-async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
+async def setup(system: ActorSystem, nursery: trio.Nursery, tmp_path: Path) -> Setup:
     """A running setup with one account."""
-    account_id, _ = await world.open_account()
-    setup = Setup(world, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
+    account_id, _ = await system.open_account()
+    setup = Setup(system, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
     unused = setup.messages.ref("")
     about = TaskDependencies(
-        accounts=world.accounts,
+        accounts=system.accounts,
         dispatcher=unused,
         provider_calls=unused,
         hosting=unused,
@@ -286,10 +286,10 @@ async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
     )
 
     async def load(request_id: str) -> Any:
-        return await world.database.read(load_task_and_events, request_id)
+        return await system.database.read(load_task_and_events, request_id)
 
     def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-        return TaskActor(request_id, mailbox, world.journal, load=load, deps=about)
+        return TaskActor(request_id, mailbox, system.journal, load=load, deps=about)
 
     async def probe() -> bool:
         return True
@@ -298,9 +298,9 @@ async def setup(world: World, nursery: trio.Nursery, tmp_path: Path) -> Setup:
         KeyedDirectory(
             "tasks",
             factory,
-            gate=world.database.gate,
+            gate=system.database.gate,
             probe=probe,
-            reporter=world.reporter,
+            reporter=system.reporter,
             dead_letters=DeadLetters(),
             rng=random.Random(1),
         )
@@ -325,7 +325,7 @@ async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
         downloads=None,  # type: ignore[arg-type]  # all outputs are inline
         origins_of=lambda _: frozenset(),
         store=setup.store,
-        database=setup.world.database,
+        database=setup.system.database,
         incoming_dir=setup.folder / "incoming",
         tasks=messages,
         now=setup.now,
@@ -422,7 +422,7 @@ async def test_early_outputs_expire_with_the_rest(setup: Setup) -> None:
     def expiries(rows: Connection) -> list[datetime]:
         return list(rows.execute(text("select expires_at from assets")).scalars())
 
-    assert await setup.world.database.read(expiries) == [until] * 2
+    assert await setup.system.database.read(expiries) == [until] * 2
     setup.passes(RETENTION_S - 1)
     assert await sweeper.sweep() == Swept(0, 0)
     setup.passes(2)
@@ -434,7 +434,7 @@ async def test_an_end_based_on_a_void_step_is_void(setup: Setup, monkeypatch: py
     # Another process moves the row; ours does not know it.
     await setup.rival.ref(request_id).ask(update(request_id, "evt_2", "failed"))
     last = await setup.stored(1, picture(2))
-    writer = setup.world.journal._writer
+    writer = setup.system.journal._writer
     write, begun, go_on = writer.write, threading.Event(), threading.Event()
 
     def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[UnitResult]:
@@ -571,7 +571,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
-    assert isinstance(await setup.world.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
+    assert isinstance(await setup.system.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
     data = picture(1)
     result = OutputItem(
         position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
@@ -603,7 +603,7 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
                 row = AssetRow(
                     setup.account_id, new_id("task"), 0, asset_id, hash_of(data), 1, TYPE, setup.at, setup.at
                 )
-                assert isinstance(await setup.world.journal.write(Unit(rows=(row,))), Committed)
+                assert isinstance(await setup.system.journal.write(Unit(rows=(row,))), Committed)
                 del under_way[me]
                 await trio.sleep(rng.random() * 0.05)
                 assert await setup.has(data), "a row without its file"

@@ -9,7 +9,7 @@ from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.ledger.refusals import Refusal
 
-from .conftest import StartWorld, create_task
+from .conftest import StartSystem, create_task
 
 
 class Counter:
@@ -48,17 +48,17 @@ def test_zero_means_no_limit(tries: int) -> None:
 
 
 async def test_creates_above_the_rate_are_refused_replays_not_counted(
-    start_world: StartWorld,
+    start_system: StartSystem,
 ) -> None:
-    world = await start_world(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))
-    account_id, key_id = await world.open_account()
-    await world.accounts.ref(account_id).ask(Recharge(100_000_000))
-    first = await world.accounts.ref(account_id).ask(create_task(key_id, key="one"))
+    system = await start_system(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))
+    account_id, key_id = await system.open_account()
+    await system.accounts.ref(account_id).ask(Recharge(100_000_000))
+    first = await system.accounts.ref(account_id).ask(create_task(key_id, key="one"))
     for _ in range(5):
-        again = await world.accounts.ref(account_id).ask(create_task(key_id, key="one"))
+        again = await system.accounts.ref(account_id).ask(create_task(key_id, key="one"))
         assert not isinstance(again, Refusal)
     assert isinstance(first, TaskAccepted)
-    assert isinstance(await world.accounts.ref(account_id).ask(create_task(key_id)), TaskAccepted)
-    refused = await world.accounts.ref(account_id).ask(create_task(key_id, key="three"))
+    assert isinstance(await system.accounts.ref(account_id).ask(create_task(key_id)), TaskAccepted)
+    refused = await system.accounts.ref(account_id).ask(create_task(key_id, key="three"))
     assert isinstance(refused, Refusal)
     assert (refused.code, (refused.retry_after_s or 0) > 900) == ("rate_limit_exceeded", True)

@@ -52,8 +52,8 @@ class Emulator:
     http: httpx2.AsyncClient
     provider: StripeProvider
 
-    async def act(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
-        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=said)
+    async def act(self, kind: str, thing_id: str, action: str, **body: Any) -> str:
+        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
@@ -84,19 +84,19 @@ async def emulator(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Emula
 class Setup:
     """An account with its orders, the card emulator, and workers that are run step by step."""
 
-    world: Any
+    system: Any
     payments: Any
     emulator: Emulator
     account_id: str
 
     @property
     def database(self) -> Database:
-        database: Database = self.world.database
+        database: Database = self.system.database
         return database
 
     def order_checks(self, card: CardProvider | None) -> OrderChecks:
         return OrderChecks(
-            database=self.database, accounts=self.world.accounts, card=card, env="development", now=utc_now
+            database=self.database, accounts=self.system.accounts, card=card, env="development", now=utc_now
         )
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
@@ -106,16 +106,16 @@ class Setup:
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
         """Create an order; a card order gets an intent unless ``intent`` is False."""
         create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
-        made = await self.world.accounts.ref(self.account_id).ask(create)
-        assert isinstance(made, OrderResult)
-        request = made.order.request
+        created = await self.system.accounts.ref(self.account_id).ask(create)
+        assert isinstance(created, OrderResult)
+        request = created.order.request
         if intent and provider == "cardprovider":
             asked = await self.emulator.provider.create_intent(
                 request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
             )
             attach = AttachIntent(request.order_id, asked.provider_payment_id)
-            made = await self.world.accounts.ref(self.account_id).ask(attach)
-        order: Order = made.order
+            created = await self.system.accounts.ref(self.account_id).ask(attach)
+        order: Order = created.order
         return order
 
     async def run(self, kind: type[OrderWorker], *, card: bool = True) -> int:
@@ -135,9 +135,9 @@ class Setup:
         sql = text("select balance_micro from accounts where id = :id")
         return await self.database.read(lambda c: int(c.execute(sql, {"id": self.account_id}).scalar_one()))
 
-    async def pay(self, order: Order, **said: Any) -> str:
+    async def pay(self, order: Order, **body: Any) -> str:
         assert order.state.payment_id is not None
-        return await self.emulator.act("payment_intents", order.state.payment_id, "pay", **said)
+        return await self.emulator.act("payment_intents", order.state.payment_id, "pay", **body)
 
     def assert_audit_clean(self) -> None:
         with connected(self.database.url) as connection:
@@ -146,9 +146,9 @@ class Setup:
 
 
 @pytest.fixture
-async def setup(world: Any, payments: Any, emulator: Emulator) -> Setup:
-    account_id, _ = await world.open_account()
-    return Setup(world, payments, emulator, account_id)
+async def setup(system: Any, payments: Any, emulator: Emulator) -> Setup:
+    account_id, _ = await system.open_account()
+    return Setup(system, payments, emulator, account_id)
 
 
 async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(setup: Setup) -> None:
@@ -244,7 +244,7 @@ async def test_a_webhook_after_a_reconcile_moves_no_money(setup: Setup) -> None:
         await setup.run(Reconciler)
         looked = await setup.read(order)
         event = msgspec.structs.replace(setup.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
+        await setup.system.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         after = await setup.read(order)
     assert after.state.moves == looked.state.moves
     assert after.state.real_event_id == event.event_id
@@ -335,8 +335,8 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
             event = ReceivePaymentEvent(
                 order.order_id, setup.payments.event("payment_intent.canceled", fact), b"{}"
             )
-            canceled.append(await setup.world.accounts.ref(setup.account_id).ask(event))
-            after.append(await setup.world.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))
+            canceled.append(await setup.system.accounts.ref(setup.account_id).ask(event))
+            after.append(await setup.system.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))
     assert [reply.order.status for reply in canceled] == ["canceled", "canceled"]
     # The second one was cancelled while it could still be paid: so it was cancelled on purpose, not by expiry.
     assert [(reply.verdict, reply.order.status) for reply in after] == [
@@ -450,20 +450,20 @@ async def test_a_running_worker_finds_due_orders_and_counts_mismatches(setup: Se
 async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(setup: Setup) -> None:
     with trio.fail_after(30):
         order = await setup.order()
-        inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
+        inbox = UnmatchedEventStore("cardprovider", setup.system.journal, utc_now)
         await inbox.store("evt_old", "charge.succeeded", "unmatched", b"first")
         await inbox.store("evt_old", "charge.succeeded", "unmatched", b"again")
         await inbox.store("evt_new", "customer.created", "ignored", b"{}")
         event = setup.payments.paid(order.order_id)
-        await setup.world.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
+        await setup.system.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
         rows = text("select event_id, body from payment_events order by event_id")
-        kept = await setup.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
+        stored = await setup.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
         await setup.change(
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
         swept = await Sweeper(database=setup.database, idempotency_ttl_s=86_400).sweep()
         left = await setup.database.read(lambda c: {row.event_id for row in c.execute(rows)})
-    assert kept == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
+    assert stored == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1
     assert left == {"evt_new", event.event_id}
 
@@ -472,9 +472,9 @@ async def test_an_unmatched_event_is_applied_when_it_is_resent(setup: Setup) -> 
     with trio.fail_after(30):
         order = await setup.order()
         event = setup.payments.paid(order.order_id)
-        inbox = UnmatchedEventStore("cardprovider", setup.world.journal, utc_now)
+        inbox = UnmatchedEventStore("cardprovider", setup.system.journal, utc_now)
         await inbox.store(event.event_id, event.type, "unmatched", b"early")
-        reply = await setup.world.accounts.ref(setup.account_id).ask(
+        reply = await setup.system.accounts.ref(setup.account_id).ask(
             ReceivePaymentEvent(order.order_id, event, b"late")
         )
     assert reply.verdict == "applied"

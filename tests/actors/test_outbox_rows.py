@@ -53,12 +53,12 @@ LEASE_S = 20.0
 class Box:
     """An outbox in a database, and its journal."""
 
-    world: Any
+    system: Any
     command: CreateTask
 
     @property
     def database(self) -> Database:
-        database: Database = self.world.database
+        database: Database = self.system.database
         return database
 
     def task(self, account_id: str = "acct_1", **state: Any) -> Task:
@@ -86,7 +86,7 @@ class Box:
         return new_event_rows(msgspec.structs.replace(task, status="processing"), task)[0]
 
     async def write(self, *rows: Row) -> None:
-        assert isinstance(await self.world.journal.write(Unit(rows=rows)), Committed)
+        assert isinstance(await self.system.journal.write(Unit(rows=rows)), Committed)
 
     async def plant(self, count: int, account_id: str = "acct_1", *, age_s: float = 1) -> list[OutboxRow]:
         """Insert events that are overdue, the oldest first."""
@@ -117,8 +117,8 @@ class Box:
 
 
 @pytest.fixture
-def box(world: Any, new_task: Callable[..., CreateTask]) -> Box:
-    return Box(world, new_task("key_1"))
+def box(system: Any, new_task: Callable[..., CreateTask]) -> Box:
+    return Box(system, new_task("key_1"))
 
 
 class Outbox(TrioActorRef):
@@ -198,7 +198,7 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     await box.write(box.end(first, "given_up"))
     assert (await box.row(row.event_id)).status == "pending"
     outbox = Outbox()
-    commands = EventCommands(box.world.journal, outbox, utc_now)
+    commands = EventCommands(box.system.journal, outbox, utc_now)
     await commands.resend("acct_1", row.event_id)
     assert outbox.received == 1
     await box.write(box.end(second, "given_up"))
@@ -211,7 +211,7 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
 
 
 async def test_a_claim_returns_the_newest_secret_generations(box: Box) -> None:
-    commands = EventCommands(box.world.journal, Outbox(), utc_now)
+    commands = EventCommands(box.system.journal, Outbox(), utc_now)
     await box.plant(1)
     first = await commands.rotate_secret("acct_1", 1)
     await commands.rotate_secret("acct_1", 1)
@@ -273,8 +273,8 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         )
         return events, attempts, {(row.account_id, row.generation) for row in secrets}
 
-    kept = {young.event_id, waiting.event_id}
-    assert await box.database.read(left) == (kept, kept, {("acct_1", 2), ("acct_2", 1)})
+    stored = {young.event_id, waiting.event_id}
+    assert await box.database.read(left) == (stored, stored, {("acct_1", 2), ("acct_2", 1)})
 
 
 async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Box, nursery: trio.Nursery) -> None:
@@ -287,8 +287,8 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
         return await box.database.read(lambda rows: (load_task(rows, request_id), frozenset()))
 
     unused = Outbox()
-    task_world = TaskDependencies(
-        accounts=box.world.accounts,
+    dependencies = TaskDependencies(
+        accounts=box.system.accounts,
         dispatcher=unused,
         provider_calls=unused,
         hosting=unused,
@@ -304,7 +304,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
 
     tasks = KeyedDirectory(
         "tasks",
-        lambda key, mailbox: TaskActor(key, mailbox, box.world.journal, load=load, deps=task_world),
+        lambda key, mailbox: TaskActor(key, mailbox, box.system.journal, load=load, deps=dependencies),
         gate=box.database.gate,
         probe=probe,
         reporter=Reporter(),

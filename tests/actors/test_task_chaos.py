@@ -55,7 +55,7 @@ from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 
-from .conftest import StartWorld, World, create_task
+from .conftest import ActorSystem, StartSystem, create_task
 
 TASKS = 8
 ROUNDS = 40
@@ -96,14 +96,14 @@ class Chaos:
         self.database = database
         self.rng = random.Random(seed)
         self.now = utc_now()
-        self.processes: list[tuple[World, KeyedDirectory]] = []
+        self.processes: list[tuple[ActorSystem, KeyedDirectory]] = []
         self.tasks: list[str] = []
 
-    def directory(self, world: World) -> KeyedDirectory:
+    def directory(self, system: ActorSystem) -> KeyedDirectory:
         # No worker runs: random messages stand for the results of their work.
         ignored = RecordedRef(lambda _message: None)
         about = TaskDependencies(
-            accounts=world.accounts,
+            accounts=system.accounts,
             dispatcher=ignored,
             provider_calls=ignored,
             hosting=ignored,
@@ -121,29 +121,29 @@ class Chaos:
             return True
 
         def factory(request_id: str, mailbox: Mailbox) -> TaskActor:
-            return TaskActor(request_id, mailbox, world.journal, load=load, deps=about)
+            return TaskActor(request_id, mailbox, system.journal, load=load, deps=about)
 
         return KeyedDirectory(
             "tasks",
             factory,
             gate=self.database.gate,
             probe=probe,
-            reporter=world.reporter,
+            reporter=system.reporter,
             dead_letters=DeadLetters(),
             rng=random.Random(1),
         )
 
     async def begin(self) -> None:
-        world = self.processes[0][0]
-        account_id, key_id = await world.open_account()
-        await world.accounts.ref(account_id).ask(Recharge(500_000_000))
+        system = self.processes[0][0]
+        account_id, key_id = await system.open_account()
+        await system.accounts.ref(account_id).ask(Recharge(500_000_000))
         for _ in range(TASKS):
             command = create_task(key_id)
             request = msgspec.structs.replace(
                 command.request, webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
             )
             command = dataclasses.replace(command, request=request)
-            created = await world.accounts.ref(account_id).ask(command)
+            created = await system.accounts.ref(account_id).ask(command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)
         self.now += timedelta(seconds=30)
@@ -155,9 +155,9 @@ class Chaos:
     async def happens(self) -> None:
         """One thing, to one task, in one of the processes."""
         rng = self.rng
-        world, tasks = rng.choice(self.processes)
+        system, tasks = rng.choice(self.processes)
         if rng.random() < 0.07:
-            await self.delivers(world, tasks)
+            await self.delivers(system, tasks)
             return
         request_id = rng.choice(self.tasks)
         task = await self.row(request_id)
@@ -221,7 +221,7 @@ class Chaos:
             content_type=content.content_type, expires_at=at + RETENTION,
         )  # fmt: skip
 
-    async def delivers(self, world: World, tasks: KeyedDirectory) -> None:
+    async def delivers(self, system: ActorSystem, tasks: KeyedDirectory) -> None:
         """Some events are taken, others given up."""
         at = utc_now() + timedelta(days=self.rng.random())
         due = await self.database.work(
@@ -237,7 +237,7 @@ class Chaos:
             if event.kind == "task.assets_ready":
                 tasks.ref(event.request_id).tell(RecordAnnouncement(status == "delivered", rows))
             else:
-                await world.journal.write(Unit(rows=rows))
+                await system.journal.write(Unit(rows=rows))
 
     async def lives(self) -> None:
         for _ in range(ROUNDS):
@@ -268,22 +268,22 @@ def events_in(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[i
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for request_id, kind in rows.execute(text("select request_id, kind from outbox")):
         kinds[request_id].append(kind)
-    kept = rows.execute(text("select request_id, count(*), array_agg(expires_at) from assets group by 1"))
-    return kinds, {request_id: (many, set(until)) for request_id, many, until in kept}
+    stored = rows.execute(text("select request_id, count(*), array_agg(expires_at) from assets group by 1"))
+    return kinds, {request_id: (many, set(until)) for request_id, many, until in stored}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 async def test_two_processes_and_lost_replies_leave_one_history(
-    start_world: StartWorld, nursery: trio.Nursery, database: Database, seed: int
+    start_system: StartSystem, nursery: trio.Nursery, database: Database, seed: int
 ) -> None:
     chaos = Chaos(database, seed)
     writers = [LosingWriter(database, random.Random(seed + number)) for number in range(2)]
     with trio.fail_after(60):
         for writer in writers:
-            world = await start_world(writer=writer)
-            tasks = chaos.directory(world)
+            system = await start_system(writer=writer)
+            tasks = chaos.directory(system)
             await nursery.start(tasks.run)
-            chaos.processes.append((world, tasks))
+            chaos.processes.append((system, tasks))
         await chaos.begin()
         for writer in writers:
             writer.is_losing = True
@@ -292,13 +292,13 @@ async def test_two_processes_and_lost_replies_leave_one_history(
             writer.is_losing = False
         await chaos.ends()
         assert await trio.to_thread.run_sync(audited, database.url) == []
-        kinds, kept = await database.read(events_in)
+        kinds, stored = await database.read(events_in)
         for request_id in chaos.tasks:
             task = await chaos.row(request_id)
             statuses = [f"task.{entry.status}" for entry in task.state.status_history if entry.status != "queued"]
             ready = ["task.assets_ready"] if task.status == "succeeded" else []
             assert sorted(kinds[request_id]) == sorted(statuses + ready)
             if task.status == "succeeded" and task.state.hosting.status == "ready":
-                assert kept[request_id] == (len(task.state.output), {task.state.output[0].expires_at})
+                assert stored[request_id] == (len(task.state.output), {task.state.output[0].expires_at})
             else:
-                assert request_id not in kept
+                assert request_id not in stored

@@ -76,7 +76,7 @@ async def actor() -> TaskActor:
     async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
         return running_task(), frozenset()
 
-    world = TaskDependencies(
+    dependencies = TaskDependencies(
         accounts=unused,
         dispatcher=unused,
         provider_calls=unused,
@@ -87,9 +87,9 @@ async def actor() -> TaskActor:
         now=lambda: NOON,
         rng=random.Random(1),
     )
-    made = TaskActor("task_1", Mailbox(10), unused, load=load, deps=world)
-    await made.on_start()
-    return made
+    actor = TaskActor("task_1", Mailbox(10), unused, load=load, deps=dependencies)
+    await actor.on_start()
+    return actor
 
 
 async def decided(actor: TaskActor, message: Any) -> Commit[object]:
@@ -136,9 +136,9 @@ async def test_updates_above_the_limit_are_applied_and_not_stored(
         }
         return ReceiveProviderUpdate(msgspec.structs.replace(flagged(running_task()).update, **values), b"{}")
 
-    kept = [await decided(actor, update(number)) for number in (1, 2, 3)]
-    assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in kept] == [1, 1, 0]
-    assert kept[2].unit.moves
+    stored = [await decided(actor, update(number)) for number in (1, 2, 3)]
+    assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in stored] == [1, 1, 0]
+    assert stored[2].unit.moves
     late = await decided(actor, update(4, sequence=1))
     assert (late.unit.moves, late.unit.rows) == (False, ())
     done = await decided(actor, update(5, status="succeeded", outputs=flagged(running_task()).update.outputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.http.kit.errors import ERROR_TABLE, error_answer
+from holdfast.http.kit.errors import ERROR_TABLE, error_response
 from holdfast.ledger.refusals import Refusal
 
 EXPECTED = {
@@ -101,7 +101,7 @@ def test_the_table_has_exactly_these_codes() -> None:
 
 @pytest.mark.parametrize("code", sorted(EXPECTED))
 def test_each_row(code: str) -> None:
-    status, body, headers = error_answer(Refusal(code=code, message="No.", param="field"), "req_1")
+    status, body, headers = error_response(Refusal(code=code, message="No.", param="field"), "req_1")
     error = msgspec.json.decode(body)["error"]
     assert (status, error["type"]) == EXPECTED[code]
     assert error == {
@@ -117,18 +117,20 @@ def test_insufficient_credit_has_both_amounts() -> None:
     refusal = Refusal(
         code="insufficient_credit", message="Too little.", required_micro=240_000, available_micro=-1_500_000
     )
-    status, body, _ = error_answer(refusal, "req_1")
+    status, body, _ = error_response(refusal, "req_1")
     error = msgspec.json.decode(body)["error"]
     assert (status, error["required"], error["available"]) == (402, "0.24", "-1.50")
 
 
 def test_a_provider_refusal_has_the_providers_code_only() -> None:
-    _, body, _ = error_answer(Refusal(code="provider_rejected", message="No.", provider_code="amount_odd"), "req_1")
+    _, body, _ = error_response(
+        Refusal(code="provider_rejected", message="No.", provider_code="amount_odd"), "req_1"
+    )
     assert msgspec.json.decode(body)["error"]["provider_code"] == "amount_odd"
 
 
 def test_a_refusal_may_have_its_own_retry_time_and_finality() -> None:
-    _, _, headers = error_answer(
+    _, _, headers = error_response(
         Refusal(code="otp_rate_limited", message="Wait.", retry_after_s=1200, final=True), "req_1"
     )
     assert (headers["Retry-After"], headers["X-Should-Retry"]) == ("1200", "false")

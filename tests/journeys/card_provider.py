@@ -54,9 +54,9 @@ class CardProviderProcess:
         """Send webhooks to this service from now on."""
         self.webhook_url = service.url + WEBHOOK
 
-    async def act(self, kind: str, thing_id: str, action: str, **said: object) -> str:
+    async def act(self, kind: str, thing_id: str, action: str, **body: object) -> str:
         """Perform an action on an object, and return the id of the result."""
-        return str((await self._control("POST", f"{kind}/{thing_id}/{action}", said))["id"])
+        return str((await self._control("POST", f"{kind}/{thing_id}/{action}", body))["id"])
 
     async def webhooks(self, **faults: object) -> None:
         """Make webhooks fail; without arguments, deliver them normally again."""

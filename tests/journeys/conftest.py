@@ -32,19 +32,19 @@ def shared_service() -> Iterator[Service]:
 @pytest.fixture
 def new_service() -> Iterator[NewService]:
     """Create services for one test, not yet started: ``new_service(PORT="0", …)``."""
-    made: list[tuple[Service, Path]] = []
+    services: list[tuple[Service, Path]] = []
 
     def make(**settings: str) -> Service:
         folder = new_folder()
         service = Service(folder, **settings)
-        made.append((service, folder))
+        services.append((service, folder))
         return service
 
     yield make
-    for service, _ in made:
+    for service, _ in services:
         if service.is_alive():
             service.kill()
-    for _, folder in made:
+    for _, folder in services:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -60,9 +60,9 @@ class Witness:
                 assert answer.headers["Idempotent-Replayed"] == "true"
             self.created[key] = body
         tasks = await self.customer.tasks()
-        made = {body["request_id"] for body in self.created.values()}
-        assert len(made) == len(self.keys)
-        assert set(tasks) == made
+        request_ids = {body["request_id"] for body in self.created.values()}
+        assert len(request_ids) == len(self.keys)
+        assert set(tasks) == request_ids
         for request_id, status in self.ends.items():
             assert tasks[request_id]["status"] == status
 

@@ -209,8 +209,8 @@ class Customer:
         proof = {"email": self.email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
         verified = ok(await self.http.post("/v2/control/auth/verify", json=proof))
         self.account_id, self.session = verified["account_id"], verified["session"]["token"]
-        made = ok(await self.call("POST", "/v2/control/api-keys", {}, as_session=True))
-        self.key = made["api_key"]
+        created = ok(await self.call("POST", "/v2/control/api-keys", {}, as_session=True))
+        self.key = created["api_key"]
 
     async def recharge(self, amount: str, *, key: str | None = None) -> None:
         """Add sandbox credit."""

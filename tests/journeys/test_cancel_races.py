@@ -19,10 +19,10 @@ PAIRS_AT_ONCE = 20
 
 async def make_running(customer: Customer, count: int) -> list[str]:
     """Create tasks and wait until their provider has accepted them."""
-    made: list[str] = []
+    created: list[str] = []
 
     async def create() -> None:
-        made.append(ok(await customer.create(MODEL))["request_id"])
+        created.append(ok(await customer.create(MODEL))["request_id"])
 
     async with trio.open_nursery() as nursery:
         for _ in range(count):
@@ -34,7 +34,7 @@ async def make_running(customer: Customer, count: int) -> list[str]:
         return len(known) == count and all("submitted" in statuses for statuses in known)
 
     await until(taken, within_s=60)
-    return made
+    return created
 
 
 async def statement(customer: Customer) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
 ) -> None:
     with trio.fail_after(180):
         ada = await new_customer(quiet_service, credit=str(PAIRS))
-        made = await make_running(ada, PAIRS)
+        created = await make_running(ada, PAIRS)
         canceled: dict[str, httpx2.Response] = {}
         reported: dict[str, httpx2.Response] = {}
 
@@ -71,10 +71,10 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
                 return bool((await ada.task(request_id))["status"] == "succeeded")
 
             # One in ten ends each way for sure; the others are races.
-            if made.index(request_id) % 10 == 0:
+            if created.index(request_id) % 10 == 0:
                 await cancel()
                 await send()
-            elif made.index(request_id) % 10 == 1:
+            elif created.index(request_id) % 10 == 1:
                 await send()
                 await until(has_succeeded, within_s=60)
                 await cancel()
@@ -89,11 +89,11 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
 
         async with trio.open_nursery() as nursery:
             for first in range(PAIRS_AT_ONCE):
-                nursery.start_soon(lane, made[first::PAIRS_AT_ONCE])
+                nursery.start_soon(lane, created[first::PAIRS_AT_ONCE])
 
         tasks = await ada.all_ended()
         operations = await statement(ada)
-        settled: dict[str, list[tuple[str, str]]] = {request_id: [] for request_id in made}
+        settled: dict[str, list[tuple[str, str]]] = {request_id: [] for request_id in created}
         for operation in operations:
             if operation["kind"] in {"capture", "release"}:
                 settled[operation["reference"]].append((operation["kind"], operation["balance_change"]))

@@ -16,11 +16,11 @@ from .service_process import Customer, Service, loopback_client, ok, until
 ORDERS = "/v2/control/payments/cardprovider"
 
 
-async def call_emulator(service: Service, method: str, path: str, **said: object) -> Any:
+async def call_emulator(service: Service, method: str, path: str, **body: object) -> Any:
     """Call a control endpoint of the service's card emulator."""
     port = (service.data_dir / "card.port").read_text().strip()
     async with loopback_client() as http:
-        answer = await http.request(method, f"http://127.0.0.1:{port}/control/{path}", json=said)
+        answer = await http.request(method, f"http://127.0.0.1:{port}/control/{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

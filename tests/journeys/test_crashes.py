@@ -63,7 +63,7 @@ async def test_acknowledged_callbacks_survive_kills(
     service = new_service(CATALOG=str(provider.write_catalog(tmp_path)))
     service.start()
     ada = await new_customer(service, credit="200.00")
-    made = [(await ada.create(MODEL)).json()["request_id"] for _ in range(40)]
+    created = [(await ada.create(MODEL)).json()["request_id"] for _ in range(40)]
     answered: dict[str, str] = {}
 
     async def deliver(customer: Customer, request_ids: list[str]) -> None:
@@ -85,14 +85,14 @@ async def test_acknowledged_callbacks_survive_kills(
     await until(taken)
     async with trio.open_nursery() as nursery:
         for lane in range(4):
-            nursery.start_soon(until_cut, deliver, ada, made[lane::4])
+            nursery.start_soon(until_cut, deliver, ada, created[lane::4])
         await until(some)
         await trio.to_thread.run_sync(service.kill)
     await trio.to_thread.run_sync(service.start)
     tasks = await ada.tasks()
     assert {request_id: tasks[request_id]["status"] for request_id in answered} == answered
     # A sender repeats what was not answered, and some that was.
-    await deliver(ada, made)
+    await deliver(ada, created)
     tasks = await ada.all_ended()
     assert {task["status"] for task in tasks.values()} == {"failed"}
     assert await ada.totals() == Totals(Decimal(200), Decimal(0), Decimal(200))

@@ -21,7 +21,7 @@ RESULT = {"task.succeeded", "task.assets_ready"}
 
 
 @pytest.fixture(scope="module")
-def ears() -> Iterator[Receiver]:
+def endpoint() -> Iterator[Receiver]:
     """Run the customers' webhook receiver."""
     with receiver() as found:
         yield found
@@ -72,13 +72,13 @@ async def resend(customer: Customer, request_id: str, event_id: str) -> dict[str
 
 
 async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
-    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, endpoint: Receiver
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
-        request_id = await create(ada, f"{ears.url}/ada?token=1", metadata={"order": "7"})
+        request_id = await create(ada, f"{endpoint.url}/ada?token=1", metadata={"order": "7"})
         await deliver(quiet_service, provider, request_id)
-        posts = await ears.wait("/ada?token=1", 2)
+        posts = await endpoint.wait("/ada?token=1", 2)
         hook = standardwebhooks.Webhook((await secret_of(ada))["secret"])
         for post in posts:
             assert hook.verify(post.body, post.headers) == post.event
@@ -107,16 +107,16 @@ async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
 
 
 async def test_only_the_chosen_events_are_delivered(
-    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, endpoint: Receiver
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
-        url = f"{ears.url}/chosen"
+        url = f"{endpoint.url}/chosen"
         request_id = await create(ada, url, webhook_events=["task.canceled", "task.processing"])
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         again = ok(await ada.call("POST", f"/v2/task/{request_id}/retry"))["request_id"]
         await deliver(quiet_service, provider, again)
-        posts = await ears.wait("/chosen", 2)
+        posts = await endpoint.wait("/chosen", 2)
         assert {(post.event["data"]["request_id"], post.event["type"]) for post in posts} == {
             (request_id, "task.canceled"),
             (again, "task.processing"),
@@ -131,18 +131,18 @@ async def test_only_the_chosen_events_are_delivered(
 
 
 async def test_a_failed_delivery_is_repeated_with_the_same_event(
-    quiet_service: Service, new_customer: NewCustomer, ears: Receiver
+    quiet_service: Service, new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
-        request_id = await create(ada, ears.will_answer("/twice", 500, 503))
+        request_id = await create(ada, endpoint.will_answer("/twice", 500, 503))
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         # The second one comes by itself, after some seconds; the third would after some minutes.
-        [first, second] = await ears.wait("/twice", 2)
+        [first, second] = await endpoint.wait("/twice", 2)
         event = (await events(ada, request_id))["task.canceled"]
         sent = await resend(ada, request_id, event["event_id"])
         assert (sent["event_id"], sent["status"]) == (event["event_id"], "pending")
-        third = (await ears.wait("/twice", 3))[-1]
+        third = (await endpoint.wait("/twice", 3))[-1]
         assert {first.event_id, second.event_id, third.event_id} == {event["event_id"]}
         assert {post.body for post in (first, second, third)} == {first.body}
         done = await settled(ada, request_id, "task.canceled", "delivered")
@@ -150,13 +150,13 @@ async def test_a_failed_delivery_is_repeated_with_the_same_event(
 
 
 async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
-    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, ears: Receiver
+    quiet_service: Service, new_customer: NewCustomer, provider: QuietProvider, endpoint: Receiver
 ) -> None:
     with trio.fail_after(60):
         ada, eve = [await new_customer(quiet_service, credit="10.00") for _ in range(2)]
-        moved = await create(ada, ears.will_answer("/moved", 307, Location=f"{ears.url}/elsewhere"))
+        moved = await create(ada, endpoint.will_answer("/moved", 307, Location=f"{endpoint.url}/elsewhere"))
         ok(await ada.call("POST", f"/v2/task/{moved}/cancel"))
-        gone = await create(ada, ears.will_answer("/gone", 410), webhook_events=["task.assets_ready"])
+        gone = await create(ada, endpoint.will_answer("/gone", 410), webhook_events=["task.assets_ready"])
         await deliver(quiet_service, provider, gone)
 
         event = await settled(ada, gone, "task.assets_ready", "given_up")
@@ -169,7 +169,7 @@ async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
         await resend(ada, gone, event["event_id"])
         await settled(ada, gone, "task.assets_ready", "delivered")
         assert (await ada.task(gone))["hosting"]["assets_ready_event"] == "sent"
-        [first, second] = ears.at("/gone")
+        [first, second] = endpoint.at("/gone")
         assert first.event_id == second.event_id == event["event_id"]
 
         async def tried() -> list[dict[str, Any]]:
@@ -178,11 +178,11 @@ async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
 
         assert [attempt["status_code"] for attempt in await until(tried)] == [307]
         assert (await events(ada, moved))["task.canceled"]["status"] == "pending"
-        assert ears.at("/elsewhere") == []
+        assert endpoint.at("/elsewhere") == []
 
 
 async def test_the_old_secret_still_verifies_after_rotation(
-    quiet_service: Service, new_customer: NewCustomer, ears: Receiver
+    quiet_service: Service, new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
@@ -192,9 +192,9 @@ async def test_the_old_secret_still_verifies_after_rotation(
         assert await secret_of(ada) == new
         assert new["secret"] != old["secret"]
         assert new["previous_valid_until"] > new["rotated_at"]
-        request_id = await create(ada, f"{ears.url}/rolled")
+        request_id = await create(ada, f"{endpoint.url}/rolled")
         ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
-        [post] = await ears.wait("/rolled", 1)
+        [post] = await endpoint.wait("/rolled", 1)
         assert len(post.headers["webhook-signature"].split()) == 2
         for secret in (old["secret"], new["secret"]):
             assert standardwebhooks.Webhook(secret).verify(post.body, post.headers) == post.event
@@ -214,7 +214,7 @@ async def twins(
 
 
 async def test_two_processes_deliver_each_event_once_even_across_a_kill(
-    twins: tuple[Service, Service], new_customer: NewCustomer, ears: Receiver
+    twins: tuple[Service, Service], new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
     with trio.fail_after(120):
         ada = await new_customer(twins[0], credit="100.00")
@@ -222,7 +222,7 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
             homes = [ada.http, other]
 
             async def run(number: int) -> None:
-                request_id = await create(ada, f"{ears.url}/shared")
+                request_id = await create(ada, f"{endpoint.url}/shared")
                 heads = {"Authorization": f"Bearer {ada.key}"}
                 ok(await homes[number % 2].post(f"/v2/task/{request_id}/cancel", headers=heads))
 
@@ -233,7 +233,7 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
         for request_id in await ada.tasks():
             event = await settled(ada, request_id, "task.canceled", "delivered")
             reported[event["event_id"]] = [attempt["status_code"] for attempt in event["attempts"]]
-        posts = Counter(post.event_id for post in ears.at("/shared"))
+        posts = Counter(post.event_id for post in endpoint.at("/shared"))
         assert len(reported) == 40
         assert set(posts) == set(reported)
         # On a busy machine an answer may come too late and the event again, but never by two at once.
@@ -241,22 +241,22 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
         assert all(statuses[0] == 200 and set(statuses[1:]) <= {None} for statuses in reported.values())
         assert all(twin.metric("holdfast_event_deliveries_total") > 0 for twin in twins)
 
-        ears.mute.add("/unheard")
-        unheard = await create(ada, f"{ears.url}/unheard")
+        endpoint.mute.add("/unheard")
+        unheard = await create(ada, f"{endpoint.url}/unheard")
         ok(await ada.call("POST", f"/v2/task/{unheard}/cancel"))
-        await ears.wait("/unheard", 1)
-        request_ids = [await create(ada, f"{ears.url}/killed") for _ in range(5)]
+        await endpoint.wait("/unheard", 1)
+        request_ids = [await create(ada, f"{endpoint.url}/killed") for _ in range(5)]
         for request_id in request_ids:
             ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
         for twin in twins:
             twin.kill()
-        ears.mute.clear()
+        endpoint.mute.clear()
         await trio.to_thread.run_sync(twins[0].start)
         for request_id in (unheard, *request_ids):
             await settled(ada, request_id, "task.canceled", "delivered")
-        ids = {(post.event["data"]["request_id"], post.event_id) for post in ears.at("/killed")}
+        ids = {(post.event["data"]["request_id"], post.event_id) for post in endpoint.at("/killed")}
         assert sorted(request_id for request_id, _ in ids) == sorted(request_ids)
-        assert len({post.event_id for post in ears.at("/unheard")}) == 1
-        assert len(ears.at("/unheard")) >= 2
+        assert len({post.event_id for post in endpoint.at("/unheard")}) == 1
+        assert len(endpoint.at("/unheard")) >= 2
     assert twins[0].audit() == []
     assert twins[0].faults() == []

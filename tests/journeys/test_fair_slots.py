@@ -41,18 +41,18 @@ async def test_large_inputs_of_canceled_tasks_are_deleted(
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="100.00")
-        made = [ok(await ada.create(MODEL, prompt=LARGE))["request_id"] for _ in range(5)]
+        created = [ok(await ada.create(MODEL, prompt=LARGE))["request_id"] for _ in range(5)]
         small = ok(await ada.create(MODEL))["request_id"]
-        for request_id in (*made, small):
+        for request_id in (*created, small):
             assert ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
         with psycopg.connect(quiet_service.database_url) as connection:
-            kept = connection.execute(
+            stored = connection.execute(
                 "select sum(octet_length(cast(request as text))) from tasks where account_id = %s",
                 (ada.account_id,),
             ).fetchone()
-        assert kept is not None
-        assert kept[0] < 20_000
-        assert code_of(await ada.call("POST", f"/v2/task/{made[0]}/retry")) == "task_input_expired"
+        assert stored is not None
+        assert stored[0] < 20_000
+        assert code_of(await ada.call("POST", f"/v2/task/{created[0]}/retry")) == "task_input_expired"
         again = ok(await ada.call("POST", f"/v2/task/{small}/retry"))
         ok(await ada.call("POST", f"/v2/task/{again['request_id']}/cancel"))
     assert quiet_service.audit() == []

@@ -9,7 +9,7 @@ import struct
 from decimal import Decimal
 
 import trio
-from tests.providers.media_files import made, wave
+from tests.providers.media_files import encoded, wave
 
 from .conftest import NewCustomer
 from .scripted_provider import DOUBTED, TIMED, ScriptedProvider, is_file
@@ -42,7 +42,7 @@ async def a_sound_from_a_pipe(run: TaskRun) -> None:
 
 async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
     """Two seconds with a header of sixty."""
-    clip = made("webm libvpx", 2.0)
+    clip = encoded("webm libvpx", 2.0)
     message_part = clip.index(b"\x44\x89\x88") + 3
     longer = clip[:message_part] + struct.pack(">d", 60_000.0) + clip[message_part + 8 :]
     await costs(run, longer, "video/webm", "0.20", duration_s=1e9)
@@ -50,7 +50,7 @@ async def a_clip_that_tells_a_longer_time(run: TaskRun) -> None:
 
 async def a_clip_in_a_time_scale_of_its_own(run: TaskRun) -> None:
     """Fifty frames; the last one lasts as long as the header's frame duration."""
-    clip = made("webm libvpx", 2.0)
+    clip = encoded("webm libvpx", 2.0)
     assert TIME_SCALE in clip
     slow = clip.replace(TIME_SCALE, TIME_SCALE[:4].replace(b"\x83", b"\x84") + (30_000_000).to_bytes(4, "big"))
     # One byte more: the elements around it are lengthened by what follows them.
@@ -59,7 +59,7 @@ async def a_clip_in_a_time_scale_of_its_own(run: TaskRun) -> None:
 
 async def a_movie_that_tells_a_longer_time(run: TaskRun) -> None:
     """Two seconds with movie and track headers of days."""
-    clip = made("mp4 mpeg4", 2.0)
+    clip = encoded("mp4 mpeg4", 2.0)
     for name in (b"mvhd", b"mdhd"):
         at = clip.index(name) + 20
         clip = clip[:at] + b"\x7f\xff\xff\xff" + clip[at + 4 :]

@@ -79,19 +79,19 @@ async def deliver(customer: Customer, provider: QuietProvider, request_id: str) 
 
 
 async def ends_whole(
-    service: Service, customer: Customer, provider: QuietProvider, made: list[str]
+    service: Service, customer: Customer, provider: QuietProvider, created: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Check that all succeed with one job and one charge each, and that the audit passes."""
     tasks = await customer.all_ended()
-    assert {request_id: task["status"] for request_id, task in tasks.items()} == dict.fromkeys(made, "succeeded")
-    for request_id in made:
+    assert {request_id: task["status"] for request_id, task in tasks.items()} == dict.fromkeys(created, "succeeded")
+    for request_id in created:
         jobs = [order["client"] for order in provider.jobs.values() if order["client"]["request_id"] == request_id]
         assert jobs == [{"request_id": request_id, "attempt": 1}]
     path = "/v2/control/ledger?limit=100"
     operations = ok(await customer.call("GET", path, as_session=True))["data"]
     settled = [(each["kind"], each["reference"]) for each in operations if each["kind"] in {"capture", "release"}]
-    assert sorted(settled) == sorted(("capture", request_id) for request_id in made)
-    left = Decimal(2 - len(made))
+    assert sorted(settled) == sorted(("capture", request_id) for request_id in created)
+    left = Decimal(2 - len(created))
     assert await customer.totals() == Totals(left, Decimal(0), left)
     assert service.audit() == []
     return tasks
@@ -156,18 +156,18 @@ async def test_a_kill_while_the_result_is_downloaded(
 async def test_a_kill_between_completion_and_event_delivery(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:
-    with trio.fail_after(90), receiver() as ears:
-        ears.mute.add("/ended")
-        wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{ears.url}/ended"}
+    with trio.fail_after(90), receiver() as endpoint:
+        endpoint.mute.add("/ended")
+        wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{endpoint.url}/ended"}
         wanted["webhook_events"] = ["task.succeeded"]
         request_id = str(ok(await ada.call("POST", "/v2/task/create", wanted))["request_id"])
         await taken(ada, request_id)
         await deliver(ada, slow_provider, request_id)
-        [first] = await ears.wait("/ended", 1)
+        [first] = await endpoint.wait("/ended", 1)
         await trio.to_thread.run_sync(mortal.kill)
-        ears.mute.clear()
+        endpoint.mute.clear()
         await trio.to_thread.run_sync(mortal.start)
-        [_, second] = await ears.wait("/ended", 2, within_s=60)
+        [_, second] = await endpoint.wait("/ended", 2, within_s=60)
         assert first.event_id == second.event_id
         for post in (first, second):
             assert (post.event["type"], post.event["data"]["request_id"]) == ("task.succeeded", request_id)
@@ -178,4 +178,4 @@ async def test_a_kill_between_completion_and_event_delivery(
 
         await until(delivered)
         await ends_whole(mortal, ada, slow_provider, [request_id])
-        assert len(ears.posts) == 2
+        assert len(endpoint.posts) == 2

@@ -59,7 +59,7 @@ PROBE = """([kind, url, wait]) => new Promise((resolve, reject) => {
 
 
 @dataclass
-class Made:
+class StoredOutput:
     """One result: its description in the task, and its bytes."""
 
     described: dict[str, Any]
@@ -78,7 +78,7 @@ def picture(image: Image.Image | None = None) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-async def make_all(shared_service: Service) -> dict[str, Made]:
+async def make_all(shared_service: Service) -> dict[str, StoredOutput]:
     """Create and download a result of each model."""
     change = {"image": picture(), "operation": "resize", "width": 96, "height": 64}
     # As large as the model's schema says it may be, and no more compressible.
@@ -98,23 +98,23 @@ async def make_all(shared_service: Service) -> dict[str, Made]:
         ada = Customer(http)
         await ada.sign_in()
         await ada.recharge("10.00")
-        made = {}
+        outputs = {}
         for name, (model, wanted) in orders.items():
             created = await ada.call("POST", "/v2/task/create", {"model": model, "input": wanted})
-            made[name] = ok(created)["request_id"]
+            outputs[name] = ok(created)["request_id"]
         tasks = await ada.all_ended()
         found = {}
-        for name, request_id in made.items():
+        for name, request_id in outputs.items():
             assert tasks[request_id]["status"] == "succeeded", tasks[request_id]
             [described] = tasks[request_id]["output"]
             answer = await http.get(described["url"])
             assert (answer.status_code, answer.headers["Content-Type"]) == (200, described["content_type"])
-            found[name] = Made(described, answer.content)
+            found[name] = StoredOutput(described, answer.content)
         return found
 
 
 @pytest.fixture(scope="module")
-def made(shared_service: Service) -> dict[str, Made]:
+def outputs(shared_service: Service) -> dict[str, StoredOutput]:
     """Results of each kind."""
     return trio.run(make_all, shared_service)
 
@@ -139,8 +139,8 @@ def browser() -> Iterator[Browser]:
         ("edited large", "PNG"),
     ],
 )
-def test_pictures_match_their_content_type(made: dict[str, Made], name: str, form: str) -> None:
-    one = made[name]
+def test_pictures_match_their_content_type(outputs: dict[str, StoredOutput], name: str, form: str) -> None:
+    one = outputs[name]
     with Image.open(io.BytesIO(one.content)) as image:
         image.verify()
     with Image.open(io.BytesIO(one.content)) as image:
@@ -151,8 +151,8 @@ def test_pictures_match_their_content_type(made: dict[str, Made], name: str, for
     assert lows_and_highs[0] != lows_and_highs[1]
 
 
-def test_a_sound_is_decoded_by_wave_and_by_av(made: dict[str, Made]) -> None:
-    one = made["tone"]
+def test_a_sound_is_decoded_by_wave_and_by_av(outputs: dict[str, StoredOutput]) -> None:
+    one = outputs["tone"]
     with wave.open(io.BytesIO(one.content)) as sound:
         assert sound.getnframes() / sound.getframerate() == pytest.approx(TONE_S)
         rate = sound.getframerate()
@@ -166,9 +166,9 @@ def test_a_sound_is_decoded_by_wave_and_by_av(made: dict[str, Made]) -> None:
     ("name", "length_s", "size"), [("clip", CLIP_S, (640, 360)), ("large clip", 1.0, (1280, 720))]
 )
 def test_a_clip_is_decoded_frame_by_frame(
-    made: dict[str, Made], name: str, length_s: float, size: tuple[int, int]
+    outputs: dict[str, StoredOutput], name: str, length_s: float, size: tuple[int, int]
 ) -> None:
-    with av.open(io.BytesIO(made[name].content), "r") as container:
+    with av.open(io.BytesIO(outputs[name].content), "r") as container:
         stream = container.streams.video[0]
         assert stream.codec_context.name == "vp8"
         assert container.duration is not None
@@ -183,7 +183,7 @@ def test_a_clip_is_decoded_frame_by_frame(
         container.seek(int(length_s / 2 * 1_000_000), backward=True, any_frame=False)
         sought = next(container.decode(stream))
         assert sought.time == pytest.approx(length_s / 2, abs=2 / FRAMES_PER_S)
-    assert made[name].described["duration_s"] == length_s
+    assert outputs[name].described["duration_s"] == length_s
 
 
 @pytest.mark.parametrize(
@@ -191,27 +191,32 @@ def test_a_clip_is_decoded_frame_by_frame(
     [("clip", "video", CLIP_S), ("large clip", "video", 1.0), ("tone", "audio", TONE_S)],
 )
 def test_a_browser_plays_and_seeks_outputs(
-    made: dict[str, Made], browser: Browser, name: str, kind: str, length_s: float
+    outputs: dict[str, StoredOutput], browser: Browser, name: str, kind: str, length_s: float
 ) -> None:
     page = browser.new_page()
     page.set_content("<!doctype html><title>a customer's page</title><body>")
-    seen = page.evaluate(PROBE, [kind, made[name].url, WAIT_MS])
+    seen = page.evaluate(PROBE, [kind, outputs[name].url, WAIT_MS])
     page.close()
     assert seen["duration"] == pytest.approx(length_s, abs=0.01)
     assert seen["soughtTo"] == pytest.approx(length_s / 2, abs=0.01)
     assert seen["endedAt"] == pytest.approx(length_s, abs=0.05)
     if kind == "video":
-        assert (seen["width"], seen["height"]) == (made[name].described["width"], made[name].described["height"])
+        assert (seen["width"], seen["height"]) == (
+            outputs[name].described["width"],
+            outputs[name].described["height"],
+        )
 
 
 @pytest.mark.parametrize("name", ["clip", "tone"])
-def test_a_browser_that_opens_a_link_gets_a_player(made: dict[str, Made], browser: Browser, name: str) -> None:
+def test_a_browser_that_opens_a_link_gets_a_player(
+    outputs: dict[str, StoredOutput], browser: Browser, name: str
+) -> None:
     troubles: list[str] = []
     page = browser.new_page()
     page.on("console", lambda message: troubles.append(message.text))
     with page.expect_response(lambda answer: answer.request.resource_type == "media", timeout=WAIT_MS) as played:
-        page.goto(made[name].url, timeout=WAIT_MS)
-    assert (played.value.url, played.value.status) == (made[name].url, 206)
+        page.goto(outputs[name].url, timeout=WAIT_MS)
+    assert (played.value.url, played.value.status) == (outputs[name].url, 206)
     page.close()
     assert troubles == []
 

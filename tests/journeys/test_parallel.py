@@ -65,14 +65,14 @@ async def test_50_requests_with_one_key_get_one_task_and_equal_responses(
 async def test_concurrent_cancels_release_a_hold_once(quiet_service: Service, new_customer: NewCustomer) -> None:
     with trio.fail_after(90):
         ada = await new_customer(quiet_service, credit="5.00")
-        made = [ok(answer)["request_id"] for answer in await gather(ada, [None] * 5)]
+        created = [ok(answer)["request_id"] for answer in await gather(ada, [None] * 5)]
         answers: list[httpx2.Response] = []
 
         async def cancel(request_id: str) -> None:
             answers.append(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
 
         async with trio.open_nursery() as nursery:
-            for request_id in made * 10:
+            for request_id in created * 10:
                 nursery.start_soon(cancel, request_id)
         assert {ok(answer)["status"] for answer in answers} == {"canceled"}
         assert await ada.totals() == Totals(Decimal(5), Decimal(0), Decimal(5))

@@ -188,10 +188,10 @@ async def test_a_reused_event_id_is_stored_and_credits_nothing(payer: Payer, car
             assert answer.json()["status"] == "pending"
         assert (await payer.customer.totals()).balance == 10
         with psycopg.connect(card_service.database_url) as connection:
-            kept = connection.execute(
+            stored = connection.execute(
                 "select verdict, body from payment_events where order_id = %s", (other["order_id"],)
             ).fetchall()
-        assert [(verdict, json.loads(bytes(kept_body))["id"]) for verdict, kept_body in kept] == [
+        assert [(verdict, json.loads(bytes(body))["id"]) for verdict, body in stored] == [
             ("refused", event_sent["id"])
         ]
         # Money that really comes for the other order is credited by its own event.

@@ -125,11 +125,11 @@ def upstream_service(hosted: Hosted, box: Container) -> Iterator[Service]:
         service.start()
         yield service
         assert service.stop() == 0, service.log_tail()
-        said = service.log_path.read_text()
-        assert replicate_server.TOKEN not in said
-        assert replicate_server.SECRET not in said
-        assert plain_cog_server.SECRET not in said
-        assert "seal=" not in said
+        logged = service.log_path.read_text()
+        assert replicate_server.TOKEN not in logged
+        assert replicate_server.SECRET not in logged
+        assert plain_cog_server.SECRET not in logged
+        assert "seal=" not in logged
     finally:
         if service.is_alive():
             service.kill()
@@ -155,9 +155,9 @@ async def taken(hosted: Hosted, prompt: str) -> str:
     """Wait for the prediction with this prompt."""
 
     async def found() -> str | None:
-        made = hosted.with_prompt(prompt)
-        assert len(made) <= 1
-        return made[0]["id"] if made else None
+        predictions = hosted.with_prompt(prompt)
+        assert len(predictions) <= 1
+        return predictions[0]["id"] if predictions else None
 
     return await until(found)
 

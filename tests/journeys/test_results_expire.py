@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INPUT = {"prompt": "the last light of the year", "width": 256, "height": 256, "n": 1, "seed": 3}
 
 
-class Keep(Protocol):
+class IsStored(Protocol):
     """Whether content is stored, checked in the store itself."""
 
     def __call__(self, sha256: str) -> bool: ...
@@ -50,10 +50,10 @@ async def expired(ada: Customer, request_id: str) -> dict[str, Any]:
 async def test_results_in_a_folder_are_served_until_they_expire(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:
-    def is_kept(sha256: str) -> bool:
+    def is_stored(sha256: str) -> bool:
         return (shared_service.data_dir / "assets" / sha256[:2] / f"{sha256}.png").is_file()
 
-    await the_time_of_a_result(shared_service, is_kept, await new_customer(shared_service, credit="1.00"))
+    await check_retention(shared_service, is_stored, await new_customer(shared_service, credit="1.00"))
 
 
 async def test_results_in_a_bucket_are_served_until_they_expire(
@@ -64,16 +64,16 @@ async def test_results_in_a_bucket_are_served_until_they_expire(
     await trio.to_thread.run_sync(service.start)
     assert bucket.objects() == {}
 
-    def is_kept(sha256: str) -> bool:
+    def is_stored(sha256: str) -> bool:
         return f"assets/{sha256[:2]}/{sha256}.png" in bucket.objects()
 
-    await the_time_of_a_result(service, is_kept, await new_customer(service, credit="1.00"))
+    await check_retention(service, is_stored, await new_customer(service, credit="1.00"))
     assert not (service.data_dir / "assets").exists()
     assert list((service.data_dir / "incoming").iterdir()) == []
     assert service.faults() == []
 
 
-async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -> None:
+async def check_retention(service: Service, is_stored: IsStored, ada: Customer) -> None:
     """Two tasks store the same picture; one expires, then the other."""
     with trio.fail_after(90):
         body = {"model": "studio/image-1", "input": INPUT}
@@ -82,7 +82,7 @@ async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -
         [item], [same] = tasks[first]["output"], tasks[second]["output"]
         sha256 = item["sha256"]
         assert same["sha256"] == sha256
-        assert is_kept(sha256)
+        assert is_stored(sha256)
 
         whole = await ada.http.get(item["url"])
         assert (whole.status_code, whole.headers["Content-Type"]) == (200, "image/png")
@@ -101,14 +101,14 @@ async def the_time_of_a_result(service: Service, is_kept: Keep, ada: Customer) -
         assert (described["url"], described["sha256"], described["bytes"]) == (None, sha256, item["bytes"])
         assert over["usage"] == tasks[first]["usage"]
         assert code_of(await ada.http.get(item["url"])) == "asset_expired"
-        # The other task made the very same picture, and its time is not over.
+        # The other task produced the same picture, which has not expired.
         assert (await ada.http.get(same["url"])).content == whole.content
 
         bring_forward(service, second)
         await expired(ada, second)
 
         async def has_gone() -> bool:
-            return not await trio.to_thread.run_sync(is_kept, sha256)
+            return not await trio.to_thread.run_sync(is_stored, sha256)
 
         await until(has_gone)
         gone = await ada.http.get(same["url"])

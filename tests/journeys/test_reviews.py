@@ -207,8 +207,8 @@ async def resolve_three(payer: Payer, operator: Operator) -> None:
         await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay", **how)
         await payer.wait_for(order["order_id"], status="held")
 
-    async def resolve(order: dict[str, Any], **said: object) -> httpx2.Response:
-        return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=said)
+    async def resolve(order: dict[str, Any], **body: object) -> httpx2.Response:
+        return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=body)
 
     listed = {each["order_id"] for each in ok(await operator.http.get("/ops/payments?limit=100"))["data"]}
     assert {short["order_id"], foreign["order_id"], canceled["order_id"]} <= listed
@@ -238,10 +238,10 @@ async def test_usage_totals_equal_the_captured_credit(
 ) -> None:
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
-        made = [await delivered(ada, provider, "picture.png") for _ in range(4)]
+        created = [await delivered(ada, provider, "picture.png") for _ in range(4)]
         await delivered(ada, provider, "gone.png")
         await delivered(ada, provider, "picture.png", moderation=FLAGGED)
-        await until(lambda: ended(ada, made))
+        await until(lambda: ended(ada, created))
 
         async def lines(query: str = "") -> list[dict[str, str]]:
             answer = await ada.call("GET", f"/v2/usage/logs?format=csv{query}", as_session=True)

@@ -33,7 +33,7 @@ socket.getaddrinfo = getaddrinfo
 
 
 @pytest.fixture
-def ears() -> Iterator[Receiver]:
+def endpoint() -> Iterator[Receiver]:
     """Run the customers' webhook receiver."""
     with receiver() as found:
         yield found
@@ -72,7 +72,7 @@ def names_in(looked_up: Path) -> list[str]:
 
 
 async def test_unresolvable_webhook_names_delay_no_other_account(
-    service: Service, new_customer: NewCustomer, looked_up: Path, ears: Receiver
+    service: Service, new_customer: NewCustomer, looked_up: Path, endpoint: Receiver
 ) -> None:
     await trio.to_thread.run_sync(service.start)
 
@@ -95,13 +95,13 @@ async def test_unresolvable_webhook_names_delay_no_other_account(
         await until(all_are_at_it)
         ada: Customer = await new_customer(service, credit="5.00")
         # A name that resolves needs a thread too, unlike an address.
-        url = ears.url.replace("127.0.0.1", "localhost") + "/ada"
+        url = endpoint.url.replace("127.0.0.1", "localhost") + "/ada"
         for _ in range(3):
             request_id = await create(ada, url)
             task = (await ada.all_ended())[request_id]
             assert task["status"] == "succeeded"
             assert (await ada.http.get(task["output"][0]["url"])).status_code == 200
-        posts = await ears.wait("/ada", 6)
+        posts = await endpoint.wait("/ada", 6)
         assert {post.event["type"] for post in posts} == {"task.succeeded", "task.assets_ready"}
         assert service.metric("holdfast_name_lookups_total") > 0
     # Each account has at most two threads at a time, and the dead names' own threads are all that hang.

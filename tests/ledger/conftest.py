@@ -113,10 +113,10 @@ def make_acked(make_task: Callable[..., Task], traits: ProviderTraits) -> Callab
 
 @pytest.fixture
 def make_update() -> Callable[..., ProviderUpdate]:
-    """Build updates of the first attempt, each with its own event id; ``made`` is a number of outputs."""
+    """Build updates of the first attempt, each with its own event id; ``output_count`` is a number of outputs."""
     numbers = itertools.count(1)
 
-    def make(status: str, *, made: int = 0, **fields: Any) -> ProviderUpdate:
+    def make(status: str, *, output_count: int = 0, **fields: Any) -> ProviderUpdate:
         base: dict[str, Any] = {
             "source": "callback",
             "provider": "studio",
@@ -124,7 +124,7 @@ def make_update() -> Callable[..., ProviderUpdate]:
             "request_id": "task_01",
             "attempt": 1,
             "status": status,
-            "outputs": tuple(Output(index=n, url=f"https://studio.test/{n}.png") for n in range(made)),
+            "outputs": tuple(Output(index=n, url=f"https://studio.test/{n}.png") for n in range(output_count)),
         }
         update = ProviderUpdate(**(base | fields))
         assert msgspec.json.decode(msgspec.json.encode(update), type=ProviderUpdate) == update

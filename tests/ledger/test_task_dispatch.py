@@ -213,7 +213,7 @@ def test_a_lost_callback_is_found_by_polling(
     make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), traits))
-    update = make_update("succeeded", source="poll", made=4)
+    update = make_update("succeeded", source="poll", output_count=4)
     step = on_poll(task, update, at(noon, 32), attempt=1, traits=traits, operation_id="op_1")
     assert task_after(step).state.hosting.status == "transferring"
     assert task_after(step).state.progress[-1].source_ref == "poll:1"
@@ -258,7 +258,7 @@ def test_a_success_in_the_last_poll_counts(
     make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 901), traits))
-    update = make_update("succeeded", source="poll", made=4)
+    update = make_update("succeeded", source="poll", output_count=4)
     step = on_poll(task, update, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
     assert (task_after(step).status, task_after(step).state.hosting.status) == ("processing", "transferring")
 
@@ -281,7 +281,7 @@ def test_a_lost_job_is_submitted_again_and_its_callbacks_are_stale(
     task = task_after(step)
     assert step.effects == (SubmitJob("task_01", 2),)
     assert (task.status, task.state.attempt, task.state.provider_ref) == ("processing", 2, None)
-    stale = on_update(task, make_update("succeeded", made=4), at(noon, 37), operation_id="op_1")
+    stale = on_update(task, make_update("succeeded", output_count=4), at(noon, 37), operation_id="op_1")
     assert stale.verdict == "stale"
     assert stale.settle is None
     assert task_after(stale).state.progress[-1].status == "stale"

@@ -58,7 +58,7 @@ def hosted(make_acked: MakeTask, make_update: Callable[..., Any]) -> Callable[..
     def make(*, kinds: tuple[str, ...] | None = None, url: str | None = URL, passthrough: bool = False) -> Any:
         task = make_acked(webhook_url=url, hosting=Hosting(mode="passthrough" if passthrough else "rehost"))
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, webhook_events=kinds))
-        update = make_update("succeeded", made=4)
+        update = make_update("succeeded", output_count=4)
         updated = task_after(on_update(task, update, task.created_at + timedelta(seconds=20), operation_id="op_1"))
         return (task, updated) if passthrough else (updated, stored(updated, seconds=21))
 

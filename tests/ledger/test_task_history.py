@@ -141,7 +141,7 @@ class TaskLife(RuleBasedStateMachine):
         polls=st.booleans(),
         hold_micro=st.sampled_from([0, 30_000, 240_000]),
         begin=st.sampled_from(["queued", "acked", "hosting"]),
-        made=st.integers(1, 4),
+        output_count=st.integers(1, 4),
     )
     def accept(
         self,
@@ -153,7 +153,7 @@ class TaskLife(RuleBasedStateMachine):
         polls: bool,
         hold_micro: int,
         begin: Literal["queued", "acked", "hosting"],
-        made: int,
+        output_count: int,
     ) -> None:
         self.traits = ProviderTraits(idempotent_submit=idempotent, polls=polls, cancels=True)
         measured = Units(units=units, tokens_in=5, tokens_out=units)
@@ -204,7 +204,7 @@ class TaskLife(RuleBasedStateMachine):
                 request_id="task_01",
                 attempt=1,
                 status="succeeded",
-                outputs=tuple(Output(index=n, url=f"https://p.test/{n}") for n in range(made)),
+                outputs=tuple(Output(index=n, url=f"https://p.test/{n}") for n in range(output_count)),
             )
             self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
 

@@ -54,12 +54,17 @@ def retryable(position: int) -> HostingFailure:
 
 @pytest.fixture
 def make_hosting(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
-    """Build a task whose provider reported ``made`` outputs, five seconds after noon."""
+    """Build a task whose provider reported ``output_count`` outputs, five seconds after noon."""
 
-    def make(*, made: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
+    def make(*, output_count: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
         task = make_acked(**options)
         return task_after(
-            on_update(task, make_update("succeeded", made=made, usage=usage), at(task, 5), operation_id="op_1")
+            on_update(
+                task,
+                make_update("succeeded", output_count=output_count, usage=usage),
+                at(task, 5),
+                operation_id="op_1",
+            )
         )
 
     return make
@@ -111,12 +116,14 @@ def test_lost_outputs_are_not_charged(make_hosting: MakeTask) -> None:
 
 
 def test_fewer_images_than_ordered_are_a_partial_result(make_hosting: MakeTask) -> None:
-    task = task_after(host(make_hosting(made=3, usage=ReportedUsage(units=4)), *(stored(n) for n in range(3))))
+    task = task_after(
+        host(make_hosting(output_count=3, usage=ReportedUsage(units=4)), *(stored(n) for n in range(3)))
+    )
     assert (task.state.error, task.state.cost_micro) == ("partial: 3 of 4", 180_000)
 
 
 def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> None:
-    task = make_hosting(made=1, mode="per_second", unit="second", units=4)
+    task = make_hosting(output_count=1, mode="per_second", unit="second", units=4)
     assert task_after(host(task, stored(0, duration_s=12.0))).state.cost_micro == 240_000
 
 
@@ -134,30 +141,30 @@ def test_work_above_the_quote_is_charged_the_hold(make_hosting: MakeTask) -> Non
 def test_the_smaller_of_report_and_measurement_is_charged(
     make_hosting: MakeTask, usage: ReportedUsage | None, measures: dict[str, float], cost_micro: int
 ) -> None:
-    task = make_hosting(made=1, usage=usage, mode="per_second", unit="second", units=4)
+    task = make_hosting(output_count=1, usage=usage, mode="per_second", unit="second", units=4)
     assert task_after(host(task, stored(0, **measures))).state.cost_micro == cost_micro
 
 
 def test_megapixels_are_measured_on_each_output(make_hosting: MakeTask) -> None:
-    task = make_hosting(made=2, mode="per_megapixel", unit="megapixel", units=9)
+    task = make_hosting(output_count=2, mode="per_megapixel", unit="megapixel", units=9)
     sizes = ({"width": 1000, "height": 1000}, {"width": 1001, "height": 1000})
     assert task_after(host(task, *(stored(n, **size) for n, size in enumerate(sizes)))).state.billable_units == 3
 
 
 def test_lost_outputs_reduce_a_request_price_in_proportion(make_hosting: MakeTask) -> None:
-    task = make_hosting(made=4, mode="per_request", unit="request", units=1)
+    task = make_hosting(output_count=4, mode="per_request", unit="request", units=1)
     assert task_after(host(task, stored(0), lost(1), lost(2), lost(3))).state.cost_micro == 15_000
 
 
 def test_tokens_are_charged_as_reported(make_hosting: MakeTask) -> None:
     usage = ReportedUsage(tokens_in=10, tokens_out=20)
-    task = make_hosting(made=1, usage=usage, mode="per_token", unit="token", units=20, hold_micro=1_000_000)
+    task = make_hosting(output_count=1, usage=usage, mode="per_token", unit="token", units=20, hold_micro=1_000_000)
     done = task_after(host(task, stored(0)))
     assert (done.state.tokens_in, done.state.tokens_out, done.state.cost_micro) == (10, 20, 50_000)
 
 
 def test_the_price_of_the_terms_is_charged(make_hosting: MakeTask) -> None:
-    task = make_hosting(made=4, hold_micro=1_000_000)
+    task = make_hosting(output_count=4, hold_micro=1_000_000)
     assert task_after(host(task, *(stored(n) for n in range(4)))).state.cost_micro == 240_000
 
 
@@ -180,7 +187,7 @@ def test_unstorable_outputs_go_to_review_and_lapse(make_hosting: MakeTask, trait
 
 
 def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
-    task, rounds, seconds = make_hosting(made=1, units=1), 0, 6.0
+    task, rounds, seconds = make_hosting(output_count=1, units=1), 0, 6.0
     while task.status == "processing":
         rounds += 1
         task = task_after(host(task, retryable(0), seconds=seconds))
@@ -196,7 +203,9 @@ def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits:
 def test_results_after_a_rounds_timeout_are_stored_without_another_try(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
-    task = task_after(on_wake(make_hosting(made=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1"))
+    task = task_after(
+        on_wake(make_hosting(output_count=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1")
+    )
     assert (task.state.hosting.tries, task.state.hosting.deadline_at) == (1, None)
     late = task_after(host(task, stored(0), retryable(1), seconds=1206))
     assert (late.state.hosting.tries, late.state.due_at) == (1, task.state.due_at)
@@ -205,7 +214,7 @@ def test_results_after_a_rounds_timeout_are_stored_without_another_try(
 
 
 def test_the_last_try_delivers_what_is_stored(make_hosting: MakeTask, traits: ProviderTraits) -> None:
-    task = task_after(host(make_hosting(made=2, units=2), stored(0), retryable(1)))
+    task = task_after(host(make_hosting(output_count=2, units=2), stored(0), retryable(1)))
     for _ in range(4):
         assert task.wake_at is not None
         task = task_after(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
@@ -218,7 +227,7 @@ def test_the_last_try_delivers_what_is_stored(make_hosting: MakeTask, traits: Pr
 def test_hosting_cut_short_by_a_crash_is_resumed_and_bounded(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
-    task = make_hosting(made=1, units=1)
+    task = make_hosting(output_count=1, units=1)
     resumed = on_wake(task, at(task, 65), traits=traits, operation_id="op_1")
     assert [type(effect) for effect in resumed.effects] == [HostOutputs]
     task, wakes = task_after(resumed), 1
@@ -256,7 +265,7 @@ def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None
 def flagged(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
     def make(**options: Any) -> Task:
         task = make_acked(**options)
-        update = make_update("succeeded", made=4, moderation=Moderation(flagged=True))
+        update = make_update("succeeded", output_count=4, moderation=Moderation(flagged=True))
         return task_after(on_update(task, update, at(task, 5), operation_id="op_1"))
 
     return make
@@ -366,7 +375,7 @@ def test_an_approval_without_any_result_lapses(flagged: MakeTask, traits: Provid
 
 
 def test_a_review_whose_storing_fails_again_is_blocked_again(make_hosting: MakeTask) -> None:
-    task = task_after(host(make_hosting(made=1, units=1), lost(0)))
+    task = task_after(host(make_hosting(output_count=1, units=1), lost(0)))
     approved = task_after(on_review(task, True, at(task, 100), operation_id="op_r"))
     blocked = task_after(host(approved, lost(0), seconds=101))
     assert blocked.status == "review"
@@ -394,7 +403,7 @@ def test_a_review_that_is_not_open_is_refused(make_hosting: MakeTask) -> None:
 
 
 def test_retention_begins_with_the_delivery_after_a_review(make_hosting: MakeTask, make_update: MakeUpdate) -> None:
-    begun = task_after(host(make_hosting(made=2, units=2), stored(0), retryable(1)))
+    begun = task_after(host(make_hosting(output_count=2, units=2), stored(0), retryable(1)))
     conflict = task_after(
         on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
     )
@@ -414,7 +423,7 @@ def test_retention_begins_with_the_delivery_after_a_review(make_hosting: MakeTas
 def test_impossible_measurements_are_limited_to_column_ranges(
     make_hosting: MakeTask, mode: str, measures: dict[str, Any]
 ) -> None:
-    task = task_after(host(make_hosting(made=1, mode=mode, unit=mode[4:], units=4), stored(0, **measures)))
+    task = task_after(host(make_hosting(output_count=1, mode=mode, unit=mode[4:], units=4), stored(0, **measures)))
     assert (task.state.billable_units, task.state.cost_micro) == (10**15, task.request.hold_micro)
 
 
@@ -442,7 +451,7 @@ def test_the_result_of_one_round_does_not_count_for_the_next(
     make_hosting: MakeTask, make_update: MakeUpdate
 ) -> None:
     """In either order of the approval and the late result of the earlier round."""
-    begun = make_hosting(made=1, units=1)
+    begun = make_hosting(output_count=1, units=1)
     conflict = task_after(
         on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
     )
@@ -460,7 +469,7 @@ def test_the_result_of_one_round_does_not_count_for_the_next(
 def test_a_repeated_round_has_its_number_and_the_next_another(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
-    task = make_hosting(made=1, units=1)
+    task = make_hosting(output_count=1, units=1)
     again = on_wake(task, at(task, 70), traits=traits, operation_id="op_1")
     retried = on_wake(
         task_after(host(task_after(again), retryable(0), seconds=71)),
@@ -473,7 +482,7 @@ def test_a_repeated_round_has_its_number_and_the_next_another(
 
 
 def test_a_round_without_a_number_is_round_zero(make_hosting: MakeTask) -> None:
-    task = make_hosting(made=1, units=1)
+    task = make_hosting(output_count=1, units=1)
     written = msgspec.to_builtins(task.state)
     del written["hosting"]["round"]
     old = msgspec.structs.replace(task, state=msgspec.convert(written, type(task.state)))
@@ -487,12 +496,12 @@ class TestMismatch:
     USAGE = ReportedUsage(units=60, unit="second")
 
     def disputed(self, make_hosting: MakeTask) -> Task:
-        task = make_hosting(made=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
+        task = make_hosting(output_count=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
         terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
         return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
 
     def test_the_smaller_is_charged_and_the_mismatch_recorded(self, make_hosting: MakeTask) -> None:
-        task = make_hosting(made=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
+        task = make_hosting(output_count=1, usage=self.USAGE, mode="per_second", unit="second", units=4)
         step = host(task, stored(0, duration_s=3.0))
         done = task_after(step)
         assert (done.status, done.state.cost_micro, done.state.billable_units) == ("succeeded", 180_000, 3)
@@ -520,7 +529,9 @@ class TestMismatch:
         terms = msgspec.structs.replace(task.request.terms, on_mismatch="review")
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
         frozen = task_after(
-            on_update(task, make_update("succeeded", made=1, usage=self.USAGE), at(task, 5), operation_id="op_1")
+            on_update(
+                task, make_update("succeeded", output_count=1, usage=self.USAGE), at(task, 5), operation_id="op_1"
+            )
         )
         assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
         done = task_after(on_review(frozen, True, at(task, 9), operation_id="op_2"))

@@ -97,12 +97,12 @@ def test_an_earlier_sequence_is_only_recorded(make_acked: MakeTask, make_update:
 
 def test_rank_precedes_sequence(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = task_after(apply(make_acked(), make_update("processing", sequence=5)))
-    assert apply(task, make_update("succeeded", sequence=2, made=4), 8).effects != ()
+    assert apply(task, make_update("succeeded", sequence=2, output_count=4), 8).effects != ()
     assert apply(task, make_update("queued", sequence=9), 8).verdict == "late"
 
 
 def test_success_before_processing_stays_success(make_acked: MakeTask, make_update: MakeUpdate) -> None:
-    step = apply(make_acked(), make_update("succeeded", made=4, percent=100))
+    step = apply(make_acked(), make_update("succeeded", output_count=4, percent=100))
     hosting = task_after(step)
     assert (hosting.status, hosting.state.hosting.status) == ("processing", "transferring")
     assert isinstance(step.effects[0], HostOutputs)
@@ -115,8 +115,8 @@ def test_success_before_processing_stays_success(make_acked: MakeTask, make_upda
 
 
 def test_a_second_success_does_not_start_hosting_again(make_acked: MakeTask, make_update: MakeUpdate) -> None:
-    hosting = task_after(apply(make_acked(), make_update("succeeded", made=4)))
-    again = apply(hosting, make_update("succeeded", made=2), 8)
+    hosting = task_after(apply(make_acked(), make_update("succeeded", output_count=4)))
+    again = apply(hosting, make_update("succeeded", output_count=2), 8)
     assert (again.verdict, again.effects, again.settle) == ("late", (), None)
     assert task_after(again).state.hosting == hosting.state.hosting
 
@@ -125,14 +125,14 @@ def test_a_second_success_does_not_start_hosting_again(make_acked: MakeTask, mak
 def test_a_failure_after_a_success_goes_to_review(
     make_acked: MakeTask, make_update: MakeUpdate, status: str
 ) -> None:
-    hosting = task_after(apply(make_acked(), make_update("succeeded", made=4)))
+    hosting = task_after(apply(make_acked(), make_update("succeeded", output_count=4)))
     step = apply(hosting, make_update(status), 8)
     task = task_after(step)
     assert (task.status, step.settle, step.effects) == ("review", None, ())
     assert task.state.review is not None
     assert (task.state.review.reason, task.state.review.decision) == ("provider_conflict", "capture_blocked")
     assert task.state.review.case_id == "rev_01"
-    assert apply(task, make_update("succeeded", made=4), 9).verdict == "late"
+    assert apply(task, make_update("succeeded", output_count=4), 9).verdict == "late"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_success_without_outputs_is_polled_first(make_acked: MakeTask, make_up
 
 def test_flagged_output_is_frozen(make_acked: MakeTask, make_update: MakeUpdate, noon: datetime) -> None:
     flag = Moderation(flagged=True, categories=("violence",))
-    step = apply(make_acked(), make_update("succeeded", made=4, moderation=flag))
+    step = apply(make_acked(), make_update("succeeded", output_count=4, moderation=flag))
     task = task_after(step)
     assert (task.status, step.settle, step.effects) == ("review", None, ())
     assert task.state.error == "content_policy: the output was flagged, violence"
@@ -191,12 +191,12 @@ def test_flagged_output_is_frozen(make_acked: MakeTask, make_update: MakeUpdate,
 
 def test_a_flag_raised_while_running_is_remembered(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = task_after(apply(make_acked(), make_update("processing", moderation=Moderation(flagged=True))))
-    assert task_after(apply(task, make_update("succeeded", made=4), 8)).status == "review"
+    assert task_after(apply(task, make_update("succeeded", output_count=4), 8)).status == "review"
 
 
 def test_passed_through_urls_are_charged_at_once(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = make_acked(hosting=Hosting(mode="passthrough"), webhook_url="https://ada.test/hook")
-    step = apply(task, make_update("succeeded", made=4))
+    step = apply(task, make_update("succeeded", output_count=4))
     done = task_after(step)
     assert (done.status, done.state.cost_micro, done.state.billable_units) == ("succeeded", 240_000, 4)
     assert step.settle is not None
@@ -233,10 +233,10 @@ def test_outputs_get_positions_of_their_own(make_acked: MakeTask, make_update: M
 def test_a_cancel_and_a_success_settle_once_in_either_order(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = make_acked(hosting=Hosting(mode="passthrough"))
     now = task.created_at + timedelta(seconds=6)
-    done = task_after(apply(task, make_update("succeeded", made=4)))
+    done = task_after(apply(task, make_update("succeeded", output_count=4)))
     assert isinstance(on_cancel(done, now, operation_id="op_c"), Refusal)
     canceled = task_after(on_cancel(task, now, operation_id="op_c"))
-    late = apply(canceled, make_update("succeeded", made=4), 7)
+    late = apply(canceled, make_update("succeeded", output_count=4), 7)
     assert (late.verdict, late.settle, late.effects) == ("late", None, ())
     canceled_still = task_after(late)
     assert (canceled_still.status, canceled_still.state.cost_micro, canceled_still.state.progress[-1].status) == (
@@ -260,7 +260,7 @@ def test_a_running_job_found_after_the_cancel_is_canceled_once(
 def test_a_poll_that_a_callback_has_overtaken_is_late(
     make_acked: MakeTask, make_update: MakeUpdate, traits: ProviderTraits
 ) -> None:
-    hosting = task_after(apply(make_acked(), make_update("succeeded", made=4)))
+    hosting = task_after(apply(make_acked(), make_update("succeeded", output_count=4)))
     now = hosting.updated_at
     step = on_poll(hosting, None, now, attempt=1, traits=traits, operation_id="op_1")
     assert step == Step(task=None, verdict="late")
@@ -294,6 +294,6 @@ def test_updates_of_a_task_that_was_never_dispatched_are_stale(
     make_task: MakeTask, make_update: MakeUpdate
 ) -> None:
     for attempt in (0, 1):
-        step = apply(make_task(), make_update("succeeded", made=4, attempt=attempt))
+        step = apply(make_task(), make_update("succeeded", output_count=4, attempt=attempt))
         assert (step.verdict, step.settle, step.effects) == ("stale", None, ())
         assert task_after(step).state.hosting.status == "pending"

@@ -46,7 +46,7 @@ class ReceivedCallback:
 
 
 @dataclass
-class Ear:
+class CallbackReceiver:
     """Receives callbacks. ``answers`` are the statuses to give, in turn; 200 afterwards."""
 
     url: str = ""
@@ -135,18 +135,18 @@ def serve_app() -> ServeApp:
 
 
 @pytest.fixture
-async def ear() -> AsyncIterator[Ear]:
+async def receiver() -> AsyncIterator[CallbackReceiver]:
     """A listener for callbacks."""
-    app = QuartTrio("ear", static_folder=None)
-    hearing = Ear()
+    app = QuartTrio("receiver", static_folder=None)
+    receiver = CallbackReceiver()
 
     @app.post("/callback")
     async def take() -> tuple[str, int]:
-        return "", hearing.take(await request.get_data(), request.headers.get("X-Callback-Signature"))
+        return "", receiver.take(await request.get_data(), request.headers.get("X-Callback-Signature"))
 
     async with _serve(app) as url:
-        hearing.url = f"{url}/callback"
-        yield hearing
+        receiver.url = f"{url}/callback"
+        yield receiver
 
 
 @pytest.fixture
@@ -240,9 +240,9 @@ class RunningBank:
     http: httpx2.AsyncClient
     provider: StripeProvider
 
-    async def press(self, kind: str, thing_id: str, action: str, **said: Any) -> str:
+    async def press(self, kind: str, thing_id: str, action: str, **body: Any) -> str:
         """Press a button; returns the id of what came of it."""
-        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=said)
+        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
@@ -258,8 +258,8 @@ class RunningBank:
 
     async def order(self, order_id: str = "ord_1", amount_minor: int = 1000, currency: str = "USD") -> str:
         """An intent for an order, made through the adapter; its id."""
-        made = await self.provider.create_intent(order_id, "acct_1", amount_minor, currency, env="test")
-        return made.provider_payment_id
+        created = await self.provider.create_intent(order_id, "acct_1", amount_minor, currency, env="test")
+        return created.provider_payment_id
 
     async def paid(self, order_id: str = "ord_1", amount_minor: int = 1000) -> tuple[str, str]:
         """A paid order: the ids of its intent and its charge."""

@@ -15,7 +15,7 @@ RATE = 48_000
 
 
 @cache
-def made(kind: str, seconds: float, **options: str) -> bytes:
+def encoded(kind: str, seconds: float, **options: str) -> bytes:
     """A file of ``seconds``: ``kind`` is container and codecs, as ``mp4 mpeg4 aac``."""
     container, *codecs = kind.split()
     file = io.BytesIO()

@@ -51,12 +51,12 @@ def facts(seen: ProviderSnapshot, kind: type[T]) -> list[T]:
 async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
-            made = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
-            seen = await bank.provider.retrieve(made.provider_payment_id, as_of=AS_OF)
-            path = f"/v1/payment_intents/{made.provider_payment_id}"
+            created = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
+            seen = await bank.provider.retrieve(created.provider_payment_id, as_of=AS_OF)
+            path = f"/v1/payment_intents/{created.provider_payment_id}"
             intent = (await bank.http.get(path, headers=BEARER)).json()
-    assert made.provider_payment_id.startswith("pi_")
-    assert made.client_secret.startswith(f"{made.provider_payment_id}_secret_")
+    assert created.provider_payment_id.startswith("pi_")
+    assert created.client_secret.startswith(f"{created.provider_payment_id}_secret_")
     assert intent["status"] == "requires_payment_method"
     assert (intent["amount"], intent["amount_received"], intent["currency"]) == (1234, 0, "usd")
     assert intent["metadata"] == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
@@ -200,9 +200,9 @@ async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> N
     with trio.fail_after(20):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
-            made = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
+            created = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
             seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
-    assert {each.refund_id for each in facts(seen, RefundSeen)} == made
+    assert {each.refund_id for each in facts(seen, RefundSeen)} == created
     assert sum(each.reporting_category == "refund" for each in facts(seen, BalanceTransaction)) == 12
 
 
@@ -378,9 +378,9 @@ async def test_no_secret_reaches_logs_reprs_or_faults(
     faults: list[BaseException] = []
     with trio.fail_after(20):
         async with start_bank() as bank:
-            made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            await bank.press("payment_intents", made.provider_payment_id, "pay")
-            await bank.provider.cancel_intent(made.provider_payment_id, as_of=AS_OF)
+            created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            await bank.press("payment_intents", created.provider_payment_id, "pay")
+            await bank.provider.cancel_intent(created.provider_payment_id, as_of=AS_OF)
             for amount_minor in (999, 1):
                 with pytest.raises(CardRejected) as caught:
                     await bank.order("ord_1", amount_minor)
@@ -390,9 +390,9 @@ async def test_no_secret_reaches_logs_reprs_or_faults(
                 await bank.order("ord_1")
             faults.append(broken.value)
             provider = repr(vars(bank.provider))
-    texts = [caplog.text, *capfd.readouterr(), repr(made), str(made), provider]
+    texts = [caplog.text, *capfd.readouterr(), repr(created), str(created), provider]
     texts += ["".join(traceback.format_exception(fault)) + repr(fault.__context__) for fault in faults]
-    secret = made.client_secret.partition("_secret_")[2]
+    secret = created.client_secret.partition("_secret_")[2]
     for text in texts:
         assert secret not in text
         assert CARD_KEY not in text

@@ -66,8 +66,8 @@ async def test_each_action_sends_its_events(
         async with start_bank() as bank:
             _, charge_id = await bank.paid()
             await letterbox.until(lambda all_: len(all_) == 4)
-            for action, said in buttons:
-                await bank.press(kind, charge_id, action, **said)
+            for action, body in buttons:
+                await bank.press(kind, charge_id, action, **body)
             await letterbox.until(lambda all_: len(all_) == 4 + len(sent))
     assert letterbox.types()[4:] == sent
 
@@ -109,10 +109,10 @@ async def test_a_failing_refund_is_sent_in_every_event_family(start_bank: StartB
 async def test_a_test_card_may_bring_its_dispute_along(start_bank: StartBank, letterbox: Letterbox) -> None:
     with trio.fail_after(20):
         async with start_bank() as bank:
-            made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+            created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
             await bank.http.post(
-                f"/v1/payment_intents/{made.provider_payment_id}/confirm",
-                data={"payment_method": "pm_card_createDispute", "client_secret": made.client_secret},
+                f"/v1/payment_intents/{created.provider_payment_id}/confirm",
+                data={"payment_method": "pm_card_createDispute", "client_secret": created.client_secret},
                 headers={"Authorization": "Bearer pk_test_1"},
             )
             await letterbox.of_type("charge.dispute.funds_withdrawn")

@@ -51,18 +51,18 @@ async def pay(v1: Any, **order: Any) -> Any:
 
 async def test_create_confirm_and_read_back(v1: Any) -> None:
     with trio.fail_after(20):
-        made = await v1.payment_intents.create_async(ORDER)
+        created = await v1.payment_intents.create_async(ORDER)
         paid = await v1.payment_intents.confirm_async(
-            made.id, {"payment_method": "pm_card_visa", "expand": ["latest_charge"]}
+            created.id, {"payment_method": "pm_card_visa", "expand": ["latest_charge"]}
         )
-        read = await v1.payment_intents.retrieve_async(made.id)
-    assert (made.status, made.amount_received, made.latest_charge) == ("requires_payment_method", 0, None)
+        read = await v1.payment_intents.retrieve_async(created.id)
+    assert (created.status, created.amount_received, created.latest_charge) == ("requires_payment_method", 0, None)
     assert (paid.status, paid.amount_received) == ("succeeded", 1000)
     assert paid.latest_charge.paid
     assert paid.latest_charge.balance_transaction is None
     assert paid.latest_charge.metadata.to_dict() == {"order_id": "ord_1"}
     assert read.latest_charge == paid.latest_charge.id
-    assert made.client_secret == read.client_secret
+    assert created.client_secret == read.client_secret
 
 
 async def test_automatic_capture_books_at_once(v1: Any) -> None:
@@ -75,12 +75,12 @@ async def test_automatic_capture_books_at_once(v1: Any) -> None:
 
 async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) -> None:
     with trio.fail_after(20):
-        made = await v1.payment_intents.create_async(ORDER)
+        created = await v1.payment_intents.create_async(ORDER)
         with pytest.raises(stripe.CardError) as caught:
             await v1.payment_intents.confirm_async(
-                made.id, {"payment_method": "pm_card_chargeDeclinedInsufficientFunds"}
+                created.id, {"payment_method": "pm_card_chargeDeclinedInsufficientFunds"}
             )
-        read = await v1.payment_intents.retrieve_async(made.id)
+        read = await v1.payment_intents.retrieve_async(created.id)
     assert (caught.value.http_status, caught.value.code) == (402, "card_declined")
     assert caught.value.error is not None
     assert caught.value.error.decline_code == "insufficient_funds"
@@ -93,9 +93,9 @@ async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) ->
 )
 async def test_other_methods_leave_the_intent_unfinished(v1: Any, method: str, status: str) -> None:
     with trio.fail_after(20):
-        made = await v1.payment_intents.create_async(ORDER)
-        seen = await v1.payment_intents.confirm_async(made.id, {"payment_method": method})
-        canceled = await v1.payment_intents.cancel_async(made.id, {"cancellation_reason": "abandoned"})
+        created = await v1.payment_intents.create_async(ORDER)
+        seen = await v1.payment_intents.confirm_async(created.id, {"payment_method": method})
+        canceled = await v1.payment_intents.cancel_async(created.id, {"cancellation_reason": "abandoned"})
     assert seen.status == status
     assert (canceled.status, canceled.cancellation_reason) == ("canceled", "abandoned")
 
@@ -130,9 +130,9 @@ async def test_a_final_intent_can_neither_be_confirmed_nor_canceled(v1: Any) -> 
 
 async def test_an_intent_without_method_cannot_be_confirmed(v1: Any) -> None:
     with trio.fail_after(20):
-        made = await v1.payment_intents.create_async(ORDER)
+        created = await v1.payment_intents.create_async(ORDER)
         with pytest.raises(stripe.InvalidRequestError) as caught:
-            await v1.payment_intents.confirm_async(made.id)
+            await v1.payment_intents.confirm_async(created.id)
     assert caught.value.code == "payment_intent_unexpected_state"
 
 
@@ -151,13 +151,13 @@ async def test_a_key_replays_its_response_and_refuses_other_parameters(bank: Run
 
 async def test_a_key_stores_declines_and_server_errors_but_no_invalid_request(bank: RunningBank, v1: Any) -> None:
     with trio.fail_after(20):
-        made = await v1.payment_intents.create_async(ORDER)
+        created = await v1.payment_intents.create_async(ORDER)
         for _ in range(2):
             with pytest.raises(stripe.CardError):
                 await v1.payment_intents.confirm_async(
-                    made.id, {"payment_method": "pm_card_chargeDeclined"}, {"idempotency_key": "k-decline"}
+                    created.id, {"payment_method": "pm_card_chargeDeclined"}, {"idempotency_key": "k-decline"}
                 )
-        attempts = await v1.charges.list_async({"payment_intent": made.id})
+        attempts = await v1.charges.list_async({"payment_intent": created.id})
         await bank.outage("error_kept", call="payment_intents.create", times=1)
         for _ in range(2):
             with pytest.raises(stripe.APIError) as broken:
@@ -204,13 +204,13 @@ async def test_wrong_keys_are_unauthorized_and_unknown_paths_return_json(bank: R
 async def test_a_browser_pays_with_the_publishable_key_and_the_client_secret(bank: RunningBank) -> None:
     public = {"Authorization": "Bearer pk_test_anything"}
     with trio.fail_after(20):
-        made = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-        path = f"/v1/payment_intents/{made.provider_payment_id}"
-        said = {"client_secret": made.client_secret, "payment_method": "pm_card_visa"}
-        forged = await bank.http.post(f"{path}/confirm", data={**said, "client_secret": "no"}, headers=public)
-        paid = await bank.http.post(f"{path}/confirm", data=said, headers=public)
-        seen = await bank.http.get(path, params={"client_secret": made.client_secret}, headers=public)
-        more = await bank.http.post(f"{path}/cancel", data={"client_secret": made.client_secret}, headers=public)
+        created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+        path = f"/v1/payment_intents/{created.provider_payment_id}"
+        form = {"client_secret": created.client_secret, "payment_method": "pm_card_visa"}
+        forged = await bank.http.post(f"{path}/confirm", data={**form, "client_secret": "no"}, headers=public)
+        paid = await bank.http.post(f"{path}/confirm", data=form, headers=public)
+        seen = await bank.http.get(path, params={"client_secret": created.client_secret}, headers=public)
+        more = await bank.http.post(f"{path}/cancel", data={"client_secret": created.client_secret}, headers=public)
     assert (forged.status_code, more.status_code) == (401, 401)
     assert paid.json()["status"] == seen.json()["status"] == "succeeded"
 
@@ -299,13 +299,13 @@ async def test_balance_transactions_are_found_by_source(bank: RunningBank, v1: A
 
 async def test_lists_are_newest_first_and_paged_by_the_official_client(v1: Any) -> None:
     with trio.fail_after(20):
-        made = [(await v1.payment_intents.create_async(ORDER)).id for _ in range(5)]
+        created = [(await v1.payment_intents.create_async(ORDER)).id for _ in range(5)]
         page = await v1.payment_intents.list_async({"limit": 2})
         walked = [each.id async for each in page.auto_paging_iter()]
-        back = await v1.payment_intents.list_async({"ending_before": made[1], "limit": 2})
-    assert walked == made[::-1]
+        back = await v1.payment_intents.list_async({"ending_before": created[1], "limit": 2})
+    assert walked == created[::-1]
     assert page.has_more
-    assert [each.id for each in back.data] == [made[3], made[2]]
+    assert [each.id for each in back.data] == [created[3], created[2]]
 
 
 @pytest.mark.parametrize("path", ["amount", "latest_charge.refunds.data.charge.payment_intent", "nothing"])
@@ -367,8 +367,8 @@ async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: S
                     with contextlib.suppress(httpx2.HTTPError):
                         while True:
                             # The client's own posting would leave a generator behind when the connection breaks.
-                            async with http.stream("POST", url, content=order, headers=form) as made:
-                                answered.add(json.loads(await made.aread())["id"])
+                            async with http.stream("POST", url, content=order, headers=form) as created:
+                                answered.add(json.loads(await created.aread())["id"])
                             if len(answered) >= 40:
                                 process.kill()
 

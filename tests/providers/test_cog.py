@@ -17,7 +17,7 @@ from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvide
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
 
-from .conftest import SECRET, Ear, ServeApp, StartStudio, is_last
+from .conftest import SECRET, CallbackReceiver, ServeApp, StartStudio, is_last
 from .studio_faults import StudioFaults
 
 ProviderResponse = Callable[[], Response]
@@ -50,15 +50,17 @@ def answering(status: int, body: bytes = b"{}", **headers: str) -> QuartTrio:
     return app
 
 
-async def test_job_runs_at_the_studio_from_submit_to_fetched_result(start_studio: StartStudio, ear: Ear) -> None:
+async def test_job_runs_at_the_studio_from_submit_to_fetched_result(
+    start_studio: StartStudio, receiver: CallbackReceiver
+) -> None:
     with trio.fail_after(20):
         async with start_studio() as studio, provider(studio.url) as cog:
             assert cog.idempotent_submit
-            submitted = await cog.submit(job(ear.url))
+            submitted = await cog.submit(job(receiver.url))
             assert isinstance(submitted, Accepted)
             assert submitted.provider_ref == "task_01.1"
-            assert isinstance(await cog.submit(job(ear.url)), Accepted)
-            last = await ear.terminal_callback()
+            assert isinstance(await cog.submit(job(receiver.url)), Accepted)
+            last = await receiver.terminal_callback()
             assert last.verdict == "valid"
             update = await cog.poll("task_01", 1, submitted.provider_ref)
             assert update is not None
@@ -69,7 +71,7 @@ async def test_job_runs_at_the_studio_from_submit_to_fetched_result(start_studio
             again = await cog.poll("task_01", 1, None)
             assert again is not None
             assert again.event_id == update.event_id
-            assert sum(map(is_last, ear.received)) == 1
+            assert sum(map(is_last, receiver.received)) == 1
             assert await cog.cancel("task_01", 1, None) == "too_late"
 
 

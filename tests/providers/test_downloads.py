@@ -1,4 +1,4 @@
-"""Fetching results: what is kept is what was promised, and nothing else is left behind."""
+"""Downloads: a stored file matches what was declared, and no other file remains."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ async def test_images_are_kept_hashed_and_measured(
     digest = hashlib.sha256(body).hexdigest()
     claim = DeclaredOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
     with trio.fail_after(20):
-        kept = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
-    assert kept == Downloaded(kept.path, digest, len(body), content_type, 12, 8, None)
-    assert await trio.Path(kept.path).read_bytes() == body
-    assert kept.path.parent == tmp_path
+        downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
+    assert downloaded == Downloaded(downloaded.path, digest, len(body), content_type, 12, 8, None)
+    assert await trio.Path(downloaded.path).read_bytes() == body
+    assert downloaded.path.parent == tmp_path
 
 
 async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None:
     with trio.fail_after(20):
-        kept = await get(serve_app, serving(sound(1.5), headers={"Content_Type": "audio/x-wav"}), tmp_path)
-    assert (kept.content_type, kept.duration_s) == ("audio/wav", 1.5)
+        downloaded = await get(serve_app, serving(sound(1.5), headers={"Content_Type": "audio/x-wav"}), tmp_path)
+    assert (downloaded.content_type, downloaded.duration_s) == ("audio/wav", 1.5)
 
 
 @pytest.mark.parametrize("declared", [{}, {"Content_Type": "application/octet-stream"}])
@@ -115,8 +115,8 @@ async def test_an_undeclared_type_is_found_from_the_content(
     serve_app: ServeApp, tmp_path: Path, declared: dict[str, str]
 ) -> None:
     with trio.fail_after(20):
-        kept = await get(serve_app, serving(image(), headers=declared), tmp_path)
-    assert kept.content_type == "image/png"
+        downloaded = await get(serve_app, serving(image(), headers=declared), tmp_path)
+    assert downloaded.content_type == "image/png"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ async def test_slow_body_stops_at_the_total_time(serve_app: ServeApp, tmp_path: 
     assert (refused.code, refused.permanent) == ("unreachable", False)
 
 
-async def test_body_cut_short_is_not_kept(tmp_path: Path) -> None:
+async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -234,9 +234,11 @@ async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
 
 async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:
     body = image("WEBP")
-    kept = await accept_inline(base64.b64encode(body).decode(), tmp_path, DeclaredOutput(content_type="image/webp"))
-    assert isinstance(kept, Downloaded)
-    assert (kept.width, kept.bytes) == (12, len(body))
+    downloaded = await accept_inline(
+        base64.b64encode(body).decode(), tmp_path, DeclaredOutput(content_type="image/webp")
+    )
+    assert isinstance(downloaded, Downloaded)
+    assert (downloaded.width, downloaded.bytes) == (12, len(body))
     for data, claim, code in [
         ("***", DeclaredOutput(), "bad_type"),
         (base64.b64encode(b"<html>").decode(), DeclaredOutput(), "bad_type"),

@@ -14,7 +14,7 @@ import pytest
 from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of
 from holdfast.providers.storage.sniffing import NotMedia, measure, sniff
 
-from .media_files import demuxed_s, made, wave
+from .media_files import demuxed_s, encoded, wave
 
 FRAGMENTED = "frag_keyframe+empty_moov"
 KINDS = [
@@ -41,7 +41,7 @@ KINDS = [
 def test_a_file_is_as_long_as_what_libav_finds_in_it(
     content_type: str, kind: str, options: dict[str, str], seconds: float
 ) -> None:
-    content = made(kind, seconds, **options)
+    content = encoded(kind, seconds, **options)
     found_s = duration_of(content, content_type)
     assert sniff(content[:4096]) == content_type
     # Encoders pad sound to whole frames; where they say so, the padding is not counted.
@@ -87,7 +87,7 @@ def test_a_coding_of_unknown_block_length_is_not_measured() -> None:
 
 
 def test_a_clip_is_measured_by_its_time_scale_not_its_declared_length() -> None:
-    content = made("webm libvpx", 2.0)
+    content = encoded("webm libvpx", 2.0)
     at = content.index(b"\x44\x89\x88")
     longer = content[: at + 3] + struct.pack(">d", 10.0**8) + content[at + 11 :]
     assert duration_of(longer, "video/webm") == 2.0
@@ -101,7 +101,7 @@ def test_a_clip_is_measured_by_its_time_scale_not_its_declared_length() -> None:
 
 
 def test_the_declared_lengths_of_movie_and_track_are_ignored() -> None:
-    content = made("mp4 mpeg4", 2.0)
+    content = encoded("mp4 mpeg4", 2.0)
     for name, place in ((b"mvhd", 20), (b"mdhd", 20), (b"tkhd", 24)):
         at = content.index(name) + place
         content = content[:at] + b"\x7f\xff\xff\xff" + content[at + 4 :]
@@ -109,14 +109,14 @@ def test_the_declared_lengths_of_movie_and_track_are_ignored() -> None:
 
 
 def test_a_clip_that_lists_more_than_it_holds_is_refused() -> None:
-    content = made("mp4 mpeg4", 2.0)
+    content = encoded("mp4 mpeg4", 2.0)
     at = content.index(b"stsz") + 16
     with pytest.raises(Contradiction, match="more data than it has"):
         duration_of(content[:at] + b"\x00\xff\xff\xff" + content[at + 4 :], "video/mp4")
 
 
 def test_samples_that_claim_to_last_for_ever_last_as_long_as_shown() -> None:
-    content = made("mp4 mpeg4", 2.0)
+    content = encoded("mp4 mpeg4", 2.0)
     at = content.index(b"stts") + 16
     endless = content[:at] + b"\x7f\xff\xff\xff" + content[at + 4 :]
     assert duration_of(endless, "video/mp4") == 2.0
@@ -128,7 +128,7 @@ def test_samples_that_claim_to_last_for_ever_last_as_long_as_shown() -> None:
 def test_a_file_cut_anywhere_is_refused_or_measured_by_what_is_left(
     content_type: str, kind: str, options: dict[str, str]
 ) -> None:
-    content = made(kind, 2.0, **options)
+    content = encoded(kind, 2.0, **options)
     for part in (0.02, 0.3, 0.6, 0.97):
         try:
             found_s = duration_of(content[: int(len(content) * part)], content_type)
@@ -139,7 +139,7 @@ def test_a_file_cut_anywhere_is_refused_or_measured_by_what_is_left(
 
 
 def test_a_sound_whose_positions_are_made_up_is_bounded_by_its_packets() -> None:
-    content = bytearray(made("ogg libopus", 0.4))
+    content = bytearray(encoded("ogg libopus", 0.4))
     place = content.rindex(b"OggS")
     content[place + 6 : place + 14] = (10**15).to_bytes(8, "little")
     found_s = duration_of(bytes(content), "audio/ogg")
@@ -148,7 +148,7 @@ def test_a_sound_whose_positions_are_made_up_is_bounded_by_its_packets() -> None
 
 
 def test_the_sample_count_of_a_header_is_ignored() -> None:
-    content = bytearray(made("flac flac", 2.0))
+    content = bytearray(encoded("flac flac", 2.0))
     content[21] |= 0x0F
     content[22:26] = b"\xff" * 4
     assert duration_of(bytes(content), "audio/flac") == 2.0
@@ -156,14 +156,14 @@ def test_the_sample_count_of_a_header_is_ignored() -> None:
 
 def test_sound_behind_a_tag_is_found() -> None:
     tag = b"ID3\x04\0\0" + bytes([0, 0, 2, 0]) + bytes(256)
-    assert duration_of(tag + made("mp3 libmp3lame", 2.0), "audio/mpeg") == pytest.approx(2.0, abs=0.04)
+    assert duration_of(tag + encoded("mp3 libmp3lame", 2.0), "audio/mpeg") == pytest.approx(2.0, abs=0.04)
 
 
 @pytest.mark.parametrize(
     ("content_type", "content"),
     [
         ("audio/mpeg", b"ID3" + b"\xff" * 100_000),
-        ("audio/flac", made("flac flac", 0.4)[:86] + b"\xff\xf8" * 50_000),
+        ("audio/flac", encoded("flac flac", 0.4)[:86] + b"\xff\xf8" * 50_000),
         ("audio/ogg", (b"OggS" + bytes(23)) * 4_000),
         ("video/mp4", b"\0\0\0\x08free" * 12_000),
         ("video/webm", b"\xec\x80" * 50_000),
@@ -179,7 +179,7 @@ def test_no_chance_change_of_a_file_breaks_a_reader_or_costs_memory() -> None:
     """A second in the suite; FUZZ_S=600 for ten minutes, FUZZ_SEED to repeat one run."""
     seed = int(os.environ.get("FUZZ_SEED") or random.randrange(2**32))
     rng = random.Random(seed)
-    files = [(content_type, made(kind, 0.4, **options)) for content_type, kind, options in KINDS]
+    files = [(content_type, encoded(kind, 0.4, **options)) for content_type, kind, options in KINDS]
     end, rounds = time.monotonic() + float(os.environ.get("FUZZ_S") or 1), 0
     tracemalloc.start()
     try:

@@ -75,19 +75,19 @@ async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted
         async with adapter(hosted.url) as provider:
             assert not provider.idempotent_submit
             taken = await provider.submit(job())
-            made = hosted.only("a pier")
-            assert taken == Accepted(made["id"], "queued")
-            assert hosted.filters[made["id"]] == ("start", "completed")
-            query = hosted.hooks[made["id"]].partition("?")[2]
+            created = hosted.only("a pier")
+            assert taken == Accepted(created["id"], "queued")
+            assert hosted.filters[created["id"]] == ("start", "completed")
+            query = hosted.hooks[created["id"]].partition("?")[2]
             assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
-            hosted.predictions[made["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
-            update = await provider.poll(TASK, 1, made["id"])
+            hosted.predictions[created["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
+            update = await provider.poll(TASK, 1, created["id"])
             assert update is not None
-            assert (update.status, update.percent, update.provider_ref) == ("processing", 55, made["id"])
-            hosted.predictions[made["id"]].update(
+            assert (update.status, update.percent, update.provider_ref) == ("processing", 55, created["id"])
+            hosted.predictions[created["id"]].update(
                 status="succeeded", output=["https://x.example/a.png"], metrics={"predict_time": 2.5}
             )
-            done = await provider.poll(TASK, 1, made["id"])
+            done = await provider.poll(TASK, 1, created["id"])
             assert done is not None
             assert (done.outputs, done.percent) == ((Output(index=0, url="https://x.example/a.png"),), 100)
             assert done.usage is not None
@@ -123,8 +123,8 @@ async def test_a_version_is_in_the_body_and_no_secret_means_no_webhook(hosted: H
     with trio.fail_after(20):
         async with adapter(hosted.url, secrets=()) as provider:
             await provider.submit(job(VERSION))
-        made = hosted.only("a pier")
-        assert (made["version"], made["model"]) == (VERSION, "studio/image")
+        created = hosted.only("a pier")
+        assert (created["version"], created["model"]) == (VERSION, "studio/image")
         assert hosted.hooks == {}
 
 
@@ -279,22 +279,22 @@ def test_a_repeated_address_must_name_the_same_job() -> None:
 async def test_the_services_own_library_takes_the_stand_in_for_the_service(hosted: Hosted) -> None:
     def use_it() -> None:
         client = Client(api_token=TOKEN, base_url=hosted.url, timeout=httpx.Timeout(10), transport=connections)
-        made = client.predictions.create(
+        created = client.predictions.create(
             version=VERSION,
             input={"prompt": "by version"},
             webhook="http://127.0.0.1:9/x",
             webhook_events_filter=["completed"],
         )
-        assert (made.status, made.version) == ("starting", VERSION)
-        assert made.urls is not None
-        assert made.urls["cancel"].endswith(f"/v1/predictions/{made.id}/cancel")
+        assert (created.status, created.version) == ("starting", VERSION)
+        assert created.urls is not None
+        assert created.urls["cancel"].endswith(f"/v1/predictions/{created.id}/cancel")
         by_model = client.models.predictions.create(model="studio/image", input={"prompt": "by model"})
         assert by_model.model == "studio/image"
-        hosted.predictions[made.id].update(logs=" 55%|#####     | 11/20")
-        made.reload()
-        assert made.progress is not None
-        assert made.progress.percentage == 0.55
-        assert client.predictions.cancel(made.id).status == "canceled"
+        hosted.predictions[created.id].update(logs=" 55%|#####     | 11/20")
+        created.reload()
+        assert created.progress is not None
+        assert created.progress.percentage == 0.55
+        assert client.predictions.cancel(created.id).status == "canceled"
         with pytest.raises(ReplicateError):
             client.predictions.get("unknown")
         with pytest.raises(ReplicateError):

@@ -23,7 +23,7 @@ from holdfast.standins.studio.model import RenderContext, Rendered
 from holdfast.standins.studio.renderer import Renderer
 from holdfast.standins.studio.service import serve_studio
 
-from .conftest import SECRET, Ear, ReceivedCallback, StartStudio, is_last
+from .conftest import SECRET, CallbackReceiver, ReceivedCallback, StartStudio, is_last
 from .studio_faults import StudioFaults
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
@@ -57,15 +57,17 @@ def reached(percent: int, received: list[ReceivedCallback]) -> bool:
     return bool(received) and received[-1].body["percent"] >= percent
 
 
-async def test_a_poster_is_ordered_rendered_reported_and_fetched(start_studio: StartStudio, ear: Ear) -> None:
+async def test_a_poster_is_ordered_rendered_reported_and_fetched(
+    start_studio: StartStudio, receiver: CallbackReceiver
+) -> None:
     with trio.fail_after(60):
         async with start_studio() as studio:
             client = {"request_id": "task_01", "attempt": 2}
-            answer = await studio.put("task_01.2", **POSTER, webhook=ear.url, client=client)
+            answer = await studio.put("task_01.2", **POSTER, webhook=receiver.url, client=client)
             assert answer.status_code == 202
             assert answer.json()["id"] == "task_01.2"
-            last = await ear.terminal_callback()
-            assert all(callback.verdict == "valid" for callback in ear.received)
+            last = await receiver.terminal_callback()
+            assert all(callback.verdict == "valid" for callback in receiver.received)
             assert last.header is not None
             assert last.header.startswith("k=studio,t=")
             assert last.body["status"] == "succeeded"
@@ -81,21 +83,21 @@ async def test_a_poster_is_ordered_rendered_reported_and_fetched(start_studio: S
             shown = await studio.get("task_01.2")
             assert shown["status"] == "succeeded"
             assert shown["output"][0]["sha256"] == output["sha256"]
-            sequences = [callback.body["sequence"] for callback in ear.received]
+            sequences = [callback.body["sequence"] for callback in receiver.received]
             assert sequences == sorted(set(sequences))
-            assert len({callback.body["event_id"] for callback in ear.received}) == len(ear.received)
+            assert len({callback.body["event_id"] for callback in receiver.received}) == len(receiver.received)
 
 
-async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, ear: Ear) -> None:
+async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     slow = Slow()
     with trio.fail_after(60):
         async with start_studio(models={"slow": slow.prepare}, progress_every_s=0) as studio:
-            await studio.put("a.1", model="slow", input={}, webhook=ear.url)
+            await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
             for percent in range(0, 100, 10):
-                await ear.until(partial(reached, percent))
+                await receiver.until(partial(reached, percent))
                 slow.go.release()
-            assert (await ear.terminal_callback()).body["status"] == "succeeded"
-            assert ear.received[0].body["status"] in ("queued", "processing")
+            assert (await receiver.terminal_callback()).body["status"] == "succeeded"
+            assert receiver.received[0].body["status"] in ("queued", "processing")
 
 
 async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> None:
@@ -140,15 +142,17 @@ async def test_body_must_be_json(start_studio: StartStudio) -> None:
                 assert (await studio.http.put("/predictions/a.1", content=body)).status_code == 422
 
 
-async def test_cancel_stops_the_work_at_its_next_step(start_studio: StartStudio, ear: Ear, tmp_path: Path) -> None:
+async def test_cancel_stops_the_work_at_its_next_step(
+    start_studio: StartStudio, receiver: CallbackReceiver, tmp_path: Path
+) -> None:
     slow = Slow()
     with trio.fail_after(60):
         async with start_studio(models={"slow": slow.prepare}) as studio:
-            await studio.put("a.1", model="slow", input={}, webhook=ear.url)
+            await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
             await slow.begun.wait()
             answer = await studio.http.post("/predictions/a.1/cancel")
             assert answer.json()["status"] == "canceled"
-            assert (await ear.terminal_callback()).body["status"] == "canceled"
+            assert (await receiver.terminal_callback()).body["status"] == "canceled"
             slow.go.release()
             while names_in(studio.shop._files_dir):  # noqa: ASYNC110 - a file's end rings no bell
                 await trio.sleep(0.01)
@@ -179,15 +183,19 @@ async def test_cancel_of_a_finished_job_changes_nothing(start_studio: StartStudi
             assert (await studio.http.post("/predictions/b.1/cancel")).status_code == 404
 
 
-async def test_a_terminal_callback_is_retried_under_one_event_id(start_studio: StartStudio, ear: Ear) -> None:
-    ear.answers = [500, 302, 404, 500]
+async def test_a_terminal_callback_is_retried_under_one_event_id(
+    start_studio: StartStudio, receiver: CallbackReceiver
+) -> None:
+    receiver.answers = [500, 302, 404, 500]
     with trio.fail_after(60):
         async with start_studio(retry_delays_s=(0, 0, 0, 0, 0)) as studio:
-            order = {**POSTER, "webhook": ear.url, "webhook_events_filter": ["completed"]}
+            order = {**POSTER, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
             await studio.put("a.1", **order)
-            await ear.until(lambda all_: len(all_) == 5)
-            assert {callback.body["event_id"] for callback in ear.received} == {ear.received[0].body["event_id"]}
-            assert all(is_last(callback) for callback in ear.received)
+            await receiver.until(lambda all_: len(all_) == 5)
+            assert {callback.body["event_id"] for callback in receiver.received} == {
+                receiver.received[0].body["event_id"]
+            }
+            assert all(is_last(callback) for callback in receiver.received)
 
 
 async def test_too_many_waiting_jobs_are_turned_away_with_a_time(start_studio: StartStudio) -> None:
@@ -257,55 +265,59 @@ async def test_token_guards_predictions_but_not_files(start_studio: StartStudio)
                 assert (await anybody.get(url)).status_code == 200
 
 
-async def test_fault_fail(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_fail(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(fail="out of paint")) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url)
-            last = await ear.terminal_callback()
+            await studio.put("a.1", **POSTER, webhook=receiver.url)
+            last = await receiver.terminal_callback()
             assert last.body["status"] == "failed"
             assert last.body["error"]["message"] == "out of paint"
             assert (await studio.get("a.1"))["output"] is None
 
 
-async def test_fault_stall_begins_and_never_ends(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_stall_begins_and_never_ends(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(stall=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url)
-            await ear.until(lambda all_: any(callback.body["status"] == "processing" for callback in all_))
+            await studio.put("a.1", **POSTER, webhook=receiver.url)
+            await receiver.until(lambda all_: any(callback.body["status"] == "processing" for callback in all_))
             assert (await studio.get("a.1"))["status"] == "processing"
             assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "canceled"
 
 
-async def test_fault_drop_sends_no_callback(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_drop_sends_no_callback(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(drop=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url)
+            await studio.put("a.1", **POSTER, webhook=receiver.url)
             assert (await studio.finished("a.1"))["status"] == "succeeded"
-        assert ear.received == []
+        assert receiver.received == []
 
 
-async def test_fault_duplicate_sends_each_event_twice(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_duplicate_sends_each_event_twice(
+    start_studio: StartStudio, receiver: CallbackReceiver
+) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(duplicate=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url, webhook_events_filter=["completed"])
-            first, second = await ear.until(lambda all_: len(all_) == 2)
+            await studio.put("a.1", **POSTER, webhook=receiver.url, webhook_events_filter=["completed"])
+            first, second = await receiver.until(lambda all_: len(all_) == 2)
             assert first.raw == second.raw
 
 
-async def test_fault_reorder_sends_old_progress_after_the_end(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_reorder_sends_old_progress_after_the_end(
+    start_studio: StartStudio, receiver: CallbackReceiver
+) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(reorder=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url)
-            await ear.until(lambda all_: any(map(is_last, all_)) and not is_last(all_[-1]))
-            assert ear.received[-1].body["event_id"] != ear.received[0].body["event_id"]
-            assert ear.received[-1].body["sequence"] == ear.received[0].body["sequence"]
+            await studio.put("a.1", **POSTER, webhook=receiver.url)
+            await receiver.until(lambda all_: any(map(is_last, all_)) and not is_last(all_[-1]))
+            assert receiver.received[-1].body["event_id"] != receiver.received[0].body["event_id"]
+            assert receiver.received[-1].body["sequence"] == receiver.received[0].body["sequence"]
 
 
-async def test_fault_wrong_signature(start_studio: StartStudio, ear: Ear) -> None:
+async def test_fault_wrong_signature(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     with trio.fail_after(60):
         async with start_studio(faults=StudioFaults(wrong_signature=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=ear.url)
-            assert (await ear.terminal_callback()).verdict == "invalid"
+            await studio.put("a.1", **POSTER, webhook=receiver.url)
+            assert (await receiver.terminal_callback()).verdict == "invalid"
 
 
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:

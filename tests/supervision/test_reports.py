@@ -118,8 +118,8 @@ def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> Non
 def test_reason_and_key_of_a_report_are_scrubbed(logged: list[Any]) -> None:
     reporter = Reporter()
     reporter.report(report(reason=f"Bearer {TOKEN}", key="email:ada@example.org"))
-    (kept,) = reporter.recent()
-    assert (kept.reason, kept.key) == ("Bearer ***", "email:***")
+    (stored,) = reporter.recent()
+    assert (stored.reason, stored.key) == ("Bearer ***", "email:***")
     assert TOKEN not in str(logged)
     assert "ada@" not in str(logged)
 
@@ -128,8 +128,8 @@ def test_the_ring_keeps_the_newest(logged: list[Any]) -> None:
     reporter = Reporter(ring_records=3)
     for n in range(5):
         reporter.report(report(incarnation=n))
-    assert [kept.incarnation for kept in reporter.recent()] == [4, 3, 2]
-    assert [kept.incarnation for kept in reporter.recent(1)] == [4]
+    assert [stored.incarnation for stored in reporter.recent()] == [4, 3, 2]
+    assert [stored.incarnation for stored in reporter.recent(1)] == [4]
 
 
 def test_a_failing_listener_or_log_does_not_affect_others() -> None:

@@ -20,10 +20,10 @@ from werkzeug.routing import MapAdapter
 
 from holdfast import metrics
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.answers import answer_call, render_error
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.connection import HoldfastConnection
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.responses import render_error, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.kit.tracing import start_trace
 
@@ -82,7 +82,7 @@ class HoldfastApp(QuartTrio):
             if request.method == "OPTIONS":
                 response = _options(self._adapter, request)
             else:
-                response = await answer_call(self.deps, self._routes[rule.endpoint], request, {**path})
+                response = await serve_call(self.deps, self._routes[rule.endpoint], request, {**path})
         except Exception as error:
             response = render_error(error, request)
         return _finish(request, response)
@@ -99,7 +99,7 @@ class HoldfastApp(QuartTrio):
 
     def _view(self, route: Route) -> Callable[..., Awaitable[Response]]:
         async def view(**path: str) -> Response:
-            return await answer_call(self.deps, route, _current(), path)
+            return await serve_call(self.deps, route, _current(), path)
 
         return view
 
@@ -157,7 +157,7 @@ def _options(adapter: MapAdapter, request: Request) -> Response:
 
 @functools.cache
 def _histogram(endpoint: str, status: int) -> Histogram:
-    return metrics.HTTP_ANSWER_S.labels(endpoint, str(status))
+    return metrics.HTTP_RESPONSE_S.labels(endpoint, str(status))
 
 
 _MODELS: Final = b"/v1/models/"

@@ -1,6 +1,6 @@
 """Reports of supervisors, one typed record each: what happened to which child, why, and what was decided.
 
-A report is logged as one structured line, kept in a ring of the newest, and passed to listeners (the operators'
+A report is logged as one structured line, stored in a ring of the newest, and passed to listeners (the operators'
 page, the table of reports). A failure to report never makes anything else fail.
 """
 

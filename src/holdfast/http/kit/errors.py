@@ -150,7 +150,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     provider_code: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     """The body of every error response."""
 
     error: ErrorBody
@@ -163,7 +163,7 @@ def row_of(code: str) -> ErrorRow:
     return row
 
 
-def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[str, str]]:
+def error_response(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[str, str]]:
     """Return the status, body and headers of a refusal."""
     row = row_of(refusal.code)
     body = ErrorBody(
@@ -186,7 +186,7 @@ def error_answer(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[st
         headers["X-Should-Retry"] = "false"
     if row.challenge:
         headers["WWW-Authenticate"] = "Bearer"
-    return row.status, msgspec.json.encode(ErrorAnswer(error=body)), headers
+    return row.status, msgspec.json.encode(ErrorResponse(error=body)), headers
 
 
 def refusal_of_fault(fault: BaseException) -> Refusal | None:
@@ -194,8 +194,8 @@ def refusal_of_fault(fault: BaseException) -> Refusal | None:
 
     A group counts as its first member if all its members are expected.
     """
-    answers = [_refusal_of_leaf(leaf) for leaf in _leaves(fault)]
-    return answers[0] if answers and all(answer is not None for answer in answers) else None
+    refusals = [_refusal_of_leaf(leaf) for leaf in _leaves(fault)]
+    return refusals[0] if refusals and all(refusal is not None for refusal in refusals) else None
 
 
 INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.errors import ERROR_TABLE, ErrorAnswer
+from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
 from holdfast.http.kit.routes import Parameter, Route
 from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS
@@ -89,7 +89,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     declared = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
     shapes = {shape for shape in declared if shape is not None}
     _, schemas = msgspec.json.schema_components(
-        sorted({*shapes, ErrorAnswer, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
+        sorted({*shapes, ErrorResponse, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
     )
     for schema in schemas.values():
         # Docstrings are Markdown once their indentation and double backquotes are gone.
@@ -189,13 +189,13 @@ def _responses(route: Route) -> JsonSchema:
     for status, codes in by_status.items():
         responses[str(status)] = _response(
             f"{HTTPStatus(status).phrase}: " + ", ".join(f"`{code}`" for code in codes),
-            _json(_reference(ErrorAnswer)),
+            _json(_reference(ErrorResponse)),
         )
     if route.reply is not None:
         for status in route.statuses:
             responses[str(status)] = _response(
                 HTTPStatus(status).phrase,
-                _json(_either(route.reply, ErrorAnswer if status >= 400 else route.other_reply)),
+                _json(_either(route.reply, ErrorResponse if status >= 400 else route.other_reply)),
             )
     for media in route.media:
         content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}

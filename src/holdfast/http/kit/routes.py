@@ -21,7 +21,7 @@ from holdfast.ledger.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BodyResponse:
     """A response with headers, or with a status other than that of its body."""
 
     body: msgspec.Struct | Refusal
@@ -29,12 +29,12 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def replayed(body: msgspec.Struct | Refusal) -> Answer:
+def replayed(body: msgspec.Struct | Refusal) -> BodyResponse:
     """Return the response to an earlier request with the same Idempotency-Key."""
-    return Answer(body, headers=(("Idempotent-Replayed", "true"),))
+    return BodyResponse(body, headers=(("Idempotent-Replayed", "true"),))
 
 
-Outcome: TypeAlias = msgspec.Struct | Answer | Refusal | Response
+Outcome: TypeAlias = msgspec.Struct | BodyResponse | Refusal | Response
 Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 
 

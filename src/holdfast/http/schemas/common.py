@@ -76,7 +76,7 @@ class QuoteRequest(msgspec.Struct, frozen=True):
     input: Input
 
 
-# ---------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------- responses
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -156,7 +156,7 @@ class OrderPart(msgspec.Struct, frozen=True, kw_only=True):
     reconcile_cursor: ReconcileCursorBody
 
 
-# ---------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------- responses
 
 
 class CallbackPayload(msgspec.Struct, frozen=True):

@@ -22,9 +22,9 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.http.server.answer import CONTINUE, AnswerFraming, refusal_bytes
 from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, RECEIVE_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
+from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.reports import describe
 
@@ -83,11 +83,11 @@ class Connection:
         self._scope = trio.CancelScope()
         self._call_scope: trio.CancelScope | None = None
         self._request: Request | None = None
-        self._framing = AnswerFraming(close=False)
+        self._framing = ResponseFraming(close=False)
         self._is_last_write = False
         self._is_hung_up = False
         self._is_closing = False
-        self._answerer = trio.lowlevel.ParkingLot()
+        self._responder = trio.lowlevel.ParkingLot()
         self._reader = trio.lowlevel.ParkingLot()
         self._idle_by = self._head_by = self._body_by = self._send_by = self._linger_by = math.inf
 
@@ -159,7 +159,7 @@ class Connection:
         self._is_hung_up = True
         if self._call_scope is not None and not self._is_last_write:
             self._call_scope.cancel()
-        self._answerer.unpark_all()
+        self._responder.unpark_all()
 
     def _is_full(self) -> bool:
         parser = self._parser
@@ -187,14 +187,14 @@ class Connection:
             elif self._head_by == math.inf:
                 self._head_by = trio.current_time() + self._limits.head_timeout_s
                 self._mark_busy()
-        self._answerer.unpark_all()
+        self._responder.unpark_all()
 
     def _refuse(self, refusal: Refusal, reason: Cut) -> None:
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
         self._parser.refuse(refusal)
         self._cancel_refused_call()
         self._reader.unpark_all()
-        self._answerer.unpark_all()
+        self._responder.unpark_all()
 
     def _cancel_refused_call(self) -> None:
         request = self._request
@@ -225,13 +225,13 @@ class Connection:
         while not ready:
             if self._is_hung_up:
                 return None
-            await self._answerer.park()
+            await self._responder.park()
         request = ready.popleft()
         return None if self._is_hung_up and request.refusal is None else request
 
     async def _answer(self, request: Request) -> None:
         self._request = request
-        self._framing = AnswerFraming(close=not request.keep_alive)
+        self._framing = ResponseFraming(close=not request.keep_alive)
         self._is_last_write = False
         if request.refusal is None:
             with trio.CancelScope() as self._call_scope:
@@ -290,7 +290,7 @@ class Connection:
             if not request.chunks and not request.is_complete:
                 await self._write(CONTINUE)
         while not request.chunks and not request.is_complete and not self._is_hung_up:
-            await self._answerer.park()
+            await self._responder.park()
         if request.chunks:
             body = b"".join(request.chunks)
             request.chunks.clear()
@@ -301,7 +301,7 @@ class Connection:
             request.is_discarded = True  # the end of the body is reported once
             return {"type": "http.request", "body": b"", "more_body": False}
         while not self._is_hung_up:
-            await self._answerer.park()
+            await self._responder.park()
         return {"type": "http.disconnect"}
 
     async def _send(self, request: Request, message: Message) -> None:
@@ -328,7 +328,7 @@ class Connection:
         if not request.expects_continue:
             with trio.move_on_after(self._limits.rest_of_body_s):
                 while not request.is_complete and request.refusal is None:
-                    await self._answerer.park()
+                    await self._responder.park()
         if not request.is_complete:
             request.keep_alive = False
             self._parser.is_done = True

@@ -45,7 +45,7 @@ _PLANS_BY_KEY = (
     "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; "
     "set enable_hashjoin = off; set enable_mergejoin = off; set jit = off"
 )
-"""The writer finds every row by its key, and its plans are kept for all batches."""
+"""The writer finds every row by its key, and its plans are reused by all batches."""
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""

@@ -264,7 +264,7 @@ def _agreed_type(head: bytes, claim: DeclaredOutput, declared: str | None) -> st
     found = sniff(head)
     if found is None or found not in claim.content_types:
         raise _Refuse("bad_type", "the content is not of a type that is hosted")
-    for said in (declared, plain_type(claim.content_type)):
-        if said not in _UNDECLARED and said != found:
+    for declared_type in (declared, plain_type(claim.content_type)):
+        if declared_type not in _UNDECLARED and declared_type != found:
             raise _Refuse("bad_type", f"the content is {found}, not the declared type")
     return found

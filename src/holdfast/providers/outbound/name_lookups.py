@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 2.0
 DEAD_FIRST_S: Final = 5.0
 DEAD_MAX_S: Final = 300.0
 LATE_ANSWER_S: Final = 60.0
-"""How long an answer is kept that arrived after its callers' timeout, for their next attempt."""
+"""How long a response is cached that arrived after its callers' timeout, for their next attempt."""
 REMEMBERED_MAX_COUNT: Final = 4096
 PROVIDER_TIMEOUT_S: Final = 5.0
 PROVIDER_DEAD_MAX_S: Final = 10.0

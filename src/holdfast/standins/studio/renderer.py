@@ -1,4 +1,4 @@
-"""Run the studio's jobs and keep their results for a while.
+"""Run the studio's jobs and retain their results for a while.
 
 Jobs run in the renderer's own nursery: a web application's nursery would end them at shutdown, and one failing task
 in it would end the application. No job outlives the process; its caller finds it unknown and submits it again under
@@ -95,7 +95,7 @@ class Renderer:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run jobs until cancelled. Files of the previous run are kept for as long as links to them are valid."""
+        """Run jobs until cancelled. Files of an earlier run remain while links to them are valid."""
         await trio.to_thread.run_sync(self._clear_directory, limiter=self._cleanup)
         try:
             async with trio.open_nursery() as nursery:

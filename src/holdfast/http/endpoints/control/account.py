@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.actors.account.messages import CreateApiKey, Recharge, Recharged, RevokeApiKey
-from holdfast.http.kit.answers import render_reply
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import SCOPES, mint_api_key
+from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.common import (

@@ -8,7 +8,7 @@ import msgspec
 from quart import Response
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.routes import Answer, Media, Outcome, RouteTable
+from holdfast.http.kit.routes import BodyResponse, Media, Outcome, RouteTable
 from holdfast.providers.media.health import ProviderState
 
 route = RouteTable("Operations")
@@ -55,7 +55,7 @@ async def readyz(call: Call) -> Outcome:
         providers={name: state != "down" for name, state in found.providers.items()},
         provider_states=dict(found.providers),
     )
-    return Answer(body) if found.ready else Answer(body, status=503, headers=(("Retry-After", "1"),))
+    return BodyResponse(body) if found.ready else BodyResponse(body, status=503, headers=(("Retry-After", "1"),))
 
 
 @route(

@@ -6,8 +6,8 @@ from typing import Final
 
 from holdfast.actors.account.order_messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
-from holdfast.http.kit.answers import render_reply
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.schemas.payment_rendering import render_order, sandbox_values
 from holdfast.http.schemas.payments import (

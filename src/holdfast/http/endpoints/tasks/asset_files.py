@@ -14,8 +14,8 @@ import structlog
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
-from holdfast.http.kit.answers import render_refusal
 from holdfast.http.kit.calls import Call
+from holdfast.http.kit.responses import render_refusal
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.ledger.links import check_link

@@ -17,12 +17,12 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.messages import CancelTask
-from holdfast.http.kit.answers import render_reply
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created

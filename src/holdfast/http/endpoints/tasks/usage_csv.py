@@ -85,7 +85,7 @@ def page_rows(window: Window, sent: int) -> int:
     return min(PAGE_ROWS, window.limit - sent) if window.limit_given else PAGE_ROWS
 
 
-def csv_answer(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> Response:
+def csv_response(deps: Dependencies, account_id: str, window: Window, first: CsvPage) -> Response:
     """Return a response that starts with the page already read; further pages are read while it is sent."""
     response = Response(
         _pages(deps, account_id, window, first),

@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_answer, page_rows, read_csv_page
+from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_response, page_rows, read_csv_page
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_page, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
@@ -83,4 +83,4 @@ async def _export(call: Call, window: Window) -> Outcome:
         return session.account_id, page
 
     found = await call.read_as_session(read)
-    return found if isinstance(found, Refusal) else csv_answer(call.deps, found[0], window, found[1])
+    return found if isinstance(found, Refusal) else csv_response(call.deps, found[0], window, found[1])

@@ -8,7 +8,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
-from holdfast.http.kit.errors import error_answer
+from holdfast.http.kit.errors import error_response
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 
@@ -19,11 +19,11 @@ _STATUS_LINES: Final = {
 _BODILESS: Final = frozenset({204, 304})
 
 
-class BadAnswer(Exception):
+class BadResponse(Exception):
     """The application's response is not valid: a bug of the application."""
 
 
-class AnswerFraming:
+class ResponseFraming:
     """Encodes one response of the application.
 
     With ``close`` the connection ends after the response; it may be set until the head is encoded.
@@ -43,18 +43,18 @@ class AnswerFraming:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Store the head until the first part of the body, so that both are sent together."""
         if self._head is not None:
-            raise BadAnswer("the response was started twice")
+            raise BadResponse("the response was started twice")
         self._head = status, headers
 
     def frame(self, body: bytes, *, more: bool, method: str, version: str) -> bytes:
-        """Return the next bytes to send. Raises :class:`BadAnswer` if the response would not be valid."""
+        """Return the next bytes to send. Raises :class:`BadResponse` if the response would not be valid."""
         if self._head is None or self.is_complete:
-            raise BadAnswer("a part of a body outside of a response")
+            raise BadResponse("a part of a body outside of a response")
         out = b"" if self.is_started else self._make_head(method, version)
         if self._left_bytes is not None:
             self._left_bytes -= len(body)
             if self._left_bytes < 0 or (not more and self._left_bytes > 0):
-                raise BadAnswer("the body's length differs from Content-Length")
+                raise BadResponse("the body's length differs from Content-Length")
         self.is_complete = not more
         if self._silent:
             return out
@@ -75,7 +75,7 @@ class AnswerFraming:
                 self.close = self.close or value.lower() == b"close"
                 continue
             if b"\r" in value or b"\n" in value or b"\0" in value:
-                raise BadAnswer("a line break in a header")
+                raise BadResponse("a line break in a header")
             parts.append(b"%b: %b\r\n" % (name, value))
         self._silent = method == "HEAD" or status in _BODILESS
         if not self._silent:
@@ -97,7 +97,7 @@ class AnswerFraming:
 def refusal_bytes(refusal: Refusal) -> bytes:
     """Return a complete error response that closes the connection, with a request id of its own."""
     request_id = new_id("req")
-    status, body, headers = error_answer(refusal, request_id)
+    status, body, headers = error_response(refusal, request_id)
     lines = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
@@ -106,7 +106,7 @@ def refusal_bytes(refusal: Refusal) -> bytes:
         (b"cache-control", b"no-store"),
         *((name.lower().encode(), value.encode()) for name, value in headers.items()),
     ]
-    framing = AnswerFraming(close=True)
+    framing = ResponseFraming(close=True)
     framing.start(status, lines)
     return framing.frame(body, more=False, method="GET", version="1.1")
 

@@ -15,8 +15,8 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import INTERNAL_ERROR, error_answer, refusal_of_fault, refusal_of_http
-from holdfast.http.kit.routes import Answer, Outcome, Route, replayed
+from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http
+from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
 
@@ -34,7 +34,7 @@ def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.S
     return reply if isinstance(reply, Refusal) else body(reply)
 
 
-async def answer_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
+async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
     """Serve one call: prepare, handle, render. Faults pass through to :func:`render_error`."""
     call = Call(deps, route, request, path)
     outcome: Outcome
@@ -59,7 +59,7 @@ def render(outcome: Outcome) -> Response:
             return outcome
         case Refusal():
             return render_refusal(outcome)
-        case Answer(body, status, headers):
+        case BodyResponse(body, status, headers):
             response = render(body)
             response.status_code = status or response.status_code
             response.headers.update(headers)
@@ -70,7 +70,7 @@ def render(outcome: Outcome) -> Response:
 
 def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     """Turn a refusal into a response by the error table."""
-    status, body, table_headers = error_answer(refusal, current_request_id())
+    status, body, table_headers = error_response(refusal, current_request_id())
     return _json(body, status, {**table_headers, **(headers or {})})
 
 
