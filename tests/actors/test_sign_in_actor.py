@@ -25,6 +25,7 @@ from holdfast.actors.sign_in.messages import (
 )
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.persistence.journal.journal import Journal
@@ -184,6 +185,8 @@ async def test_neither_code_nor_token_is_stored(harness: Harness) -> None:
             )
         )
     assert f'"{issued.code}"'.encode() not in rows[0]
+    assert signed_in.session_token.startswith("hst_" + place_digits(place_of(signed_in.account_id)))
+    assert len(signed_in.session_token) == 47
     assert signed_in.session_token not in rows[1]
     assert signed_in.session_token not in repr(signed_in)
     assert issued.code not in repr(issued)

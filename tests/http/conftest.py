@@ -349,7 +349,7 @@ class Api(Stage):
     async def add_key(
         self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
     ) -> MintedKey:
-        minted = mint_api_key(live=False)
+        minted = mint_api_key(account_id, live=False)
         await self.write(
             tables.api_keys.insert().values(
                 account_id=account_id,
@@ -439,7 +439,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         ),
         now=lambda: NOW,
     )
-    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, mint_api_key(live=False))
+    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, mint_api_key("acct_1", live=False))
 
 
 @pytest.fixture

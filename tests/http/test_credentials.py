@@ -6,14 +6,15 @@ import pytest
 
 from holdfast.http.endpoints.control.email_address import normalise_email
 from holdfast.http.kit.credentials import Bearer, KeyCache, KnownKey, digest, is_api_key, mint_api_key, read_bearer
+from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 
 TOKEN = "hst_" + "A" * 43
-KEY = mint_api_key(live=True).secret
+KEY = mint_api_key("acct_1", live=True).secret
 
 
 def test_a_key_has_its_form_prefix_and_checksum() -> None:
-    live, test = mint_api_key(live=True), mint_api_key(live=False)
+    live, test = mint_api_key("acct_1", live=True), mint_api_key("acct_1", live=False)
     assert (live.secret[:8], test.secret[:8], len(live.secret)) == ("hk_live_", "hk_test_", 46)
     assert live.prefix == live.secret[:12]
     assert live.sha256 == digest(live.secret)
@@ -99,3 +100,9 @@ def test_addresses_are_normalised(text: str, normal: str) -> None:
 )  # fmt: skip
 def test_invalid_addresses_are_refused(text: str) -> None:
     assert normalise_email(text) is None
+
+
+def test_a_key_carries_the_place_of_its_account() -> None:
+    keys = [mint_api_key("acct_1", live=live) for live in (True, False, True)]
+    assert {key.secret[-9:-6] for key in keys} == {place_digits(place_of("acct_1"))}
+    assert len({key.prefix for key in keys}) == 3

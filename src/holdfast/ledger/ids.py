@@ -1,10 +1,16 @@
-"""Identifiers: a prefix that names the kind, then a UUIDv7 in lower-case hex, so ids sort by time."""
+"""Identifiers: a prefix that names the kind, then a UUIDv7 in lower-case hex, so ids sort by time.
+
+The last three digits of a task's and an order's id are its account's place (:mod:`holdfast.ledger.places`). They
+are random in a UUIDv7, so it stays one.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from uuid_utils import uuid7
+
+from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 
 Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
@@ -15,3 +21,8 @@ Prefix = Literal[
 def new_id(prefix: Prefix) -> str:
     """Return a new identifier such as ``task_0199f3c2…`` (the prefix and 32 hex digits)."""
     return f"{prefix}_{uuid7().hex}"
+
+
+def new_id_of_account(prefix: Literal["task", "ord"], account_id: str) -> str:
+    """Return a new identifier that carries the account's place."""
+    return new_id(prefix)[:-PLACE_DIGITS] + place_digits(place_of(account_id))

@@ -48,7 +48,7 @@ from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import decide_capture, decide_credit, decide_hold, decide_release
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, accept_task, usage_of
 from holdfast.persistence.journal.journal import Journal
@@ -206,7 +206,7 @@ class AccountActor(JournaledActor):
             )
             return self._units.refuse(refusal, command.idempotency)
         at = self._now()
-        request_id = new_id("task")
+        request_id = new_id_of_account("task", state.account_id)
         operation = decide_hold(
             state,
             operation_id=new_id("op"),

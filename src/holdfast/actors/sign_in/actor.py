@@ -30,6 +30,7 @@ from holdfast.actors.sign_in.messages import (
 )
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import (
     HOUR,
@@ -70,6 +71,11 @@ class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The code requests of an origin within the last hour."""
 
     requests: tuple[datetime, ...] = ()
+
+
+def new_session_token(account_id: str) -> str:
+    """Return a new session token: ``hst_``, the account's place and 40 random base64url characters."""
+    return "hst_" + place_digits(place_of(account_id)) + secrets.token_urlsafe(30)
 
 
 class SignInActor(JournaledActor):
@@ -171,7 +177,7 @@ class SignInActor(JournaledActor):
             self._role = "Operator" if email in rules.operators else "User"
             rows.append(AccountRow(AccountHead(self._account_id), email, self._role, rules.brand_id, at))
         assert self._role is not None
-        token = "hst_" + secrets.token_urlsafe(32)
+        token = new_session_token(self._account_id)
         session_id = new_id("ses")
         expires_at = at + timedelta(seconds=rules.session_ttl_s)
         token_sha256 = hashlib.sha256(token.encode()).digest()

@@ -3,6 +3,10 @@
 A session token is ``hst_`` and 43 base64url characters. An API key is ``hk_live_`` or ``hk_test_``, 32 base62
 characters and six more that are the CRC32 of all before them: a mistyped or invented key is refused without a read.
 The database has only the SHA-256 of both; with this much entropy a plain hash is enough.
+
+Both carry their account's place (:mod:`holdfast.ledger.places`), by which a load balancer may choose a process: a
+session token as its first three characters after ``hst_``, an API key as the last three before the CRC32. In
+credentials of older releases these characters are random.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import Refusal
 
 CredentialKind = Literal["session", "api_key"]
@@ -57,10 +62,11 @@ class Bearer:
     sha256: bytes
 
 
-def mint_api_key(*, live: bool) -> MintedKey:
-    """Generate an API key: ``hk_live_…``, or ``hk_test_…`` outside production."""
+def mint_api_key(account_id: str, *, live: bool) -> MintedKey:
+    """Generate an API key for an account: ``hk_live_…``, or ``hk_test_…`` outside production."""
     head = "hk_live_" if live else "hk_test_"
-    body = head + "".join(secrets.choice(_BASE62) for _ in range(_SECRET_CHARS))
+    drawn = "".join(secrets.choice(_BASE62) for _ in range(_SECRET_CHARS - PLACE_DIGITS))
+    body = head + drawn + place_digits(place_of(account_id))
     secret = body + _checksum(body)
     return MintedKey(secret=secret, sha256=digest(secret), prefix=secret[:KEY_PREFIX_CHARS])
 

@@ -59,7 +59,7 @@ async def create_api_key(call: Call) -> Outcome:
     if not name.isprintable():
         message = f"The name {shown(name)} has unprintable characters."
         return Refusal(code="invalid_parameter", message=message, param="name")
-    minted = mint_api_key(live=call.deps.settings.env == "production")
+    minted = mint_api_key(call.session.account_id, live=call.deps.settings.env == "production")
     command = CreateApiKey(
         key_id=new_id("key"),
         secret_sha256=minted.sha256,

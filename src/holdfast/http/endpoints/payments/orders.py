@@ -21,7 +21,7 @@ from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
@@ -142,7 +142,7 @@ async def write_order(
     now = call.deps.now()
     is_sandbox = provider == "sandbox"
     request = OrderRequest(
-        order_id=new_id("ord"),
+        order_id=new_id_of_account("ord", call.session.account_id),
         account_id=call.session.account_id,
         provider=provider,
         amount_micro=amount_micro,

@@ -1,0 +1,1 @@
+"""The members that serve one database together: who owns which accounts, and how asks reach them."""
