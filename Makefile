@@ -9,6 +9,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 TESTABLE  := $(VENV)/.testable
+BENCHABLE := $(VENV)/.benchable
 
 ARGS ?=
 
@@ -43,8 +44,8 @@ format: $(TESTABLE)  ## Put the code in form
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
-bench: $(TESTABLE)  ## Measure speed and memory beside their baselines
-	$(BIN)/python -m benchmarks
+bench: $(BENCHABLE)  ## Measure speed and memory beside their baselines (ARGS="whole --quick")
+	$(BIN)/python -m benchmarks $(ARGS)
 
 torture: $(TESTABLE)  ## Break everything around the service and see that nothing is lost (ARGS="--minutes 60 --faults kill")
 	$(BIN)/python -m torture $(ARGS)
@@ -77,4 +78,8 @@ $(INSTALLED): $(MADE) pyproject.toml requirements.lock
 
 $(TESTABLE): $(INSTALLED)
 	$(PIP) install --quiet -c requirements.lock -e '.[test]'
+	@touch $@
+
+$(BENCHABLE): $(TESTABLE)
+	$(PIP) install --quiet -c requirements.lock -e '.[bench]'
 	@touch $@

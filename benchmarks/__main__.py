@@ -1,26 +1,30 @@
-"""Run all benchmarks, each in its own process: ``python -m benchmarks``."""
+"""Run one benchmark or all, each in its own process: ``python -m benchmarks [NAME [OPTION …]]``."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-PARTS = (
-    ("durable holds a second", "benchmarks.holds"),
-    ("creating tasks over HTTP", "benchmarks.create"),
-    ("memory of an awake account", "benchmarks.memory"),
-)
+PARTS = {
+    "holds": "durable holds a second",
+    "create": "creating tasks over HTTP",
+    "whole": "whole tasks beside a row-lock peer",
+    "memory": "memory of an awake account",
+}
 
 
-def main() -> int:
-    """Run every part; returns the exit code of the first that failed, or 0."""
-    for title, module in PARTS:
-        print(f"== {title}", flush=True)
-        done = subprocess.run([sys.executable, "-m", module], check=False)
+def main(arguments: list[str]) -> int:
+    """Run the named part with its options, or every part; return the exit code of the first that failed, or 0."""
+    if arguments and arguments[0] not in PARTS:
+        print(f"There is no benchmark {arguments[0][:80]!r}. There are: {', '.join(PARTS)}.", file=sys.stderr)
+        return 2
+    for name in arguments[:1] or PARTS:
+        print(f"== {PARTS[name]}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments[1:]], check=False)
         if done.returncode:
             return done.returncode
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -27,27 +27,34 @@ class Result:
         return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * share))] * 1e3
 
 
-class _Line:
+class Connection:
+    """A keep-alive connection with at most one request under way."""
+
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.received = b""
-        self.begun = 0.0
+        self._received = b""
+        self._begun = 0.0
 
     def send(self, request: bytes) -> None:
-        self.begun = time.perf_counter()
+        """Begin a request."""
+        self._begun = time.perf_counter()
         self.socket.sendall(request)
 
-    def answer(self) -> int | None:
-        """Return the status of a complete response, or None."""
-        head, split, body = self.received.partition(b"\r\n\r\n")
+    def receive(self) -> tuple[int, float] | None:
+        """Receive what has arrived; return status and latency of a complete response. Raises ConnectionError."""
+        chunk = self.socket.recv(65536)
+        if not chunk:
+            raise ConnectionError("the server hung up")
+        self._received += chunk
+        head, split, body = self._received.partition(b"\r\n\r\n")
         if not split:
             return None
         for line in head.split(b"\r\n")[1:]:
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length" and len(body) >= int(value):
-                self.received = body[int(value) :]
-                return int(head[9:12])
+                self._received = body[int(value) :]
+                return int(head[9:12]), time.perf_counter() - self._begun
         return None
 
 
@@ -58,31 +65,27 @@ def run(address: tuple[str, int], request: Callable[[int], bytes], *, connection
     sent = 0
     begun = time.perf_counter()
     for _ in range(connections):
-        line = _Line(address)
-        waiting.register(line.socket, selectors.EVENT_READ, line)
-        line.send(request(sent))
+        connection = Connection(address)
+        waiting.register(connection.socket, selectors.EVENT_READ, connection)
+        connection.send(request(sent))
         sent += 1
-    open_lines = connections
-    while open_lines:
+    connections_open = connections
+    while connections_open:
         for key, _ in waiting.select(timeout=30):
-            line = key.data
-            chunk = line.socket.recv(65536)
-            if not chunk:
-                raise ConnectionError("the server hung up")
-            line.received += chunk
-            status = line.answer()
-            if status is None:
+            connection = key.data
+            received = connection.receive()
+            if received is None:
                 continue
-            now = time.perf_counter()
+            status, latency_s = received
             result.statuses[status] = result.statuses.get(status, 0) + 1
-            result.latencies_s.append(now - line.begun)
-            if now - begun < seconds:
-                line.send(request(sent))
+            result.latencies_s.append(latency_s)
+            if time.perf_counter() - begun < seconds:
+                connection.send(request(sent))
                 sent += 1
             else:
-                waiting.unregister(line.socket)
-                line.socket.close()
-                open_lines -= 1
+                waiting.unregister(connection.socket)
+                connection.socket.close()
+                connections_open -= 1
     result.took_s = time.perf_counter() - begun
     result.latencies_s.sort()
     return result

@@ -1,0 +1,335 @@
+"""Whole tasks: create, submit, signed callback, download of one small PNG, store, capture; beside a row-lock peer.
+
+The service and the peer (:mod:`benchmarks.row_lock_peer`) run as processes of their own on one PostgreSQL, and take
+turns under the same load and the same provider, which ends each job at once. At their limit, a bounded number of
+tasks is open at all times; the run ends when all of them are captured. CPU is user and system time of the service's
+processes, without PostgreSQL. Then tasks are created at half of the service's own limit, and the median time from a
+task's creation to its capture is what it waits beyond its provider, which needs no time.
+
+Run: python -m benchmarks.whole [--seconds 6] [--rounds 3] [--quick] [--count]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import psycopg
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks import load
+from benchmarks.conditions import describe, fresh_database
+from benchmarks.create import api_keys, free_port, process
+
+SECRET = "whole-tasks-of-the-benchmark-0123456789"
+OPEN_MAX = 128
+CONNECTIONS = 32
+SLOTS = 64
+POLL_S = 0.05
+STALLED_S = 60.0
+PEER_ACCOUNTS = 8
+BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
+SCHEMA = """{
+  "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Prompt", "type": "object",
+  "required": ["prompt"], "properties": {"prompt": {"type": "string", "maxLength": 2000}}
+}"""
+CATALOG = """
+[catalog]
+schema = 1
+currency = "USD"
+created = "2026-11-01"
+
+[providers.gpu]
+kind = "cog"
+url = "{url}"
+secret = "{secret}"
+concurrency = {slots}
+
+[[models]]
+id = "gpu/image-1"
+created = "2026-11-01"
+modality = "image"
+type = "async"
+owned_by = "gpu"
+capabilities = ["text_to_image"]
+pricing = {{ mode = "per_image", unit = "image", unit_price = "0.012" }}
+units = {{}}
+upstream = {{ provider = "gpu", model = "instant" }}
+input_schema = "prompt.json"
+hosting = {{ content_types = ["image/png"] }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The service or the peer: where it listens, what to send it, and how to see in the rows what it has finished.
+
+    ``module`` names its process among those of the machine; ``finished`` counts captured tasks, ``waits`` lists the
+    seconds from creation to capture of those created since a time.
+    """
+
+    name: str
+    port: int
+    module: str
+    finished: str
+    waits: str
+    requests: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The result of a run: tasks captured, seconds, and the service's CPU seconds."""
+
+    tasks: int
+    took_s: float
+    cpu_s: float
+    refused: int
+
+    @property
+    def rate(self) -> float:
+        """Return captured tasks a second."""
+        return self.tasks / self.took_s
+
+    @property
+    def cpu_ms(self) -> float:
+        """Return CPU milliseconds a task."""
+        return self.cpu_s / self.tasks * 1e3
+
+
+def cpu_s(module: str) -> float:
+    """Return the CPU seconds of the processes that run ``module``, and of their children, without PostgreSQL."""
+    ticks, parents, roots = {}, {}, set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text("utf-8", "replace")
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        pid = int(folder.name)
+        parents[pid] = int(fields[1])
+        if name != "postgres":
+            ticks[pid] = int(fields[11]) + int(fields[12])
+        if module.encode() in command and parents[pid] == os.getpid():
+            roots.add(pid)
+    family = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
+def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float | None = None) -> Run:
+    """Create tasks for ``seconds``, at ``rate`` or with :data:`OPEN_MAX` open, and wait until all are captured."""
+
+    def finished() -> int:
+        found = rows.execute(side.finished).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    waiting = selectors.DefaultSelector()
+    idle = [load.Connection(("127.0.0.1", side.port)) for _ in range(CONNECTIONS)]
+    for connection in idle:
+        waiting.register(connection.socket, selectors.EVENT_READ, connection)
+    before, cpu_before = finished(), cpu_s(side.module)
+    begun = polled = progressed = time.perf_counter()
+    sent = created = done = refused = 0
+    while True:
+        now = time.perf_counter()
+        if now - begun < seconds:
+            allowed = created + refused + OPEN_MAX if rate is None else int((now - begun) * rate)
+            while idle and sent < allowed and sent - refused - done < (OPEN_MAX if rate is None else sys.maxsize):
+                idle.pop().send(side.requests[sent % len(side.requests)])
+                sent += 1
+        elif len(idle) == CONNECTIONS and done == created:
+            break
+        for key, _ in waiting.select(timeout=0.002):
+            received = key.data.receive()
+            if received is None:
+                continue
+            status, _ = received
+            assert status in (200, 503), status
+            created += status == 200
+            refused += status == 503
+            idle.append(key.data)
+        if now - polled > POLL_S:
+            polled, found = now, finished() - before
+            if found > done:
+                done, progressed = found, now
+            assert now - progressed < STALLED_S, f"{side.name}: {created - done} tasks are not finished"
+    took_s = time.perf_counter() - begun
+    for connection in idle:
+        connection.socket.close()
+    return Run(tasks=done, took_s=took_s, cpu_s=cpu_s(side.module) - cpu_before, refused=refused)
+
+
+def wait_s(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float) -> list[float]:
+    """Create tasks at ``rate``; return their sorted waits in seconds."""
+    since = rows.execute("select clock_timestamp()").fetchone()
+    assert since is not None
+    drive(side, rows, seconds=seconds, rate=rate)
+    return sorted(row[0] for row in rows.execute(side.waits, since))
+
+
+def peer_side(rows: psycopg.Connection, port: int) -> Side:
+    """Create the peer's tables and accounts."""
+    # Imported here: the peer's libraries are needed only by what runs beside it.
+    from benchmarks.row_lock_peer import TABLES
+
+    rows.execute(TABLES)
+    rows.execute(
+        "insert into peer_accounts select n, 1000000000000, 0 from generate_series(1, %s) n", (PEER_ACCOUNTS,)
+    )
+    rows.execute("insert into peer_keys select 'key' || n, n from generate_series(1, %s) n", (PEER_ACCOUNTS,))
+    return Side(
+        "peer",
+        port,
+        "benchmarks.row_lock_peer:app",
+        "select count(*) from peer_tasks where status = 'succeeded'",
+        "select extract(epoch from updated_at - created_at)::float8 from peer_tasks where created_at >= %s",
+        _creates([f"key{n + 1}" for n in range(PEER_ACCOUNTS)]),
+    )
+
+
+def service_side(port: int, module: str) -> Side:
+    """Create the service's accounts and keys."""
+    return Side(
+        "service",
+        port,
+        module,
+        "select count(*) from assets",
+        "select extract(epoch from updated_at - created_at)::float8 from tasks where created_at >= %s",
+        _creates(api_keys(f"http://127.0.0.1:{port}")),
+    )
+
+
+def _creates(keys: list[str]) -> list[bytes]:
+    return [load.post("/v2/task/create", BODY, {"Authorization": f"Bearer {key}"}) for key in keys]
+
+
+def counts(port: int) -> dict[tuple[str, str], float]:
+    """Return the counters of a counting service: its own and the journal's."""
+    from benchmarks.counting import METRIC
+
+    found = {}
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == f"{METRIC}_total":
+                found[sample.labels["kind"], sample.labels["name"]] = sample.value
+            elif sample.name in {"holdfast_journal_batches_total", "holdfast_journal_units_total"}:
+                name = sample.labels.get("verdict", "batches")
+                found["journal", name] = sample.value
+    return found
+
+
+def print_counts(side: Side, rows: psycopg.Connection, seconds: float) -> None:
+    """Print what one task costs the event loop, largest first in each kind."""
+    drive(side, rows, seconds=seconds / 2)
+    before = counts(side.port)
+    run = drive(side, rows, seconds=seconds)
+    each = {key: (value - before.get(key, 0)) / run.tasks for key, value in counts(side.port).items()}
+    for kind in sorted({kind for kind, _ in each}):
+        named = sorted(
+            ((value, name) for (each_kind, name), value in each.items() if each_kind == kind), reverse=True
+        )
+        print(f"{kind}: {sum(value for value, _ in named):.2f} a task")
+        for value, name in named:
+            if value >= 0.02 and len(named) > 1:
+                print(f"    {value:6.2f}  {name}")
+
+
+def compare(peer: Side, service: Side, rows: psycopg.Connection, *, seconds: float, rounds: int) -> None:
+    """Measure both in turn, and print each round and the medians."""
+    for side in (peer, service):
+        drive(side, rows, seconds=seconds / 2)
+    ratios, rates = [], []
+    for number in range(1, rounds + 1):
+        of_peer, of_service = (drive(side, rows, seconds=seconds) for side in (peer, service))
+        ratios.append(of_service.cpu_ms / of_peer.cpu_ms)
+        rates.append(of_service.rate)
+        refused = f", {of_service.refused} creates refused" if of_service.refused else ""
+        print(
+            f"round {number}: service {of_service.cpu_ms:.2f} ms CPU a task, {of_service.rate:.0f} tasks/s{refused}"
+            f" | peer {of_peer.cpu_ms:.2f} ms, {of_peer.rate:.0f}/s | CPU ratio {ratios[-1]:.2f}",
+            flush=True,
+        )
+    half = statistics.median(rates) / 2
+    waits = wait_s(service, rows, seconds=seconds, rate=half)
+    print(
+        f"whole tasks: CPU {statistics.median(ratios):.2f} x the peer's, {statistics.median(rates):.0f} tasks/s "
+        f"(medians of {rounds}) | at {half:.0f} tasks/s the median task waits {statistics.median(waits):.3f} s "
+        f"beyond its provider, p99 {waits[int(len(waits) * 0.99)]:.3f} s"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--count", action="store_true", help="count steps, tasks, hops, messages and reads instead")
+    options = parser.parse_args()
+    seconds, rounds = (2.0, 1) if options.quick else (options.seconds, options.rounds)
+    module = "benchmarks.counting" if options.count else "holdfast"
+    port, peer_port, provider_port = free_port(), free_port(), free_port()
+    provider_url = f"http://127.0.0.1:{provider_port}"
+    with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        data, catalog = Path(name), Path(name) / "catalog.toml"
+        catalog.write_text(CATALOG.format(url=provider_url, secret=SECRET, slots=SLOTS))
+        catalog.with_name("prompt.json").write_text(SCHEMA)
+        print(describe(folder), flush=True)
+        settings = {
+            "HOLDFAST_DATA_DIR": name,
+            "HOLDFAST_DATABASE_URL": url,
+            "HOLDFAST_PORT": str(port),
+            "HOLDFAST_CATALOG": str(catalog),
+            "HOLDFAST_TASKS_IN_FLIGHT_MAX": "1000000",
+        }
+        provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
+        serve = [sys.executable, "-m", module, "serve"]
+        with (
+            psycopg.connect(url, autocommit=True) as rows,
+            process(provider, f"{provider_url}/files/0.png"),
+            process(serve, f"http://127.0.0.1:{port}/readyz", **settings),
+        ):
+            service = service_side(port, module)
+            if options.count:
+                print_counts(service, rows, seconds)
+                return
+            peer = peer_side(rows, peer_port)
+            (data / "peer").mkdir()
+            uvicorn = [
+                sys.executable,
+                "-m",
+                "uvicorn",
+                peer.module,
+                "--port",
+                str(peer_port),
+                "--log-level",
+                "warning",
+            ]
+            environment = {
+                "PEER_DATABASE_URL": url,
+                "PEER_PROVIDER_URL": provider_url,
+                "PEER_URL": f"http://127.0.0.1:{peer_port}",
+                "PEER_SECRET": SECRET,
+                "PEER_FOLDER": str(data / "peer"),
+            }
+            with process(uvicorn, f"http://127.0.0.1:{peer_port}/docs", **environment):
+                compare(peer, service, rows, seconds=seconds, rounds=rounds)
+
+
+if __name__ == "__main__":
+    main()
