@@ -35,7 +35,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task, usage_of
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -264,7 +264,7 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
     )
     _write(connection, _OPERATION, operation)
     _write(connection, _TASK, task)
-    _write(connection, _USAGE, usage_of(task))
+    _write(connection, _USAGE, task)
     connection.commit()
 
 

@@ -17,7 +17,6 @@ from trio.testing import wait_all_tasks_blocked
 from holdfast import metrics
 from holdfast.actors.account.actor import AccountLimits
 from holdfast.actors.account.messages import (
-    ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
     Recharge,
@@ -26,7 +25,6 @@ from holdfast.actors.account.messages import (
     RevokeApiKey,
     SettleTask,
     TaskAccepted,
-    TaskSettled,
 )
 from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
@@ -35,13 +33,13 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import usage_of
+from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_task
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -78,12 +76,15 @@ async def settle_command(
     return SettleTask(
         request_id,
         task.version if version is None else version,
-        task.request.hold_id,
-        charge_micro,
-        operation_id,
-        "because",
-        at,
-        (TaskChangedRow(after), UsageChangedRow(usage_of(after))),
+        Settlement(
+            kind="release" if charge_micro is None else "capture",
+            hold_id=task.request.hold_id,
+            charge_micro=charge_micro or 0,
+            operation_id=operation_id,
+            reason="because",
+            at=at,
+        ),
+        (TaskChangedRow(after), UsageChangedRow(after)),
     )
 
 
@@ -281,7 +282,7 @@ async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_tas
         )
     replies = [revoked, refused, again]
     # The three arrive in any order; what came after the revocation is refused.
-    assert any(isinstance(reply, ApiKeyRevoked) for reply in replies)
+    assert any(isinstance(reply, ApiKeyRevokedRow) for reply in replies)
     last = await system.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
@@ -319,7 +320,7 @@ async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
         release = await settle_command(system.database, accepted.request_id, None)
         settled = await system.accounts.ref(account_id).ask(capture)
         refused = await system.accounts.ref(account_id).ask(release)
-    assert settled == TaskSettled(capture.operation_id)
+    assert settled == capture.settlement
     assert isinstance(refused, Refusal)
     assert refused.code == "hold_not_open"
     assert await read_totals(system.database, account_id) == (1_600_000, 0, 3)
@@ -347,7 +348,7 @@ async def test_a_stale_task_is_refused_and_the_account_is_unchanged(system: Any,
         assert outcomes == [f"task {accepted.request_id}"]
         assert await read_totals(system.database, account_id) == (7 * CREDIT, CREDIT, 7)
         good = await settle_command(system.database, accepted.request_id, 400_000)
-        assert isinstance(await system.accounts.ref(account_id).ask(good), TaskSettled)
+        assert isinstance(await system.accounts.ref(account_id).ask(good), Settlement)
     assert_audit_clean(system.database)
 
 

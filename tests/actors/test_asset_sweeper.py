@@ -43,7 +43,6 @@ from holdfast.ledger.tasks.task import (
     TaskRequest,
     TaskStatus,
     accept_task,
-    usage_of,
 )
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, Content, claim_content
@@ -194,7 +193,7 @@ class Setup:
             )
             for item in items
         ]  # fmt: skip
-        verdict = await self.system.journal.write(Unit(rows=(task, usage_of(task), *rows)))
+        verdict = await self.system.journal.write(Unit(rows=(task, *rows)))
         assert isinstance(verdict, Committed)
         return task.request_id
 
@@ -571,7 +570,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
     )
     state = msgspec.structs.replace(base.state, attempt=1, dispatch="acked", hosting=transferring)
     task = msgspec.structs.replace(base, status="processing", state=state)
-    assert isinstance(await setup.system.journal.write(Unit(rows=(task, usage_of(task)))), Committed)
+    assert isinstance(await setup.system.journal.write(Unit(rows=(task,))), Committed)
     data = picture(1)
     result = OutputItem(
         position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,

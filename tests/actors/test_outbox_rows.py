@@ -25,7 +25,7 @@ from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.deliveries import PAUSES_S
-from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task, usage_of
+from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
@@ -280,7 +280,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
 async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Box, nursery: trio.Nursery) -> None:
     task = box.task()
     event = box.event(task)
-    await box.write(task, usage_of(task), event)
+    await box.write(task, event)
     [claimed] = await box.claim()
 
     async def load(request_id: str) -> Any:

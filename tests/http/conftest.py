@@ -32,9 +32,10 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, TaskRequest, UsageEntry, accept_task, usage_of
+from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
@@ -53,6 +54,7 @@ SESSION = "ses_" + "1" * 32
 KEY = "key_" + "1" * 32
 TOKEN = "hst_" + "A" * 43
 PUBLIC_URL = "https://holdfast.example"
+
 SANDBOX_SECRET = "sandbox-secret"
 CARD_SECRET = "card-webhook-secret"
 
@@ -369,7 +371,7 @@ class Api(Stage):
         values["request"] = msgspec.to_builtins(task.request)
         values["state"] = msgspec.to_builtins(task.state)
         await self.write(tables.tasks.insert().values(**values))
-        await self.add_usage(usage_of(task))
+        await self.add_usage(self.usage_of(task))
 
     def use_order_rules(self) -> OrderRules:
         """Let the accounts apply the rules of orders and write the rows."""
@@ -399,6 +401,11 @@ class Api(Stage):
                 state=msgspec.to_builtins(state),
             )
         )
+
+    def usage_of(self, task: Task) -> UsageEntry:
+        """Return the usage entry that is written with a task."""
+        [cells] = USAGE_ENTRIES.rows([task])
+        return UsageEntry(**dict(zip(USAGE_ENTRIES.columns, cells, strict=True)))
 
     async def add_usage(self, entry: UsageEntry) -> None:
         values = {name: getattr(entry, name) for name in entry.__struct_fields__}

@@ -10,13 +10,10 @@ import msgspec
 import pytest
 
 from holdfast.actors.account.messages import (
-    AccountSummary,
-    ApiKeyRevoked,
     CreateApiKey,
     Recharge,
     Recharged,
     RevokeApiKey,
-    SignedOut,
     SignOut,
 )
 from holdfast.actors.runtime.messages import Replayed
@@ -30,10 +27,11 @@ from holdfast.actors.sign_in.messages import (
 )
 from holdfast.http.kit.bodies import fingerprint
 from holdfast.http.kit.credentials import digest
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import new_otp_id
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:
@@ -230,7 +228,7 @@ async def test_every_control_route_requires_a_live_session(api: Api, method: str
 
 
 async def test_signing_out_is_a_command_of_the_account(api: Api) -> None:
-    api.accounts.answer = SignedOut(session_id=api.session_id)
+    api.accounts.answer = SessionRevokedRow(api.account_id, api.session_id, api.now)
     answer = await (await api.as_session("DELETE", "/v2/control/session")).get_json()
     assert answer == {"session_id": api.session_id, "signed_out": True}
     assert api.accounts.asked == [(api.account_id, SignOut(api.session_id))]
@@ -303,7 +301,7 @@ async def test_only_the_accounts_own_keys_can_be_revoked(api: Api) -> None:
     path = "/v2/control/api-keys/"
     await api.refused(await api.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
     await api.refused(await api.as_session("DELETE", path + "%00"), 404, "api_key_not_found")
-    api.accounts.answer = ApiKeyRevoked(api.key_id, api.now)
+    api.accounts.answer = ApiKeyRevokedRow(api.account_id, api.key_id, api.now)
     assert (await api.as_session("DELETE", path + api.key_id)).status_code == 200
     assert api.accounts.asked == [(api.account_id, RevokeApiKey(api.key_id))]
 
@@ -316,7 +314,7 @@ async def test_revoking_a_revoked_key_returns_the_time_of_revocation(api: Api) -
 
 
 def recharged(api: Api) -> Recharged:
-    return Recharged("op_1", 2_500_000, AccountSummary(api.account_id, 12_500_000, 240_000))
+    return Recharged("op_1", 2_500_000, AccountTotals(api.account_id, 12_500_000, 240_000))
 
 
 async def test_sandbox_credit_is_a_command_of_the_account(api: Api) -> None:

@@ -13,7 +13,7 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.task.messages import CancelTask, TaskReply
 from holdfast.http.kit.bodies import fingerprint
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import HostingState, OutputItem, Review, usage_of
+from holdfast.ledger.tasks.task import HostingState, OutputItem, Review
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
@@ -557,7 +557,7 @@ async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
 
 
 async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:
-    await api.add_usage(msgspec.structs.replace(usage_of(api.task("task_a")), cost_micro=12_000, latency_ms=7))
+    await api.add_usage(msgspec.structs.replace(api.usage_of(api.task("task_a")), cost_micro=12_000, latency_ms=7))
     (line,) = (await (await api.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
     assert line == {
         "request_id": "task_a", "model": "studio/image-1", "api_key_id": api.key_id, "status": "queued",

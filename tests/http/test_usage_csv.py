@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, csv_lines
-from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
 
 
 async def test_a_line_has_every_column_as_text(api: Api) -> None:
-    entry = usage_of(api.task("task_a"))
+    entry = api.usage_of(api.task("task_a"))
     await api.add_usage(msgspec.structs.replace(entry, cost_micro=12_000, latency_ms=7, tokens_out=3))
     assert await lines(api) == [
         {
@@ -111,7 +110,7 @@ async def test_an_empty_log_is_a_file_with_a_header(api: Api) -> None:
     ],
 )
 async def test_no_cell_is_taken_for_a_formula(api: Api, evil: str) -> None:
-    entry = usage_of(api.task("task_a"))
+    entry = api.usage_of(api.task("task_a"))
     await api.add_usage(msgspec.structs.replace(entry, error=evil, model=evil, api_key_id=evil))
     [line] = await lines(api)
     cell = evil if evil.startswith('"') else f"'{evil}"
@@ -130,7 +129,7 @@ def test_every_cell_is_read_back_and_starts_no_formula(table: list[list[str]]) -
 
 @pytest.mark.parametrize("form", ["", "&format=csv"])
 async def test_every_filter_applies_to_pages_and_files(api: Api, form: str) -> None:
-    entry = usage_of(api.task("task_0"))
+    entry = api.usage_of(api.task("task_0"))
     different: tuple[dict[str, Any], ...] = (
         {"status": "failed"},
         {"model": "studio/tone-1", "modality": "audio"},

@@ -13,7 +13,7 @@ from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_wa
 from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
-from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, usage_of
+from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob, ProviderTraits, Step, SubmitJob
 
 MakeTask = Callable[..., Task]
@@ -141,8 +141,7 @@ def test_a_rejected_job_fails_and_releases(make_task: MakeTask, noon: datetime, 
     assert (task.status, task.state.error) == ("failed", "invalid_upstream_input: size too big")
     assert step.settle is not None
     assert (step.settle.kind, step.settle.charge_micro, step.settle.operation_id) == ("release", 0, "op_9")
-    entry = usage_of(task)
-    assert (entry.cost_micro, entry.latency_ms, entry.operation_id) == (0, 1000, "op_9")
+    assert (task.state.cost_micro, task.latency_ms, task.state.operation_id) == (0, 1000, "op_9")
 
 
 def test_an_answer_to_an_earlier_attempt_cancels_its_job(make_acked: MakeTask, noon: datetime) -> None:

@@ -15,7 +15,7 @@ from holdfast.ledger.tasks.decisions import on_assets_announced, on_assets_expir
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage
 from holdfast.ledger.tasks.provider_updates import on_update
-from holdfast.ledger.tasks.task import OutputItem, Task, usage_of
+from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs, ProviderTraits, Step
 
 MakeTask = Callable[..., Task]
@@ -87,9 +87,9 @@ def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
     assert [(item.position, item.asset_id) for item in task.state.output] == [(n, f"asset_{n}") for n in range(4)]
     history = [(entry.status, entry.cost_micro) for entry in task.state.status_history]
     assert history == [("queued", 0), ("processing", 0), ("succeeded", 240_000)]
-    entry = usage_of(task)
-    assert (entry.billable_units, entry.cost_micro, entry.latency_ms) == (4, 240_000, 8000)
-    assert (entry.operation_id, entry.api_key_id, entry.modality) == ("op_cap", "key_1", "image")
+    assert (task.state.billable_units, task.state.cost_micro, task.latency_ms) == (4, 240_000, 8000)
+    request = task.request
+    assert (task.state.operation_id, request.api_key_id, request.terms.modality) == ("op_cap", "key_1", "image")
 
 
 def test_outputs_may_be_stored_over_several_rounds(make_hosting: MakeTask, traits: ProviderTraits) -> None:

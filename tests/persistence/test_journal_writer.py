@@ -23,7 +23,6 @@ from holdfast.ledger.credit.account import AccountState, decide_credit, decide_h
 from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import usage_of
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.statements import KINDS, STATEMENTS
 from holdfast.persistence.journal.units import (
@@ -273,10 +272,10 @@ def hostile_values(t: Any, i: int) -> list[Any]:
     changed = msgspec.structs.replace(
         task, version=2, status="running", updated_at=later, wake_at=None, state=make_task(a, r, later, t).state
     )
-    usage = msgspec.structs.replace(usage_of(task), cost_micro=-7)
-    usage_changed = msgspec.structs.replace(
-        usage_of(changed), tokens_in=5, latency_ms=2**40, error=t, operation_id=t
+    end = msgspec.structs.replace(
+        changed.state, tokens_in=5, error=t, operation_id=t, cost_micro=-7, completed_at=AT + timedelta(days=10**4)
     )
+    changed = msgspec.structs.replace(changed, state=end)
     order = make_order(a, f"ord{i}{t}", AT, t)
     order_state = msgspec.structs.replace(order.state, payment_id=f"pi{i}{t}", charge_id=t)
     order_changed = msgspec.structs.replace(order, version=2, updated_at=later, state=order_state)
@@ -294,8 +293,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         OrderChangedRow(order_changed, later),
         UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()),
-        usage,
-        UsageChangedRow(usage_changed),
+        UsageChangedRow(changed),
         OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, t, 0, AT, 0, task),
         OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t),
         OutboxResendRow(a, f"evt{i}{t}", None, t + "!", later, 7, None, t),

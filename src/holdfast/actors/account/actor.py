@@ -12,8 +12,6 @@ from typing import TypeAlias, assert_never
 
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import (
-    AccountSummary,
-    ApiKeyRevoked,
     CreateApiKey,
     CreateTask,
     Recharge,
@@ -21,10 +19,8 @@ from holdfast.actors.account.messages import (
     RecordKeyUse,
     RevokeApiKey,
     SettleTask,
-    SignedOut,
     SignOut,
     TaskAccepted,
-    TaskSettled,
 )
 from holdfast.actors.account.order_messages import (
     AttachIntent,
@@ -46,11 +42,17 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.ledger.clock import Now
-from holdfast.ledger.credit.account import decide_capture, decide_credit, decide_hold, decide_release
-from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.credit.account import (
+    AccountTotals,
+    decide_capture,
+    decide_credit,
+    decide_hold,
+    decide_release,
+)
 from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, accept_task, usage_of
+from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
@@ -113,9 +115,8 @@ class AccountActor(JournaledActor):
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, open holds and live keys."""
-        loaded = await self._load(self._account_id)
-        self._units = AccountUnits(loaded.state, self._replies, self._now)
-        self._live_keys = loaded.live_keys
+        state, self._live_keys = await self._load(self._account_id)
+        self._units = AccountUnits(state, self._replies, self._now)
 
     def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
         """Add replies that were found in rows."""
@@ -178,8 +179,8 @@ class AccountActor(JournaledActor):
         if isinstance(operation, Refusal):
             return self._units.refuse(operation, command.idempotency)
         state.apply(operation)
-        summary = AccountSummary(self._account_id, state.balance_micro, state.held_micro)
-        reply = Recharged(operation_id, command.amount_micro, summary)
+        totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
+        reply = Recharged(operation_id, command.amount_micro, totals)
         return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
@@ -226,39 +227,38 @@ class AccountActor(JournaledActor):
         return self._units.commit(
             reply,
             operations=(operation,),
-            rows=(task, usage_of(task)),
+            rows=(task,),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
         )
 
-    def _settle_task(self, command: SettleTask) -> Turn[TaskSettled]:
+    def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""
-        state = self._units.state
-        operation: Operation | Refusal
-        if command.charge_micro is None:
+        state, settlement = self._units.state, command.settlement
+        if settlement.kind == "release":
             operation = decide_release(
                 state,
-                operation_id=command.operation_id,
-                hold_id=command.hold_id,
+                operation_id=settlement.operation_id,
+                hold_id=settlement.hold_id,
                 reference=command.request_id,
-                reason=command.reason,
-                at=command.at,
+                reason=settlement.reason,
+                at=settlement.at,
             )
         else:
             operation = decide_capture(
                 state,
-                operation_id=command.operation_id,
-                hold_id=command.hold_id,
-                charge_micro=command.charge_micro,
+                operation_id=settlement.operation_id,
+                hold_id=settlement.hold_id,
+                charge_micro=settlement.charge_micro,
                 reference=command.request_id,
-                reason=command.reason,
-                at=command.at,
+                reason=settlement.reason,
+                at=settlement.at,
             )
         if isinstance(operation, Refusal):
             return self._units.refuse(operation)
         state.apply(operation)
         return self._units.commit(
-            TaskSettled(command.operation_id),
+            settlement,
             operations=(operation,),
             rows=command.rows,
             fences=(Fence("task", command.request_id, command.task_version),),
@@ -291,22 +291,21 @@ class AccountActor(JournaledActor):
         key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
         return self._units.commit(key, rows=(ApiKeyRow(key, command.secret_sha256),))
 
-    def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevoked]:
+    def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
         """Refuses: 1. a key that is not live here."""
         if self._live_keys.pop(command.key_id, None) is None:
             return self._units.refuse(
                 Refusal(code="api_key_not_found", message="This account has no such live API key.")
             )
-        at = self._now()
-        row = ApiKeyRevokedRow(self._account_id, command.key_id, at)
-        return self._units.commit(ApiKeyRevoked(command.key_id, at), rows=(row,))
+        row = ApiKeyRevokedRow(self._account_id, command.key_id, self._now())
+        return self._units.commit(row, rows=(row,))
 
     def _record_key_use(self, command: RecordKeyUse) -> Turn[None]:
         return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
 
-    def _sign_out(self, command: SignOut) -> Turn[SignedOut]:
+    def _sign_out(self, command: SignOut) -> Turn[SessionRevokedRow]:
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())
-        return self._units.commit(SignedOut(command.session_id), rows=(row,))
+        return self._units.commit(row, rows=(row,))
 
     def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
         scopes = self._live_keys.get(key_id or "")

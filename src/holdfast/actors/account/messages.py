@@ -8,22 +8,11 @@ from datetime import datetime
 import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.tasks.task import TaskRequest
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
 from holdfast.persistence.records.rows import Row
-
-
-class AccountSummary(msgspec.Struct, frozen=True):
-    """An account's totals as of one version, in micro-credits."""
-
-    account_id: str
-    balance_micro: int
-    held_micro: int
-
-    @property
-    def available_micro(self) -> int:
-        """The balance less everything held."""
-        return self.balance_micro - self.held_micro
 
 
 class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
@@ -31,7 +20,7 @@ class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
 
     operation_id: str
     amount_micro: int
-    account: AccountSummary
+    account: AccountTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +55,18 @@ class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]]):
 
 
 @dataclass(frozen=True, slots=True)
-class SettleTask(Command["TaskSettled"]):
+class SettleTask(Command[Settlement]):
     """Settle the hold of a task that ends and write its rows in the same unit of work.
 
-    ``task_version`` is the version the step was decided on; ``rows`` are the task's own. ``charge_micro`` is
-    None for a release. Reply: :class:`TaskSettled`, or a Refusal ``hold_not_open`` if the hold was settled
-    otherwise. Raises :class:`~holdfast.actors.runtime.faults.StaleFence` in the caller if the task
-    has changed since.
+    ``task_version`` is the version the step was decided on; ``rows`` are the task's own. Reply: the settlement, or
+    a Refusal ``hold_not_open`` if the hold was settled otherwise. Raises
+    :class:`~holdfast.actors.runtime.faults.StaleFence` in the caller if the task has changed since.
     """
 
     request_id: str
     task_version: int
-    hold_id: str
-    charge_micro: int | None
-    operation_id: str
-    reason: str
-    at: datetime
+    settlement: Settlement
     rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSettled:
-    """The hold is captured or released, and the task's rows are written."""
-
-    operation_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +81,10 @@ class CreateApiKey(Command[ApiKeyRecord]):
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeApiKey(Command["ApiKeyRevoked"]):
-    """Revoke an API key at once; repeating it changes nothing. Reply: :class:`ApiKeyRevoked`."""
+class RevokeApiKey(Command[ApiKeyRevokedRow]):
+    """Revoke an API key at once. Reply: the row that was written."""
 
     key_id: str
-
-
-class ApiKeyRevoked(msgspec.Struct, frozen=True, tag="api_key_revoked"):
-    """The API key was revoked."""
-
-    key_id: str
-    revoked_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +96,7 @@ class RecordKeyUse(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class SignOut(Command["SignedOut"]):
-    """Revoke a session. Reply: :class:`SignedOut`."""
-
-    session_id: str
-
-
-class SignedOut(msgspec.Struct, frozen=True, tag="signed_out"):
-    """The session was revoked."""
+class SignOut(Command[SessionRevokedRow]):
+    """Revoke a session. Reply: the row that was written."""
 
     session_id: str

@@ -54,7 +54,7 @@ from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
-from holdfast.ledger.tasks.task import OutputItem, Task, usage_of
+from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits, Step
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
@@ -321,16 +321,15 @@ class TaskActor(JournaledActor):
         rows = (TaskChangedRow(after, self._deps.process_id), *rows, *events)
         if after.request is not before.request:
             rows = (*rows, TaskRequestRow(self._request_id, after.request))
-        usage = usage_of(after)
-        if usage != usage_of(before):
-            rows = (*rows, UsageChangedRow(usage))
+        if (after.status, after.state.error) != (before.status, before.state.error):
+            rows = (*rows, UsageChangedRow(after))
         if after.is_terminal and not before.is_terminal and before.state.output:
             rows = (*rows, ended_assets_row(after))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
             return Commit(unit, self._reply, tuple(tells))
-        await self._settle_hold(before, after, step.settle, rows)
+        await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
@@ -343,22 +342,10 @@ class TaskActor(JournaledActor):
         fence = Fence("task", self._request_id, self._task.version)
         return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
 
-    async def _settle_hold(
-        self, before: Task, after: Task, settlement: task_moves.Settlement, rows: tuple[Row, ...]
-    ) -> None:
-        command = SettleTask(
-            self._request_id,
-            before.version,
-            settlement.hold_id,
-            settlement.charge_micro if settlement.kind == "capture" else None,
-            settlement.operation_id,
-            settlement.reason,
-            after.updated_at,
-            rows,
-        )
+    async def _settle_hold(self, command: SettleTask) -> None:
         await self.await_durable()
         try:
-            reply = await self._deps.accounts.ref(before.account_id).ask(command, deadline_s=SETTLE_DEADLINE_S)
+            reply = await self._deps.accounts.ref(self._task.account_id).ask(command, deadline_s=SETTLE_DEADLINE_S)
         except StaleFence as stale:
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):

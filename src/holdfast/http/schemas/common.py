@@ -10,12 +10,12 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from holdfast.actors.account.messages import AccountSummary
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.schemas.rendering import render
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time
-from holdfast.persistence.queries.accounts import AccountTotals, FirstCallFacts
+from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
@@ -221,7 +221,7 @@ class RechargedBody(msgspec.Struct, frozen=True):
 # -------------------------------------------------------------------------------------------- rendering
 
 
-def account_body(totals: AccountTotals | AccountSummary) -> AccountBody:
+def account_body(totals: AccountTotals) -> AccountBody:
     """Render an account's totals."""
     return render(
         AccountBody,

@@ -11,7 +11,8 @@ from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
-from holdfast.ledger.tasks.task import EventKind, Task, UsageEntry
+from holdfast.ledger.tasks.task import EventKind, Task
+from holdfast.persistence.records.tasks import UsageEntry
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from holdfast.ledger.credit.operations import (
     AVAILABLE,
     CHAIN_START,
@@ -20,10 +22,17 @@ from holdfast.ledger.credit.operations import (
     OperationKind,
     Posting,
     cash_account,
-    chain_hash_of,
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal
+
+
+class AccountTotals(msgspec.Struct, frozen=True):
+    """An account's balance and held total as of one version, in micro-credits."""
+
+    account_id: str
+    balance_micro: int
+    held_micro: int
 
 
 @dataclass(slots=True, eq=False)
@@ -267,36 +276,18 @@ def _operation(
     at: datetime,
 ) -> Operation:
     """Number the operation, compute its totals and chain it; after this point nothing may fail."""
-    number = state.number + 1
-    balance_after_micro = state.balance_micro + balance_delta_micro
-    held_after_micro = state.held_micro + held_delta_micro
-    chain_hash = chain_hash_of(
-        state.chain_head,
-        state.account_id,
-        number,
-        operation_id,
-        kind,
-        amount_micro,
-        postings,
-        balance_after_micro,
-        held_after_micro,
-        hold_id,
-        reference,
-        reason,
-        at,
-    )
-    return Operation(
+    operation = Operation(
         operation_id=operation_id,
         account_id=state.account_id,
-        number=number,
+        number=state.number + 1,
         kind=kind,
         amount_micro=amount_micro,
         postings=postings,
-        balance_after_micro=balance_after_micro,
-        held_after_micro=held_after_micro,
+        balance_after_micro=state.balance_micro + balance_delta_micro,
+        held_after_micro=state.held_micro + held_delta_micro,
         hold_id=hold_id,
         reference=reference,
         reason=reason,
         at=at,
-        chain_hash=chain_hash,
     )
+    return msgspec.structs.replace(operation, chain_hash=operation.hash_after(state.chain_head))

@@ -67,9 +67,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     chain_hash: bytes = b""
 
     def hash_after(self, previous: bytes) -> bytes:
-        """Return the chain hash of this operation following ``previous`` (32 bytes, SHA-256)."""
-        return chain_hash_of(
-            previous,
+        """Return the SHA-256 of ``previous`` and every other field of this operation, times in milliseconds."""
+        fields = (
             self.account_id,
             self.number,
             self.operation_id,
@@ -81,45 +80,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             self.hold_id,
             self.reference,
             self.reason,
-            self.at,
+            int(self.at.timestamp() * 1000),
         )
+        return hashlib.sha256(previous + _encoder.encode(fields)).digest()
 
 
-_chain_encoder = msgspec.json.Encoder()
-
-
-def chain_hash_of(  # noqa: PLR0917 - in the order they are hashed, and on the hot path
-    previous: bytes,
-    account_id: str,
-    number: int,
-    operation_id: str,
-    kind: OperationKind,
-    amount_micro: int,
-    postings: tuple[Posting, ...],
-    balance_after_micro: int,
-    held_after_micro: int,
-    hold_id: str | None,
-    reference: str,
-    reason: str,
-    at: datetime,
-) -> bytes:
-    """Return the SHA-256 of the previous hash and every field of an operation, times in milliseconds."""
-    fields = (
-        account_id,
-        number,
-        operation_id,
-        kind,
-        amount_micro,
-        postings,
-        balance_after_micro,
-        held_after_micro,
-        hold_id,
-        reference,
-        reason,
-        int(at.timestamp() * 1000),
-    )
-    return hashlib.sha256(previous + _chain_encoder.encode(fields)).digest()
-
+_encoder = msgspec.json.Encoder()
 
 CHAIN_START = bytes(32)
 """The hash that precedes an account's first operation."""

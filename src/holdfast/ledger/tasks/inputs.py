@@ -21,10 +21,9 @@ INPUT_RETENTION_S = 7 * 24 * 3600
 
 def input_until(task: Task) -> datetime | None:
     """Return when the task's input is to be deleted; None if never, or if the task has not ended."""
-    ended_at = task.state.completed_at or task.state.canceled_at
-    if not task.is_terminal or ended_at is None or not _is_large(task):
+    if not task.is_terminal or task.ended_at is None or not _is_large(task):
         return None
-    return ended_at + timedelta(seconds=INPUT_RETENTION_S)
+    return task.ended_at + timedelta(seconds=INPUT_RETENTION_S)
 
 
 def without_large_input(task: Task) -> Task:

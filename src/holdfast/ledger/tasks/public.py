@@ -10,7 +10,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time, time_or_none
-from holdfast.ledger.tasks.task import EventKind, OutputItem, Task, latency_of
+from holdfast.ledger.tasks.task import EventKind, OutputItem, Task, between_ms
 
 
 class EstimatedCost(msgspec.Struct, frozen=True):
@@ -139,7 +139,10 @@ def _usage(task: Task) -> FreeForm:
         "tokens_in": state.tokens_in,
         "tokens_out": state.tokens_out,
         "cost_credits": format_amount(state.cost_micro),
-        **msgspec.structs.asdict(latency_of(task)),
+        "queue_ms": between_ms(task.created_at, state.run_started_at),
+        "run_ms": between_ms(state.run_started_at, state.provider_done_at),
+        "hosting_ms": between_ms(state.provider_done_at, task.ended_at),
+        "total_ms": task.latency_ms,
     }
 
 

@@ -208,34 +208,22 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         is_open = not self.is_terminal and self.status != "review"
         return is_open and self.state.dispatch != "none" and self.state.hosting.status == "pending"
 
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the task ended; None before."""
+        return self.state.completed_at or self.state.canceled_at
 
-class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``usage_entries``. ``ts`` is when the task was created."""
-
-    account_id: str
-    request_id: str
-    ts: datetime
-    model: str
-    modality: str
-    api_key_id: str | None
-    status: TaskStatus
-    billable_units: int
-    tokens_in: int
-    tokens_out: int
-    latency_ms: int | None
-    cost_micro: int
-    error: str | None
-    operation_id: str | None
-    status_history: tuple[StatusEntry, ...]
+    @property
+    def latency_ms(self) -> int | None:
+        """How long the task took from its creation to its end; None before."""
+        return between_ms(self.created_at, self.ended_at)
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a task was queued, ran at the provider and was being stored; None if not known yet."""
-
-    queue_ms: int | None
-    run_ms: int | None
-    hosting_ms: int | None
-    total_ms: int | None
+def between_ms(start: datetime | None, end: datetime | None) -> int | None:
+    """Return the whole milliseconds between two times, never below zero; None if one is not known."""
+    if start is None or end is None:
+        return None
+    return max(0, (end - start) // timedelta(milliseconds=1))
 
 
 def accept_task(account_id: str, request_id: str, request: TaskRequest, now: datetime) -> Task:
@@ -260,43 +248,3 @@ def accept_task(account_id: str, request_id: str, request: TaskRequest, now: dat
             hosting=HostingState(mode=terms.hosting.mode),
         ),
     )
-
-
-def usage_of(task: Task) -> UsageEntry:
-    """Return the task's usage entry. ``cost_micro`` is the amount charged so far, 0 until captured."""
-    state = task.state
-    return UsageEntry(
-        account_id=task.account_id,
-        request_id=task.request_id,
-        ts=task.created_at,
-        model=task.model,
-        modality=task.request.terms.modality,
-        api_key_id=task.request.api_key_id,
-        status=task.status,
-        billable_units=state.billable_units,
-        tokens_in=state.tokens_in,
-        tokens_out=state.tokens_out,
-        latency_ms=latency_of(task).total_ms,
-        cost_micro=state.cost_micro,
-        error=state.error,
-        operation_id=state.operation_id,
-        status_history=state.status_history,
-    )
-
-
-def latency_of(task: Task) -> Latency:
-    """Return how long each phase of the task took, in whole milliseconds, never below zero."""
-    state = task.state
-    ended_at = state.completed_at or state.canceled_at
-    return Latency(
-        queue_ms=_between_ms(task.created_at, state.run_started_at),
-        run_ms=_between_ms(state.run_started_at, state.provider_done_at),
-        hosting_ms=_between_ms(state.provider_done_at, ended_at),
-        total_ms=_between_ms(task.created_at, ended_at),
-    )
-
-
-def _between_ms(start: datetime | None, end: datetime | None) -> int | None:
-    if start is None or end is None:
-        return None
-    return max(0, (end - start) // timedelta(milliseconds=1))

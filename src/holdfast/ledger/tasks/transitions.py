@@ -96,13 +96,17 @@ class ProviderTraits:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The settlement of the task's hold, in the same unit of work as the task's new version."""
+    """The settlement of the task's hold, in the same unit of work as the task's new version.
+
+    ``charge_micro`` is 0 for a release.
+    """
 
     kind: SettlementKind
     hold_id: str
     charge_micro: int
     operation_id: str
     reason: str
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ def transition(
             charge_micro=cost_micro,
             operation_id=operation_id,
             reason=cause.replace("_", " "),
+            at=now,
         )
         state |= {"operation_id": operation_id, "cost_micro": cost_micro, "due_at": None, "final_poll": False}
         state["canceled_at" if rule.target == "canceled" else "completed_at"] = now

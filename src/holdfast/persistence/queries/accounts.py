@@ -6,15 +6,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, any_, bindparam, func, select
 
+from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.tables import accounts, api_keys
-
-
-class AccountTotals(NamedTuple):
-    """Balance and held total of one version of an account, in micro-credits."""
-
-    account_id: str
-    balance_micro: int
-    held_micro: int
 
 
 class FirstCallFacts(NamedTuple):
@@ -36,7 +29,7 @@ _LIVE_KEYS = select(
 
 def account_totals(rows: Connection, account_id: str) -> AccountTotals:
     """Return the totals of an account that exists (a credential named it)."""
-    return AccountTotals._make(rows.execute(_TOTALS, {"account_id": account_id}).one())
+    return AccountTotals(*rows.execute(_TOTALS, {"account_id": account_id}).one())
 
 
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, select
 
@@ -12,13 +12,8 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.records import tables
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedAccount:
-    """An account's credit, and its live API keys: scopes by key id."""
-
-    state: AccountState
-    live_keys: dict[str, frozenset[str]]
+LoadedAccount: TypeAlias = tuple[AccountState, dict[str, frozenset[str]]]
+"""An account's credit, and its live API keys: scopes by key id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         holds={row.hold_id: row.amount_micro for row in open_holds},
         chain_head=bytes(head.chain_head),
     )
-    return LoadedAccount(state, {row.key_id: frozenset(row.scopes) for row in live_keys})
+    return state, {row.key_id: frozenset(row.scopes) for row in live_keys}
 
 
 def load_task_and_events(connection: Connection, request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:

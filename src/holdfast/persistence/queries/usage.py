@@ -6,10 +6,9 @@ from typing import Unpack
 
 from sqlalchemy import Connection
 
-from holdfast.ledger.tasks.task import UsageEntry
 from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
 from holdfast.persistence.records.tables import usage_entries as usage
-from holdfast.persistence.records.tasks import USAGE_ENTRY, usage_entry_of
+from holdfast.persistence.records.tasks import USAGE_ENTRY, UsageEntry, usage_entry_of
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.tasks.task import Task, UsageEntry
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.accounts import (
     AccountHead,
     AccountRow,
@@ -60,6 +60,5 @@ Row: TypeAlias = (
     | TaskEventRow
     | TaskRequestRow
     | UsageChangedRow
-    | UsageEntry
     | WebhookSecretRow
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.ledger.tasks.inputs import input_until
-from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState, UsageEntry
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState, TaskStatus
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
 
@@ -44,10 +44,30 @@ class TaskEventRow(NamedTuple):
     body: bytes
 
 
-class UsageChangedRow(NamedTuple):
-    """A usage entry after its task's public status changed."""
+class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A task's entry in the usage log, written with the task. ``ts`` is when the task was created."""
 
-    entry: UsageEntry
+    account_id: str
+    request_id: str
+    ts: datetime
+    model: str
+    modality: str
+    api_key_id: str | None
+    status: TaskStatus
+    billable_units: int
+    tokens_in: int
+    tokens_out: int
+    latency_ms: int | None
+    cost_micro: int
+    error: str | None
+    operation_id: str | None
+    status_history: tuple[StatusEntry, ...]
+
+
+class UsageChangedRow(NamedTuple):
+    """The usage entry of a task after its public status changed."""
+
+    task: Task
 
 
 class AssetRow(NamedTuple):
@@ -91,11 +111,18 @@ CHANGED_TASKS = attributes_of(
 )  # fmt: skip
 CHANGED_REQUESTS = fields_of(tables.tasks, TaskRequestRow)
 TASK_EVENTS = fields_of(tables.task_events, TaskEventRow)
-USAGE_ENTRIES = attributes_of(tables.usage_entries, UsageEntry, UsageEntry.__struct_fields__)
-CHANGED_USAGE_ENTRIES = attributes_of(
+_USAGE_CHANGES = (
+    "account_id", "request_id", "status", "latency_ms", "state.billable_units", "state.tokens_in",
+    "state.tokens_out", "state.cost_micro", "state.error", "state.operation_id", "state.status_history",
+)  # fmt: skip
+USAGE_ENTRIES = attributes_of(
     tables.usage_entries,
-    UsageChangedRow,
-    (f"entry.{name}" for name in UsageEntry.__struct_fields__ if name not in {"model", "modality", "api_key_id"}),
+    Task,
+    (*_USAGE_CHANGES, "model", "request.terms.modality", "request.api_key_id"),
+    ts="created_at",
+)
+CHANGED_USAGE_ENTRIES = attributes_of(
+    tables.usage_entries, UsageChangedRow, (f"task.{path}" for path in _USAGE_CHANGES), ts="task.created_at"
 )
 ASSETS = fields_of(tables.assets, AssetRow)
 ASSET_EXPIRIES = fields_of(tables.assets, AssetsExpiryRow)
