@@ -44,7 +44,7 @@ from holdfast.ledger.tasks.task import (
     TaskStatus,
     accept_task,
 )
-from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs, ProviderTraits
 from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, Content, claim_content
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
@@ -314,7 +314,7 @@ def host(*pictures: bytes, request_id: str = "task_other") -> Host:
     outputs = tuple(
         Output(index=index, data=base64.b64encode(data).decode()) for index, data in enumerate(pictures)
     )
-    return Host(request_id, 1, 1, "studio", outputs, Hosting(retention_s=RETENTION_S), 30.0)
+    return Host("studio", HostOutputs(request_id, 1, 1, outputs), Hosting(retention_s=RETENTION_S), 30.0)
 
 
 async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:

@@ -18,11 +18,16 @@ from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
-from holdfast.ledger.tasks.transitions import HostingFailure
+from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
 
 ROUND_1, ROUND_2 = (
-    Host("task_1", 1, number, "studio", (Output(index=0, url=f"https://x.test/{number}"),), Hosting(), 30.0)
+    Host(
+        "studio",
+        HostOutputs("task_1", 1, number, (Output(index=0, url=f"https://x.test/{number}"),)),
+        Hosting(),
+        30.0,
+    )
     for number in (1, 2)
 )
 
@@ -45,7 +50,7 @@ class Fetches:
         self.started: list[str] = []
         self.cancelled: list[str] = []
         self.gates: Mapping[str, trio.Event] = {
-            host.outputs[0].url or "": trio.Event() for host in (ROUND_1, ROUND_2)
+            host.effect.outputs[0].url or "": trio.Event() for host in (ROUND_1, ROUND_2)
         }
 
     async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:

@@ -8,9 +8,10 @@ import trio
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordPoll, RecordSubmission
-from holdfast.actors.task.worker_messages import Cancel, Poll, Submit
+from holdfast.actors.task.worker_messages import CallProvider
 from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
 from holdfast.actors.workers.worker import WorkerRef
+from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Accepted, Job, NotSent
 from holdfast.providers.media.health import ProviderHealth
 
@@ -83,8 +84,8 @@ async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> No
     assert submits == set()
 
 
-def submit(provider: str, request_id: str) -> Submit:
-    return Submit(provider, Job(request_id, 1, "image-1", {}, "http://127.0.0.1/v2/callback"))
+def submit(provider: str, request_id: str) -> CallProvider:
+    return CallProvider(provider, Job(request_id, 1, "image-1", {}, "http://127.0.0.1/v2/callback"))
 
 
 async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
@@ -99,8 +100,8 @@ async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
                 ref.tell(submit("stuck", f"task_s{number}"))
             ref.tell(submit("broken", "task_o"))
             ref.tell(submit("good", "task_1"))
-            ref.tell(Poll("good", "task_1", 1, "job"))
-            ref.tell(Cancel("unknown", "task_1", 1, "job"))
+            ref.tell(CallProvider("good", PollJob("task_1", 1, "job")))
+            ref.tell(CallProvider("unknown", CancelJob("task_1", 1, "job")))
             await trio.sleep(1)
             received = [
                 ("task_1", RecordSubmission(1, Accepted("task_1", "queued"))),

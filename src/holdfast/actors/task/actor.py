@@ -36,7 +36,7 @@ from holdfast.actors.task.messages import (
     TaskReply,
     Wake,
 )
-from holdfast.actors.task.worker_messages import Cancel, EventsDue, Host, Poll, SlotFreed, Submit
+from holdfast.actors.task.worker_messages import CallProvider, EventsDue, Host, SlotFreed
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -353,7 +353,7 @@ class TaskActor(JournaledActor):
 
     def _effects(self, task: Task, step: Step) -> list[Tell]:
         """Return the step's effects as messages to the workers."""
-        deps = self._deps
+        deps, terms = self._deps, task.request.terms
         tells: list[Tell] = []
         for effect in step.effects:
             match effect:
@@ -361,27 +361,14 @@ class TaskActor(JournaledActor):
                     job = Job(
                         task.request_id,
                         attempt,
-                        task.request.terms.upstream_model,
+                        terms.upstream_model,
                         task.request.input,
                         deps.callback_url(task.provider),
                     )
-                    tells.append(Tell(deps.provider_calls, Submit(task.provider, job)))
-                case task_moves.PollJob(attempt=attempt, provider_ref=ref):
-                    poll = Poll(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(deps.provider_calls, poll))
-                case task_moves.CancelJob(attempt=attempt, provider_ref=ref):
-                    cancel = Cancel(task.provider, task.request_id, attempt, ref)
-                    tells.append(Tell(deps.provider_calls, cancel))
-                case task_moves.HostOutputs(attempt=attempt, round=round_number, outputs=outputs):
-                    terms = task.request.terms
-                    host = Host(
-                        task.request_id,
-                        attempt,
-                        round_number,
-                        task.provider,
-                        outputs,
-                        terms.hosting,
-                        output_timeout_s=terms.deadlines.hosting_s,
-                    )
+                    tells.append(Tell(deps.provider_calls, CallProvider(task.provider, job)))
+                case task_moves.HostOutputs():
+                    host = Host(task.provider, effect, terms.hosting, output_timeout_s=terms.deadlines.hosting_s)
                     tells.append(Tell(deps.hosting, host))
+                case _:
+                    tells.append(Tell(deps.provider_calls, CallProvider(task.provider, effect)))
         return tells

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from holdfast.actors.runtime.messages import Command
-from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.persistence.records.rows import Row
-from holdfast.providers.media.base import CancelOutcome, Submission
+from holdfast.providers.media.base import Submission
 
 
 @dataclass(frozen=True, slots=True)

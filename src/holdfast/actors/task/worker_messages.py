@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.catalog.terms import Hosting
-from holdfast.ledger.tasks.provider_update import Output
+from holdfast.ledger.tasks.transitions import CancelJob, HostOutputs, PollJob
 from holdfast.providers.media.base import Job
 
 
@@ -27,45 +27,22 @@ class SlotFreed(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Submit(Command[None]):
-    """To the provider caller: submit a job."""
+class CallProvider(Command[None]):
+    """To the provider caller: submit, poll or cancel a job."""
 
     provider: str
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Poll(Command[None]):
-    """To the provider caller: poll a job."""
-
-    provider: str
-    request_id: str
-    attempt: int
-    provider_ref: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel(Command[None]):
-    """To the provider caller: cancel a job."""
-
-    provider: str
-    request_id: str
-    attempt: int
-    provider_ref: str
+    call: Job | PollJob | CancelJob
 
 
 @dataclass(frozen=True, slots=True)
 class Host(Command[None]):
-    """To the hosting worker: store these outputs, each within ``output_timeout_s``.
+    """To the hosting worker: store the outputs of a round, each within ``output_timeout_s``.
 
     A later round of the same task replaces an earlier one that is still running.
     """
 
-    request_id: str
-    attempt: int
-    round_number: int
     provider: str
-    outputs: tuple[Output, ...]
+    effect: HostOutputs
     hosting: Hosting
     output_timeout_s: float
 

@@ -85,31 +85,30 @@ class HostingWorker(Worker):
     async def on_receive(self, message: object) -> None:
         """Start a hosting round unless it is already running; cancel an earlier round of the same task."""
         assert isinstance(message, Host)
-        requested = message.attempt, message.round_number
-        if message.request_id in self._running:
-            *running, scope = self._running[message.request_id]
+        request_id, requested = message.effect.request_id, (message.effect.attempt, message.effect.round)
+        if request_id in self._running:
+            *running, scope = self._running[request_id]
             if requested <= tuple(running):
                 return
             # Its results would be ignored: the task waits for the later round.
             scope.cancel()
         scope = trio.CancelScope()
-        self._running[message.request_id] = (*requested, scope)
+        self._running[request_id] = (*requested, scope)
         self.nursery.start_soon(self._round, message, scope)
 
     async def _round(self, host: Host, scope: trio.CancelScope) -> None:
+        effect = host.effect
         try:
             with scope:
                 async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
-                    results = [await self._store_output(output, host) for output in host.outputs]
-                self._tasks.ref(host.request_id).tell(
-                    RecordHosting(host.attempt, host.round_number, tuple(results))
-                )
+                    results = [await self._store_output(output, host) for output in effect.outputs]
+                self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))
         except Exception:
             # The task's deadline for this round starts it again.
-            log.exception("hosting round failed", request_id=host.request_id)
+            log.exception("hosting round failed", request_id=effect.request_id)
         finally:
-            if self._running[host.request_id][2] is scope:
-                del self._running[host.request_id]
+            if self._running[effect.request_id][2] is scope:
+                del self._running[effect.request_id]
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting

@@ -15,9 +15,10 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
-from holdfast.actors.task.worker_messages import Cancel, Poll, Submit
+from holdfast.actors.task.worker_messages import CallProvider
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
-from holdfast.providers.media.base import Ambiguous, MediaProvider, NotSent, PollFault, Submission
+from holdfast.ledger.tasks.transitions import CancelJob, PollJob
+from holdfast.providers.media.base import Ambiguous, Job, MediaProvider, NotSent, PollFault, Submission
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +27,6 @@ CALLS_MAX = 32
 TURN_S = 10.0
 """How long a submission waits to be sent; after that it certainly was not. Shorter than its lease."""
 
-ProviderCall: TypeAlias = Submit | Poll | Cancel
 SubmitKey: TypeAlias = tuple[str, int]
 """The task and the attempt that a submission is for."""
 
@@ -54,38 +54,39 @@ class ProviderCaller(Worker):
 
     async def on_receive(self, message: object) -> None:
         """Start a call, or drop it if too many wait: the task's row makes it due again."""
+        assert isinstance(message, CallProvider)
+        call = message.call
         if self._waiting >= WORKER_MAILBOX_MAX:
             metrics.DEAD_LETTERS.labels("full").inc()
-            log.warning("too many provider calls wait", message=type(message).__name__)
+            log.warning("too many provider calls wait", call=type(call).__name__)
             return
-        if isinstance(message, Submit):
-            key = message.job.request_id, message.job.attempt
+        if isinstance(call, Job):
+            key = call.request_id, call.attempt
             if key in self._submits:
                 # Requested again before the first call was answered: one call is enough.
                 return
             self._submits.add(key)
-        assert isinstance(message, ProviderCall)
         self._waiting += 1
-        self.nursery.start_soon(self._run, message)
+        self.nursery.start_soon(self._run, message.provider, call)
 
-    async def _run(self, message: ProviderCall) -> None:
+    async def _run(self, name: str, call: Job | PollJob | CancelJob) -> None:
         try:
-            calls = self._calls.setdefault(message.provider, trio.CapacityLimiter(CALLS_MAX))
+            calls = self._calls.setdefault(name, trio.CapacityLimiter(CALLS_MAX))
             if await self._acquire(calls):
                 try:
-                    await self._call(message)
+                    await self._call(name, call)
                 finally:
                     calls.release()
-            elif isinstance(message, Submit):
+            elif isinstance(call, Job):
                 none_free = NotSent("earlier calls to the provider are not answered yet")
-                self._tasks.ref(message.job.request_id).tell(RecordSubmission(message.job.attempt, none_free))
+                self._tasks.ref(call.request_id).tell(RecordSubmission(call.attempt, none_free))
         except Exception:
             # A defect in one provider's adapter must not end all calls; the task's row makes this one due again.
-            log.exception("provider call failed", message=type(message).__name__)
+            log.exception("provider call failed", call=type(call).__name__)
         finally:
             self._waiting -= 1
-            if isinstance(message, Submit):
-                self._submits.discard((message.job.request_id, message.job.attempt))
+            if isinstance(call, Job):
+                self._submits.discard((call.request_id, call.attempt))
 
     async def _acquire(self, calls: trio.CapacityLimiter) -> bool:
         with trio.move_on_after(TURN_S):
@@ -93,50 +94,45 @@ class ProviderCaller(Worker):
             return True
         return False
 
-    async def _call(self, message: ProviderCall) -> None:
-        match message:
-            case Submit():
-                await self._submit(message)
-            case Poll():
-                await self._poll(message)
-            case Cancel():
-                await self._cancel(message)
+    async def _call(self, name: str, call: Job | PollJob | CancelJob) -> None:
+        provider = self._providers.get(name)
+        match call:
+            case Job():
+                if provider is None:
+                    submission: Submission = NotSent(f"no provider {name!r} is configured")
+                else:
+                    submission = await _submit(provider, call)
+                self._tasks.ref(call.request_id).tell(RecordSubmission(call.attempt, submission))
+            case PollJob() if provider is not None:
+                await self._poll(provider, call)
+            case CancelJob() if provider is not None and provider.cancels:
+                await self._cancel(provider, call)
 
-    async def _submit(self, submit: Submit) -> None:
-        provider = self._providers.get(submit.provider)
-        job = submit.job
-        if provider is None:
-            submission: Submission = NotSent(f"no provider {submit.provider!r} is configured")
-        else:
-            submission = await provider.submit(job)
-            match submission:
-                case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
-                    provider.health.failed("submissions", reason)
-                case _:
-                    provider.health.succeeded("submissions")
-        self._tasks.ref(job.request_id).tell(RecordSubmission(job.attempt, submission))
-
-    async def _poll(self, poll: Poll) -> None:
-        provider = self._providers.get(poll.provider)
-        if provider is None:
-            return
+    async def _poll(self, provider: MediaProvider, poll: PollJob) -> None:
         try:
             update = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
         except PollFault as fault:
             # At debug level only: the change of the provider's state is logged once.
-            log.debug("poll failed", provider=poll.provider, request_id=poll.request_id, reason=str(fault))
+            log.debug("poll failed", provider=provider.name, request_id=poll.request_id, reason=str(fault))
             provider.health.failed("updates", str(fault))
             return
         provider.health.succeeded("updates")
         self._tasks.ref(poll.request_id).tell(RecordPoll(poll.attempt, update))
 
-    async def _cancel(self, cancel: Cancel) -> None:
-        provider = self._providers.get(cancel.provider)
-        if provider is None or not provider.cancels:
-            return
+    async def _cancel(self, provider: MediaProvider, cancel: CancelJob) -> None:
         try:
             outcome = await provider.cancel(cancel.request_id, cancel.attempt, cancel.provider_ref)
         except PollFault as fault:
-            log.info("cancel failed", provider=cancel.provider, request_id=cancel.request_id, reason=str(fault))
+            log.info("cancel failed", provider=provider.name, request_id=cancel.request_id, reason=str(fault))
             return
         self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))
+
+
+async def _submit(provider: MediaProvider, job: Job) -> Submission:
+    submission = await provider.submit(job)
+    match submission:
+        case Ambiguous(reason=reason) | NotSent(reason=reason, answered=False):
+            provider.health.failed("submissions", reason)
+        case _:
+            provider.health.succeeded("submissions")
+    return submission

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Literal
 
 import msgspec
 
@@ -22,6 +21,7 @@ from holdfast.ledger.tasks.dispatch import fail, leave_unresolved, submit
 from holdfast.ledger.tasks.hosting import begin_round, can_pass_through, deliver, wake_hosting
 from holdfast.ledger.tasks.inputs import without_large_input
 from holdfast.ledger.tasks.progress import system_note
+from holdfast.ledger.tasks.provider_update import CancelOutcome
 from holdfast.ledger.tasks.provider_updates import passed_through, poll
 from holdfast.ledger.tasks.silence import never_taken_text, overdue_text, unresolved_text
 from holdfast.ledger.tasks.task import ReviewDecision, Task, TaskStatus
@@ -42,8 +42,6 @@ _BY_DECISION: Mapping[ReviewDecision, tuple[TaskStatus, ...]] = {
     "release_approved": ("failed",),
 }
 """The statuses of a task whose review was decided so; any other was reached in another way."""
-
-CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
 
 
 def on_wake(

@@ -1,4 +1,4 @@
-"""A media provider's update about a job, received by callback or poll."""
+"""What a media provider reports of a job: an update, by callback or poll, and its answer to a cancel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 UpdateStatus = Literal["queued", "processing", "succeeded", "failed", "canceled"]
+CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
+"""``requested``: it will be tried; ``confirmed``: it stopped; ``too_late``: the job has ended or is unknown."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):

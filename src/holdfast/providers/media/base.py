@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from holdfast.ledger.catalog.models import ProviderConfig
-from holdfast.ledger.tasks.provider_update import ProviderUpdate, UpdateStatus
+from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
 
 
@@ -66,9 +66,6 @@ class Ambiguous:
 
 
 Submission = Accepted | NotSent | Rejected | Ambiguous
-
-CancelOutcome = Literal["requested", "confirmed", "too_late", "unsupported"]
-"""``requested``: it will be tried; ``confirmed``: it stopped; ``too_late``: the job has ended or is unknown."""
 
 
 class PollFault(Exception):

@@ -20,11 +20,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,
-    CancelOutcome,
     Job,
     NotSent,
     PollFault,

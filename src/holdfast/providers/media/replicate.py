@@ -31,11 +31,10 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,
-    CancelOutcome,
     Job,
     NotSent,
     PollFault,
