@@ -177,7 +177,7 @@ class Setup:
         until = self.at + timedelta(seconds=RETENTION_S)
         items = tuple(
             OutputItem(
-                position=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data),
+                index=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data),
                 content_type=TYPE, expires_at=until,
             )
             for position, data in enumerate(pictures)
@@ -188,7 +188,7 @@ class Setup:
         task = msgspec.structs.replace(task, status=status, state=state, wake_at=None)
         rows = [
             AssetRow(
-                task.account_id, task.request_id, item.position, item.asset_id or "", item.sha256 or "",
+                task.account_id, task.request_id, item.index, item.asset_id or "", item.sha256 or "",
                 item.bytes or 0, TYPE, self.at, until,
             )
             for item in items
@@ -217,7 +217,7 @@ class Setup:
         await self.put(data)
         until = self.at + timedelta(seconds=RETENTION_S)
         output = OutputItem(
-            position=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
+            index=position, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
             expires_at=until,
         )  # fmt: skip
         return RecordHosting(1, round_number, (output,))
@@ -573,7 +573,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
     assert isinstance(await setup.system.journal.write(Unit(rows=(task,))), Committed)
     data = picture(1)
     result = OutputItem(
-        position=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
+        index=0, asset_id=new_id("asset"), sha256=hash_of(data), bytes=len(data), content_type=TYPE,
         expires_at=setup.at + timedelta(seconds=task.request.terms.hosting.retention_s),
         width=2, height=2, duration_s=None,
     )  # fmt: skip

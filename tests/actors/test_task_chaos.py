@@ -217,7 +217,7 @@ class Chaos:
         )
         await self.database.work(lambda rows: claim_content(rows, content, at))
         return OutputItem(
-            position=position, asset_id=new_id("asset"), sha256=content.sha256, bytes=9,
+            index=position, asset_id=new_id("asset"), sha256=content.sha256, bytes=9,
             content_type=content.content_type, expires_at=at + RETENTION,
         )  # fmt: skip
 

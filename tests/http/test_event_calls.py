@@ -30,7 +30,7 @@ POSTER: dict[str, Any] = {"model": "studio/image-1", "input": {"prompt": "a ligh
 def ended(stage: Stage) -> Task:
     """A task that has succeeded, with a webhook."""
     task = stage.task()
-    asset = OutputItem(position=0, asset_id="asset_1", content_type="image/png", sha256="00", bytes=7)
+    asset = OutputItem(index=0, asset_id="asset_1", content_type="image/png", sha256="00", bytes=7)
     line = Progress(ts=stage.now, status="succeeded", source_ref="poll:1")
     state = msgspec.structs.replace(
         task.state,

@@ -61,7 +61,7 @@ async def test_unit_price_is_always_an_amount(stage: Stage) -> None:
 
 
 async def test_results_not_hosted_here_have_their_final_urls(api: Api) -> None:
-    item = OutputItem(position=0, url="https://elsewhere.example/a.png")
+    item = OutputItem(index=0, url="https://elsewhere.example/a.png")
     task = api.task("task_a")
     for status, is_ready in (("succeeded", True), ("failed", False)):
         # As a version wrote it that had no such event.
@@ -296,10 +296,10 @@ async def test_a_task_has_every_field(api: Api) -> None:
 async def test_links_to_results_are_valid_for_an_hour(api: Api) -> None:
     task = api.task(status="succeeded", wake_at=None)
     items = (
-        OutputItem(position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+        OutputItem(index=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
                    width=2, height=3, expires_at=api.now + timedelta(days=7)),
-        OutputItem(position=1, asset_id="asset_b", expires_at=api.now - timedelta(seconds=1)),
-        OutputItem(position=2, url="https://provider.example/x.png"),
+        OutputItem(index=1, asset_id="asset_b", expires_at=api.now - timedelta(seconds=1)),
+        OutputItem(index=2, url="https://provider.example/x.png"),
     )  # fmt: skip
     review = Review(case_id="rev_1", reason="manual", decision="capture_approved", deadline_at=api.now)
     state = msgspec.structs.replace(task.state, output=items, review=review, completed_at=api.now)
@@ -317,7 +317,7 @@ async def test_links_to_results_are_valid_for_an_hour(api: Api) -> None:
 @pytest.mark.parametrize("status", ["processing", "review"])
 async def test_results_have_no_links_before_success(api: Api, status: str) -> None:
     stored = OutputItem(
-        position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+        index=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
         expires_at=api.now + timedelta(days=1),
     )  # fmt: skip
     task = api.task(status=status)
@@ -329,10 +329,10 @@ async def test_results_have_no_links_before_success(api: Api, status: str) -> No
 async def test_expired_results_have_all_fields_but_links(api: Api) -> None:
     task = api.task(status="succeeded", wake_at=None)
     available = OutputItem(
-        position=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
+        index=0, asset_id="asset_a", sha256="0" * 64, bytes=5, content_type="image/png",
         expires_at=api.now + timedelta(days=1),
     )  # fmt: skip
-    over = msgspec.structs.replace(available, position=1, expires_at=api.now)
+    over = msgspec.structs.replace(available, index=1, expires_at=api.now)
     ready = HostingState(status="ready", final_url_ready=True)
     gone = HostingState(status="expired")
     shown: dict[str, Any] = {}

@@ -123,7 +123,7 @@ async def test_open_reviews_of_all_accounts_are_listed_oldest_first(api: Api) ->
 
 async def test_an_operator_gets_links_to_stored_results(api: Api) -> None:
     task = frozen(api, 1)
-    stored = OutputItem(position=1, asset_id="asset_a", expires_at=api.now + timedelta(days=1))
+    stored = OutputItem(index=1, asset_id="asset_a", expires_at=api.now + timedelta(days=1))
     await api.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
     (shown,) = (await get(api, "/ops/reviews/rev_1"))["task"]["output"]
     assert shown["url"].startswith(f"{api.public_url}/v2/assets/asset_a?")

@@ -35,7 +35,7 @@ def terms_of(
 
 
 def clip(duration_s: float | None = None, *, claimed: bool = False) -> OutputItem:
-    return OutputItem(position=0, asset_id="asset_1", duration_s=duration_s, duration_claimed=claimed)
+    return OutputItem(index=0, asset_id="asset_1", duration_s=duration_s, duration_claimed=claimed)
 
 
 def charged(units: int | None, *items: OutputItem, lost: int = 0, **terms: Any) -> Charge:
@@ -133,7 +133,7 @@ def test_terms_without_a_tolerance_have_the_default_one() -> None:
     items=st.lists(
         st.builds(
             OutputItem,
-            position=st.just(0),
+            index=st.just(0),
             width=st.none() | st.integers(1, 10**9),
             height=st.none() | st.integers(1, 10**9),
             duration_s=st.none() | st.floats(0.001, 1e12),

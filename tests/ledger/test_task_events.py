@@ -37,7 +37,7 @@ def stored(task: Task, *, seconds: float) -> Task:
     """Return the task with all its outputs stored."""
     results = tuple(
         OutputItem(
-            position=n,
+            index=n,
             asset_id=f"asset_{n}",
             sha256="00",
             bytes=1,

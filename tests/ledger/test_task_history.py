@@ -98,7 +98,7 @@ class Auditor:
     def _delivered(self, task: Task) -> None:
         items, hosting = task.state.output, task.state.hosting
         assert items
-        positions = [item.position for item in items]
+        positions = [item.index for item in items]
         assert positions == sorted(set(positions))
         if len(items) < hosting.expected:
             assert task.state.error == f"partial: {len(items)} of {hosting.expected}"
@@ -284,11 +284,11 @@ class TaskLife(RuleBasedStateMachine):
     def _store(self, position: int, data: st.DataObject) -> OutputItem | HostingFailure:
         fate = data.draw(st.sampled_from(["stored"] * 6 + ["retryable", "lost"]))
         if fate != "stored":
-            return HostingFailure(position=position, message="x", final=fate == "lost")
+            return HostingFailure(index=position, message="x", final=fate == "lost")
         asset_id = f"asset_{next(self.numbers)}"
         self.auditor.in_store.add(asset_id)
         return OutputItem(
-            position=position,
+            index=position,
             asset_id=asset_id,
             sha256="ab",
             bytes=9,

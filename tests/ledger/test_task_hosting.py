@@ -34,7 +34,7 @@ def task_after(step: Step | Refusal) -> Task:
 
 def stored(position: int, **measures: Any) -> OutputItem:
     return OutputItem(
-        position=position,
+        index=position,
         asset_id=f"asset_{position}",
         sha256="ab" * 32,
         bytes=1000,
@@ -45,11 +45,11 @@ def stored(position: int, **measures: Any) -> OutputItem:
 
 
 def lost(position: int) -> HostingFailure:
-    return HostingFailure(position=position, message="404 from https://studio.test/x", final=True)
+    return HostingFailure(index=position, message="404 from https://studio.test/x", final=True)
 
 
 def retryable(position: int) -> HostingFailure:
-    return HostingFailure(position=position, message="connection reset", final=False)
+    return HostingFailure(index=position, message="connection reset", final=False)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:
     assert (step.settle.kind, step.settle.charge_micro, step.settle.hold_id) == ("capture", 240_000, "hold_1")
     hosting = task.state.hosting
     assert (hosting.status, hosting.final_url_ready, hosting.assets_ready_event) == ("ready", True, "pending")
-    assert [(item.position, item.asset_id) for item in task.state.output] == [(n, f"asset_{n}") for n in range(4)]
+    assert [(item.index, item.asset_id) for item in task.state.output] == [(n, f"asset_{n}") for n in range(4)]
     history = [(entry.status, entry.cost_micro) for entry in task.state.status_history]
     assert history == [("queued", 0), ("processing", 0), ("succeeded", 240_000)]
     assert (task.state.billable_units, task.state.cost_micro, task.latency_ms) == (4, 240_000, 8000)
@@ -102,7 +102,7 @@ def test_outputs_may_be_stored_over_several_rounds(make_hosting: MakeTask, trait
     assert isinstance(again.effects[0], HostOutputs)
     assert [output.index for output in again.effects[0].outputs] == [1, 3]
     done = host(task_after(again), stored(3), stored(1), seconds=12)
-    assert [item.position for item in task_after(done).state.output] == [0, 1, 2, 3]
+    assert [item.index for item in task_after(done).state.output] == [0, 1, 2, 3]
     assert task_after(done).state.hosting.error is None
 
 
@@ -209,7 +209,7 @@ def test_results_after_a_rounds_timeout_are_stored_without_another_try(
     assert (task.state.hosting.tries, task.state.hosting.deadline_at) == (1, None)
     late = task_after(host(task, stored(0), retryable(1), seconds=1206))
     assert (late.state.hosting.tries, late.state.due_at) == (1, task.state.due_at)
-    assert [item.position for item in late.state.output] == [0]
+    assert [item.index for item in late.state.output] == [0]
     assert [output.index for output in late.state.hosting.wanted] == [1]
 
 
@@ -536,3 +536,7 @@ class TestMismatch:
         assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
         done = task_after(on_review(frozen, True, at(task, 9), operation_id="op_2"))
         assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 1)
+
+
+def test_a_delivered_output_is_stored_by_its_position() -> None:
+    assert msgspec.json.encode(OutputItem(index=1, asset_id="a")) == b'{"position":1,"asset_id":"a"}'

@@ -155,7 +155,7 @@ class HostingWorker(Worker):
         finally:
             await remove(fetched)
         return OutputItem(
-            position=output.index,
+            index=output.index,
             asset_id=new_id("asset"),
             sha256=fetched.sha256,
             bytes=fetched.bytes,

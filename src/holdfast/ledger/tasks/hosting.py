@@ -143,20 +143,20 @@ def on_hosted(
     if (attempt, round_number) != (task.state.attempt, hosting.round) or hosting.status != "transferring":
         return unchanged("stale")
     wanted = {output.index: output for output in hosting.wanted}
-    if results and not any(result.position in wanted for result in results):
+    if results and not any(result.index in wanted for result in results):
         return unchanged("duplicate")
     items, lost, trouble = list(task.state.output), list(hosting.lost), "no answer from the store"
     for result in results:
-        if result.position not in wanted:
+        if result.index not in wanted:
             continue
         if isinstance(result, OutputItem):
-            del wanted[result.position]
+            del wanted[result.index]
             items.append(msgspec.structs.replace(result, duration_s=finite_length(result.duration_s)))
         else:
             trouble = result.message
             if result.final:
-                lost.append(wanted.pop(result.position))
-    stored = tuple(sorted(items, key=lambda item: item.position))
+                lost.append(wanted.pop(result.index))
+    stored = tuple(sorted(items, key=lambda item: item.index))
     left = msgspec.structs.replace(
         hosting,
         wanted=tuple(wanted.values()),

@@ -242,21 +242,8 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: dat
 
 def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
     """Return the provider's outputs as the task's, with the sizes and durations that the provider states."""
-    return tuple(
-        OutputItem(
-            position=output.index,
-            url=output.url,
-            sha256=output.sha256,
-            bytes=output.bytes,
-            content_type=output.content_type,
-            width=output.width,
-            height=output.height,
-            duration_s=output.duration_s,
-            size_claimed=True,
-            duration_claimed=True,
-        )
-        for output in outputs
-    )
+    claimed = {"data": None, "size_claimed": True, "duration_claimed": True}
+    return tuple(OutputItem(**(msgspec.structs.asdict(output) | claimed)) for output in outputs)
 
 
 def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:

@@ -154,7 +154,7 @@ def _output(urls: PublicUrls, item: OutputItem, now: datetime, *, is_open: bool)
         expires_at = urls.link_expiry(now, expires_at)
         url = urls.asset_url(item.asset_id, expires_at) if expires_at > now else None
     return OutputBody(
-        index=item.position,
+        index=item.index,
         url=url,
         content_type=item.content_type,
         bytes=item.bytes,

@@ -83,22 +83,15 @@ class StatusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str | None = None
 
 
-class OutputItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One output: a stored asset (``asset_id``), or the provider's own ``url`` passed through.
+class OutputItem(Output, frozen=True, kw_only=True, omit_defaults=True):
+    """An output that the task delivers: a stored asset (``asset_id``), or the provider's ``url`` passed through.
 
     A stored asset has no URL here: each read signs one. ``size_claimed`` and ``duration_claimed``: width and
     height, or the duration, were reported by the provider and not measured.
     """
 
-    position: int
+    index: int = msgspec.field(name="position")
     asset_id: str | None = None
-    url: str | None = None
-    sha256: str | None = None
-    bytes: int | None = None
-    content_type: str | None = None
-    width: int | None = None
-    height: int | None = None
-    duration_s: float | None = None
     expires_at: datetime | None = None
     size_claimed: bool = False
     duration_claimed: bool = False

@@ -159,7 +159,7 @@ Effect = SubmitJob | PollJob | CancelJob | HostOutputs
 class HostingFailure:
     """An output that could not be stored; ``final`` if a retry cannot succeed."""
 
-    position: int
+    index: int
     message: str
     final: bool
 

@@ -167,7 +167,7 @@ def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
             AssetRow(
                 after.account_id,
                 after.request_id,
-                item.position,
+                item.index,
                 item.asset_id,
                 item.sha256,
                 item.bytes,
