@@ -34,7 +34,7 @@ async def send(
 
 
 async def test_a_signed_update_reaches_its_task(api: Api) -> None:
-    api.tasks.answer = TaskReply("task_a", api.account_id)
+    api.tasks.answer = TaskReply()
     await api.add_task(api.task("task_a"))
     response = await send(api, update(percent=40))
     assert (await response.get_json())["request_id"] == "task_a"
@@ -90,7 +90,7 @@ async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> 
 
 
 async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) -> None:
-    api.tasks.answer = TaskReply("task_a", api.account_id)
+    api.tasks.answer = TaskReply()
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
     api.change(callback_secrets=lambda name: secrets.get(name, ()))
     await api.add_task(api.task("task_a"))

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -22,6 +22,7 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory, TrioActorRef
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.messages import (
+    DONE,
     CancelTask,
     DecideReview,
     DropInput,
@@ -79,8 +80,6 @@ SETTLE_DEADLINE_S = 30.0
 EVENTS_STORED_MAX = 5_000
 """How many provider events are stored for one task."""
 
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
 class TaskDependencies:
@@ -125,7 +124,6 @@ class TaskActor(JournaledActor):
         """Read the task and the events it has received."""
         self._task, event_ids = await self._load(self._request_id)
         self._event_ids: set[tuple[str, str]] = set(event_ids)
-        self._reply = TaskReply(self._request_id, self._task.account_id)
 
     async def on_receive(self, message: TaskCommand) -> Turn[TaskReply]:
         """Decide one command."""
@@ -161,7 +159,7 @@ class TaskActor(JournaledActor):
         task = self._task
         if wake.silence is not None:
             step = on_silence(task, wake.silence, self._deps.now(), operation_id=new_id("op"))
-            return self._confirm(self._reply) if step.task is None else await self._apply(step)
+            return self._confirm() if step.task is None else await self._apply(step)
         step = on_wake(
             task,
             self._deps.now(),
@@ -173,7 +171,7 @@ class TaskActor(JournaledActor):
         )
         if step.task is None and not task.is_terminal:
             # Nothing is due by this state, which another process may have moved on: confirm that it is the newest.
-            return self._confirm(self._reply)
+            return self._confirm()
         return await self._apply(step)
 
     async def _receive_update(self, command: ReceiveProviderUpdate) -> Turn[TaskReply]:
@@ -182,11 +180,11 @@ class TaskActor(JournaledActor):
         self._deps.health(update.provider).succeeded("updates")
         if event in self._event_ids:
             # The first delivery may not be durable yet, and the reply to this one must not precede it.
-            return self._confirm(self._reply)
+            return self._confirm()
         step = on_update(self._task, update, at, operation_id=new_id("op"))
         if len(self._event_ids) >= EVENTS_STORED_MAX:
             # The update is applied, but its event is not stored.
-            return await self._apply(step) if step.verdict == "applied" else self._confirm(self._reply)
+            return await self._apply(step) if step.verdict == "applied" else self._confirm()
         row = TaskEventRow(self._task.account_id, self._request_id, *event, at, step.verdict, command.body)
         turn = await self._apply(step, row)
         self._event_ids.add(event)
@@ -239,7 +237,7 @@ class TaskActor(JournaledActor):
         results = self._in_time(command.results, at)
         if command.results and not results:
             # Treated as lost: the round is repeated when its deadline has passed.
-            return self._reply
+            return DONE
         step = on_hosted(
             self._task,
             command.attempt,
@@ -271,16 +269,16 @@ class TaskActor(JournaledActor):
         step = on_assets_expired(self._task, self._deps.now())
         if step.task is not None:
             return await self._apply(step, gone)
-        return self._confirm(self._reply, *((gone,) if self._task.is_terminal else ()))
+        return self._confirm(*((gone,) if self._task.is_terminal else ()))
 
     async def _drop_input(self) -> Turn[TaskReply]:
         step = on_input_expired(self._task, self._deps.now())
-        return self._confirm(self._reply) if step.task is None else await self._apply(step)
+        return self._confirm() if step.task is None else await self._apply(step)
 
     async def _record_announcement(self, command: RecordAnnouncement) -> Turn[TaskReply]:
         step = on_assets_announced(self._task, command.delivered, self._deps.now())
         if step.task is None:
-            return self._confirm(self._reply, *command.rows)
+            return self._confirm(*command.rows)
         return await self._apply(step, *command.rows)
 
     async def _cancel(self) -> Turn[TaskReply]:
@@ -293,7 +291,7 @@ class TaskActor(JournaledActor):
         )
         if isinstance(step, Step) and step.task is not None:
             return await self._apply(step)
-        return self._confirm(step if isinstance(step, Refusal) else self._reply)
+        return self._confirm(reply=step if isinstance(step, Refusal) else DONE)
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -313,8 +311,8 @@ class TaskActor(JournaledActor):
             tells.append(Tell(self._deps.dispatcher, SlotFreed(after.provider, after.request_id)))
         if after is None:
             if not rows and not tells:
-                return self._reply
-            return Commit(Unit(rows=tuple(rows)), self._reply, tuple(tells))
+                return DONE
+            return Commit(Unit(rows=tuple(rows)), DONE, tuple(tells))
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._deps.outbox, EventsDue()))
@@ -328,16 +326,16 @@ class TaskActor(JournaledActor):
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
-            return Commit(unit, self._reply, tuple(tells))
+            return Commit(unit, DONE, tuple(tells))
         await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.message)
-        return self._reply
+        return DONE
 
-    def _confirm(self, reply: R, *rows: Row) -> Commit[R]:
+    def _confirm(self, *rows: Row, reply: TaskReply | Refusal = DONE) -> Commit[TaskReply | Refusal]:
         """Send a reply that changes nothing of the task, once its row confirms that the state is the newest."""
         fence = Fence("task", self._request_id, self._task.version)
         return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
@@ -18,8 +18,8 @@ from holdfast.providers.media.base import Submission
 class TaskReply:
     """The command has taken effect, now or earlier; the new state is in the task's row."""
 
-    request_id: str
-    account_id: str
+
+DONE: Final = TaskReply()
 
 
 @dataclass(frozen=True, slots=True)

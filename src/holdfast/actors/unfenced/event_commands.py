@@ -22,17 +22,7 @@ class EventCommands:
     async def resend(self, account_id: str, event_id: str) -> None:
         """Make an event due now under the same id, in any delivery status, with no attempts made."""
         at = self._now()
-        row = OutboxResendRow(
-            account_id=account_id,
-            event_id=event_id,
-            due_at=at,
-            status="pending",
-            round_at=at,
-            tries=0,
-            done_at=None,
-            reason=None,
-        )
-        await write_unfenced(self._journal, row)
+        await write_unfenced(self._journal, OutboxResendRow(account_id, event_id, due_at=at, round_at=at))
         self._outbox.tell(EventsDue())
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:

@@ -115,22 +115,7 @@ def claim_due(
         },
     ).all()
     rotations = rotations_of(rows, *{row.account_id for row in claimed})
-    return [
-        DueEvent(
-            account_id=row.account_id,
-            event_id=row.event_id,
-            request_id=row.request_id,
-            kind=row.kind,
-            url=row.url,
-            created_at=row.created_at,
-            attempts=row.attempts,
-            round_at=row.round_at,
-            tries=row.tries,
-            snapshot=row.snapshot,
-            rotations=rotations.get(row.account_id, ()),
-        )
-        for row in claimed
-    ]
+    return [DueEvent._make((*row, rotations.get(row.account_id, ()))) for row in claimed]
 
 
 def rotations_of(rows: Connection, *account_ids: str) -> dict[str, tuple[Rotation, ...]]:

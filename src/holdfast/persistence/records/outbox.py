@@ -26,11 +26,11 @@ class OutboxRow(NamedTuple):
     url: str
     created_at: datetime
     due_at: datetime | None
-    status: str
-    attempts: int
     round_at: datetime
-    tries: int
     snapshot: Task
+    status: str = "pending"
+    attempts: int = 0
+    tries: int = 0
 
 
 class OutboxOutcomeRow(NamedTuple):
@@ -52,11 +52,11 @@ class OutboxResendRow(NamedTuple):
     account_id: str
     event_id: str
     due_at: datetime | None
-    status: str
     round_at: datetime
-    tries: int
-    done_at: datetime | None
-    reason: str | None
+    status: str = "pending"
+    tries: int = 0
+    done_at: datetime | None = None
+    reason: str | None = None
 
 
 class OutboxAttemptRow(NamedTuple):
@@ -103,10 +103,7 @@ def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
             url=url,
             created_at=at,
             due_at=at,
-            status="pending",
-            attempts=0,
             round_at=at,
-            tries=0,
             snapshot=snapshot,
         )
         for kind in kinds

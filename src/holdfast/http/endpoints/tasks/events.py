@@ -6,7 +6,7 @@ import re
 
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
+from holdfast.http.endpoints.tasks.media_tasks import own_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
@@ -17,7 +17,6 @@ from holdfast.ledger.tasks.webhook_secrets import Rotation, signing
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.events import EventRecord, events_of_task
 from holdfast.persistence.queries.sessions import SessionRecord
-from holdfast.persistence.queries.tasks import task_of_account
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Events")
@@ -39,9 +38,8 @@ async def list_events(call: Call) -> Outcome:
     request_id = call.path["request_id"]
 
     def read(rows: Connection, key: ApiKeyRecord) -> list[EventRecord] | Refusal:
-        if not valid_task_id(request_id) or task_of_account(rows, key.account_id, request_id) is None:
-            return task_not_found(request_id)
-        return events_of_task(rows, key.account_id, request_id)
+        task = own_task(rows, key.account_id, request_id)
+        return task if isinstance(task, Refusal) else events_of_task(rows, key.account_id, request_id)
 
     found = await call.read_as_key(read)
     return found if isinstance(found, Refusal) else EventList(data=[event_body(event) for event in found])
@@ -64,8 +62,9 @@ async def resend_event(call: Call) -> Outcome:
     )
 
     def read(rows: Connection, key: ApiKeyRecord) -> str | Refusal:
-        if not valid_task_id(request_id) or task_of_account(rows, key.account_id, request_id) is None:
-            return task_not_found(request_id)
+        task = own_task(rows, key.account_id, request_id)
+        if isinstance(task, Refusal):
+            return task
         if not _EVENT_ID.fullmatch(event_id):
             return not_found
         found = events_of_task(rows, key.account_id, request_id, event_id=event_id)

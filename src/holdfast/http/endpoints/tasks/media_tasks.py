@@ -33,7 +33,6 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
-from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 
 route = RouteTable("Media tasks")
@@ -76,6 +75,12 @@ async def create_task(call: Call) -> Outcome:
         return await call.refuse_authenticated(idempotency)
     account_id = call.known_key.account_id
     command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
+    return await _ask_account(call, account_id, command, idempotency)
+
+
+async def _ask_account(
+    call: Call, account_id: str, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
+) -> Outcome:
     reply = (
         await call.refuse(command, idempotency, TaskAccepted)
         if isinstance(command, Refusal)
@@ -91,10 +96,11 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     )
     if refusal is not None:
         return refusal
-    quoted = _quoted(call.deps, wanted.quote_id)
+    deps = call.deps
+    quoted = None if wanted.quote_id is None else unseal_quote(wanted.quote_id, deps.quote_key, deps.now())
     if isinstance(quoted, Refusal):
         return quoted
-    priced = _price(call.deps, wanted.model, wanted.input, quoted)
+    priced = _price(deps, wanted.model, wanted.input, quoted)
     if isinstance(priced, Refusal):
         return priced
     terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
@@ -168,19 +174,18 @@ async def retry_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    found = await _own_task_and_key(call)
+    found = await call.read_as_key(
+        lambda rows, key: (own_task(rows, key.account_id, call.path["request_id"]), key.key_id)
+    )
     if isinstance(found, Refusal):
         return found
     original, key_id = found
+    if isinstance(original, Refusal):
+        return original
     # The stored input may be large although this request is small, so it is priced in a thread.
     retry = partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
-    reply = (
-        await call.refuse(command, idempotency, TaskAccepted)
-        if isinstance(command, Refusal)
-        else await call.ask(call.deps.accounts.ref(original.account_id), command)
-    )
-    return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
+    return await _ask_account(call, original.account_id, command, idempotency)
 
 
 def _retry_command(
@@ -250,20 +255,14 @@ def valid_task_id(request_id: str) -> bool:
     return _TASK_ID.fullmatch(request_id) is not None
 
 
+def own_task(rows: Connection, account_id: str, request_id: str) -> Task | Refusal:
+    """Return the account's task. Another account's task does not exist."""
+    task = task_of_account(rows, account_id, request_id) if valid_task_id(request_id) else None
+    return task_not_found(request_id) if task is None else task
+
+
 async def _own_task(call: Call) -> Task | Refusal:
-    found = await _own_task_and_key(call)
-    return found if isinstance(found, Refusal) else found[0]
-
-
-async def _own_task_and_key(call: Call) -> tuple[Task, str] | Refusal:
-    """Return the caller's task and the id of the key, in one read. Another account's task does not exist."""
-    request_id = call.path["request_id"]
-
-    def read(rows: Connection, key: ApiKeyRecord) -> tuple[Task, str] | Refusal:
-        task = task_of_account(rows, key.account_id, request_id) if valid_task_id(request_id) else None
-        return task_not_found(request_id) if task is None else (task, key.key_id)
-
-    return await call.read_as_key(read)
+    return await call.read_as_key(lambda rows, key: own_task(rows, key.account_id, call.path["request_id"]))
 
 
 def _price(
@@ -284,10 +283,6 @@ def _price(
             code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
         )
     return quote_input(catalog, model_id, given)
-
-
-def _quoted(deps: Dependencies, quote_id: str | None) -> SealedQuote | Refusal | None:
-    return None if quote_id is None else unseal_quote(quote_id, deps.quote_key, deps.now())
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
