@@ -58,6 +58,24 @@ def test_development_needs_nothing(development: dict[str, str]) -> None:
     assert list(find_warnings(settings)) == []
 
 
+EVERYONE = ["0.0.0.0/0", "::/0", "10.0.0.1, 0.0.0.0/0", "0.0.0.0/1,128.0.0.0/1"]
+
+
+@pytest.mark.parametrize("networks", EVERYONE)
+def test_proxies_at_every_address_are_refused_in_production(
+    production: dict[str, str], development: dict[str, str], networks: str
+) -> None:
+    (line,) = faults({**production, "HOLDFAST_TRUSTED_PROXIES": networks})
+    assert line.startswith("HOLDFAST_TRUSTED_PROXIES trusts every address: ")
+    settings = load_settings({**development, "HOLDFAST_TRUSTED_PROXIES": networks})
+    assert list(find_warnings(settings)) == ["HOLDFAST_TRUSTED_PROXIES trusts every address: production refuses it"]
+
+
+def test_proxies_in_private_networks_are_accepted(production: dict[str, str]) -> None:
+    given = {**production, "HOLDFAST_TRUSTED_PROXIES": "0.0.0.0/1, 10.0.0.0/8, ::1"}
+    assert len(load_settings(given).trusted_proxies) == 3
+
+
 def test_development_generates_missing_secrets_once(development: dict[str, str]) -> None:
     first = load_settings(development)
     folder = first.data_dir / "secrets"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from holdfast.ledger.money import parse_amount
 from holdfast.secret_files import read_or_create_secret
@@ -118,6 +118,19 @@ def _networks(text: str) -> tuple[IPNetwork, ...]:
         raise ValueError(message) from None
 
 
+def trusts_everyone(networks: tuple[IPNetwork, ...]) -> bool:
+    """Whether the networks together are all of IPv4 or of IPv6, so that any client may choose its own address."""
+    four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
+    six = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv6Network))
+    return any(network.prefixlen == 0 for network in (*four, *six))
+
+
+def _proxies(networks: tuple[IPNetwork, ...], fields: ValidationInfo) -> tuple[IPNetwork, ...]:
+    if fields.data.get("env") == "production" and trusts_everyone(networks):
+        raise ValueError("trusts every address: clients could choose their origin and avoid the limits of sign-in")
+    return networks
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0, lt=10_000_000)]
@@ -200,7 +213,7 @@ class Settings(Locations):
     otp_per_origin_hour: Count = 30
     otp_all_origins_hour: Count = 20
     otp_all_origins_day: Count = 40
-    trusted_proxies: Annotated[tuple[IPNetwork, ...], BeforeValidator(_networks)] = ()
+    trusted_proxies: Annotated[tuple[IPNetwork, ...], BeforeValidator(_networks), AfterValidator(_proxies)] = ()
     proxy_header: ProxyHeader = "X-Forwarded-For"
     session_ttl_s: int = Field(86_400, ge=60, lt=2**31)
     quote_ttl_s: Count = 900

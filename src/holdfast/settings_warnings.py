@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.secret_strength import is_plainly_weak
-from holdfast.settings import PREFIX, Settings
+from holdfast.settings import PREFIX, Settings, trusts_everyone
 
 
 def find_warnings(settings: Settings) -> Iterator[str]:
@@ -42,6 +42,8 @@ def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     for name, secret in secrets.items():
         if is_plainly_weak(secret):
             yield name, "is weak: production refuses it"
+    if trusts_everyone(settings.trusted_proxies):
+        yield "TRUSTED_PROXIES", "trusts every address: production refuses it"
 
 
 def _card_warnings(settings: Settings) -> Iterator[tuple[str, str]]:

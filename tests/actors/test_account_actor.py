@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.account.order_messages import CreateOrder
+from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import utc_now
@@ -39,7 +41,7 @@ from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.queries.loading import load_task
-from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow
+from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, IdempotencyProbe, StoredReply
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -254,6 +256,35 @@ async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_system:
             assert found == Replayed(created[i])
     assert second.reporter.recent() == ()
     assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
+
+
+async def test_more_replies_found_at_once_than_are_remembered(start_system: StartSystem) -> None:
+    with trio.fail_after(30):
+        first = await start_system()
+        second = await start_system(account_limits=AccountLimits(replies_max=4))
+        account_id, _ = await first.open_account()
+        commands = [Recharge(CREDIT, keyed(f"k{i}")) for i in range(30)]
+        created = await in_parallel([partial(first.accounts.ref(account_id).ask, each) for each in commands])
+        again = await in_parallel([partial(second.accounts.ref(account_id).ask, each) for each in commands])
+    assert again == [Replayed(reply) for reply in created]
+    assert second.reporter.recent() == ()
+    assert await read_totals(first.database, account_id) == (30 * CREDIT, 0, 30)
+
+
+def test_replies_found_in_rows_are_bounded() -> None:
+    replies = RecentReplies("acct_1", replies_max=3)
+    refusal = Refusal(code="insufficient_credit", message="No.")
+    stored = StoredReply(b"same body", msgspec.json.encode(refusal))
+    replies.learn([(IdempotencyProbe("acct_1", "POST /r", f"k{i}"), stored) for i in range(5)])
+
+    def remembered() -> list[str]:
+        keys = [IdempotencyKey("POST /r", f"k{i}", b"same body") for i in range(7)]
+        return [key.key for key in keys if replies.find(key, Recharged) is not None]
+
+    assert remembered() == ["k0", "k1", "k2"]
+    for name in ("k5", "k6"):
+        replies.add(IdempotencyKey("POST /r", name, b"same body"), refusal, utc_now())
+    assert remembered() == ["k2", "k5", "k6"]
 
 
 async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_task: NewTask) -> None:

@@ -47,8 +47,8 @@ class RecentReplies:
         self._replies: OrderedDict[tuple[str, str], StoredReply] = OrderedDict()
 
     def learn(self, found: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
-        """Add replies that the journal found in rows."""
-        for probe, stored in found:
+        """Add replies found in rows: the first ones, since their messages are decided first."""
+        for probe, stored in found[: self._max - len(self._replies)]:
             self._replies[probe.route, probe.key] = stored
 
     def find(self, idempotency: IdempotencyKey | None, reply_type: type[R]) -> Replayed[R] | Refusal | None:
