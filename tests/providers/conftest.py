@@ -151,12 +151,10 @@ async def receiver() -> AsyncIterator[CallbackReceiver]:
 
 @pytest.fixture
 def start_studio(tmp_path: Path) -> StartStudio:
-    """Start a studio; keywords go to its renderer, ``token`` and ``gallery`` to its application."""
+    """Start a studio; keywords go to its renderer, ``token`` to its application."""
 
     @asynccontextmanager
-    async def start(
-        *, token: str | None = None, gallery: bool = False, **options: Any
-    ) -> AsyncIterator[RunningStudio]:
+    async def start(*, token: str | None = None, **options: Any) -> AsyncIterator[RunningStudio]:
         create = FaultyRenderer if "faults" in options else Renderer
         shop = create(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
         async with trio.open_nursery() as nursery:
@@ -166,7 +164,6 @@ def start_studio(tmp_path: Path) -> StartStudio:
                     secret=SECRET,
                     files_dir=tmp_path,
                     token=token,
-                    gallery=gallery,
                     renderer=shop,
                     task_status=task_status,
                 )

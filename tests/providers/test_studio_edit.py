@@ -38,9 +38,7 @@ def render(directory: Path, content: bytes | None = None, **order: Any) -> Rende
         ({"operation": "resize", "width": 50, "height": 70}, (50, 70)),
         ({"operation": "crop", "width": 40, "height": 40}, (40, 40)),
         ({"operation": "crop", "width": 300, "height": 200}, (300, 200)),
-        ({"operation": "thumbnail", "width": 60, "height": 60}, (60, 40)),
-        ({"operation": "thumbnail", "width": 2000, "height": 2000}, (120, 80)),
-        ({"operation": "watermark", "text": "© Ann 2026"}, (120, 80)),
+        ({"operation": "convert", "width": 2000, "height": 2000}, (120, 80)),
         ({"operation": "convert"}, (120, 80)),
         ({"operation": "convert", "width": 60, "height": 60}, (60, 40)),
     ],
@@ -64,11 +62,6 @@ def test_any_readable_picture_can_become_a_jpeg(tmp_path: Path, form: str, mode:
     one = render(tmp_path, picture(form, mode=mode), operation="convert", format="jpeg")
     with Image.open(one.path) as image:
         assert (image.mode, image.size) == ("RGB", (120, 80))
-
-
-def test_watermark_changes_the_picture(tmp_path: Path) -> None:
-    marked = render(tmp_path, operation="watermark", text="Ann").path.read_bytes()
-    assert marked != render(tmp_path, operation="convert").path.read_bytes()
 
 
 def test_larger_originals_are_kept_within_bounds(tmp_path: Path) -> None:
@@ -98,8 +91,7 @@ def test_picture_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
         {"operation": "paint", "image": "aGk="},
         {"operation": "resize", "image": "aGk=", "width": 10},
         {"operation": "resize", "image": "aGk=", "width": 4000, "height": 10},
-        {"operation": "watermark", "image": "aGk="},
-        {"operation": "watermark", "image": "aGk=", "text": "日本"},
+        {"operation": "watermark", "image": "aGk=", "text": "Ann"},
         {"operation": "convert", "image": "aGk=", "format": "gif"},
     ],
 )

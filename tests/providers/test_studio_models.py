@@ -22,7 +22,7 @@ _SAMPLES: dict[str, list[dict[str, Any]]] = {
     "poster": [{"prompt": "a", "n": 4, "width": 1536, "height": 256, "style": "plasma", "seed": 4294967295}],
     "edit": [
         {"operation": "convert", "image": "aGVsbG8gd29ybGQh"},
-        {"operation": "watermark", "image_url": "https://a.example/b", "text": "Ann", "format": "webp"},
+        {"operation": "convert", "image_url": "https://a.example/b", "format": "webp"},
         {"operation": "crop", "image": "aGVsbG8gd29ybGQh", "width": 16, "height": 2048, "format": "jpeg"},
     ],
     "tone": [{"prompt": "a"}, {"prompt": "a", "duration": 60, "mood": "dark"}, {"prompt": "a", "duration": 1.5}],

@@ -195,7 +195,6 @@ def _emulators(
             host=STUDIO_HOST,
             port=studio_port,
             log_format=settings.log_format,
-            gallery=not settings.is_production,
         )
         children["studio"] = partial(RunningChild, run)
     if card is not None and card.emulator is not None:

@@ -31,7 +31,6 @@ class Options(msgspec.Struct, frozen=True):
     host: str
     port: int
     log_format: str
-    gallery: bool = False
 
 
 async def main() -> None:
@@ -56,7 +55,6 @@ async def main() -> None:
                 files_dir=Path(options.files_dir),
                 host=options.host,
                 port=options.port,
-                gallery=options.gallery,
             )
         )
         print("ready", flush=True)  # noqa: T201 - its parent waits for it

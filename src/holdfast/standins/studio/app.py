@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 from quart import Response, request, send_file
@@ -18,34 +17,26 @@ from quart_trio import QuartTrio
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.links import check_link
 from holdfast.standins.studio.callbacks import usage
-from holdfast.standins.studio.gallery import GALLERY_CSP, JOBS_SHOWN_MAX_COUNT, gallery_page
 from holdfast.standins.studio.jobs import Job, Order, describe
 from holdfast.standins.studio.model import BadInput
 from holdfast.standins.studio.renderer import Busy, OtherOrder, Renderer, UnknownModel
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
 BUSY_RETRY_AFTER_S = 2
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
-GALLERY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 _WEBHOOK = re.compile(r"https?://[!-~]{1,2000}\Z")
 _ORDER = msgspec.json.Decoder(Order)
 
 
-def create_studio(
-    renderer: Renderer, *, token: str | None = None, gallery: bool = False, now: Now = utc_now
-) -> QuartTrio:
-    """Return the application. With a ``token``, predictions require it as a bearer token; files never do.
-
-    With ``gallery`` there is a page of recent jobs without authentication, for development only.
-    """
+def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = utc_now) -> QuartTrio:
+    """Return the application. With a ``token``, predictions require it as a bearer token; files never do."""
     app = QuartTrio(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_MAX_BYTES
 
     @app.before_request
     async def admit() -> ResponseReturnValue | None:
-        if token is None or request.path.startswith("/files/") or (gallery and request.path == "/"):
+        if token is None or request.path.startswith("/files/"):
             return None
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         return None if hmac.compare_digest(given, f"Bearer {token}".encode()) else _problem(401, "wrong token")
@@ -94,15 +85,6 @@ def create_studio(
         response.headers["Cache-Control"] = "private, no-store"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
-
-    @app.get("/")
-    async def show_gallery() -> ResponseReturnValue:
-        # Another host name means that another site's page sent the request, by a name that resolves to loopback.
-        if not gallery or urlsplit(f"//{request.host}").hostname not in LOOPBACK_HOSTS:
-            return _problem(404, "there is nothing at this path")
-        page = gallery_page(renderer.recent(JOBS_SHOWN_MAX_COUNT), renderer.path)
-        headers = {"Content-Security-Policy": GALLERY_CSP, "Cache-Control": "no-store", **GALLERY_HEADERS}
-        return Response(page, content_type="text/html; charset=utf-8", headers=headers)
 
     @app.get("/health-check")
     async def health() -> ResponseReturnValue:

@@ -25,7 +25,6 @@ async def run_studio_process(
     host: str,
     port: int,
     log_format: str,
-    gallery: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the studio until cancelled; started once it listens. Raises :class:`StudioEnded`.
@@ -40,7 +39,6 @@ async def run_studio_process(
         "host": host,
         "port": port,
         "log_format": log_format,
-        "gallery": gallery,
     }
     # A separate session: Ctrl-C at the terminal reaches the service alone, which then stops the studio.
     process = await trio.lowlevel.open_process(

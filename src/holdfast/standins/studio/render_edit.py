@@ -1,4 +1,4 @@
-"""The ``edit`` model: resize, crop, thumbnail, watermark or convert an image given by URL or in base64."""
+"""The ``edit`` model: resize, crop or convert an image given by URL or in base64."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
-from PIL import Image, ImageDraw, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from holdfast.providers.outbound.downloads import DeclaredOutput, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient, resolver
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast.standins.studio.drawing import font, plain
 from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
 
-OPERATIONS = ("resize", "crop", "thumbnail", "watermark", "convert")
+OPERATIONS = ("resize", "crop", "convert")
 FORMATS = {"png": ("PNG", "image/png"), "jpeg": ("JPEG", "image/jpeg"), "webp": ("WEBP", "image/webp")}
 SOURCE_MAX_BYTES = 16 * 1024 * 1024
 SOURCE_MAX_PIXELS = 24_000_000
@@ -45,7 +44,6 @@ class Edit:
     form: str
     width: int | None
     height: int | None
-    mark: str
     source_url: str | None
     content: bytes | None
     guard: Callable[[], GuardedClient]
@@ -91,7 +89,7 @@ class Edit:
         limit = (min(width, SIDE_MAX_PX), min(height, SIDE_MAX_PX))
         if image.width > limit[0] or image.height > limit[1]:
             image = ImageOps.contain(image, limit, Image.Resampling.LANCZOS)
-        return _watermark(image, self.mark) if self.operation == "watermark" else image
+        return image
 
 
 def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = _guarded_client) -> Edit:
@@ -106,17 +104,13 @@ def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = _gu
         raise BadInput("image_url is an http or https URL")
     width = whole(data, "width", 0, 16, SIDE_MAX_PX) or None
     height = whole(data, "height", 0, 16, SIDE_MAX_PX) or None
-    if operation in ("resize", "crop", "thumbnail") and (width is None or height is None):
+    if operation in ("resize", "crop") and (width is None or height is None):
         raise BadInput(f"{operation} needs width and height")
-    mark = plain(text(data, "text", "", 200)) if operation == "watermark" else ""
-    if operation == "watermark" and not mark:
-        raise BadInput("watermark needs a text in Latin letters")
     return Edit(
         operation=operation,
         form=choice(data, "format", "png", tuple(FORMATS)),
         width=width,
         height=height,
-        mark=mark,
         source_url=url,
         content=None if url is not None else _decode(text(data, "image", None, SOURCE_MAX_BYTES // 3 * 4)),
         guard=guard,
@@ -149,14 +143,3 @@ def _open(content: bytes) -> Image.Image:
         raise BadInput(f"the image has more than {SOURCE_MAX_PIXELS} pixels") from fault
     except (UnidentifiedImageError, OSError, SyntaxError, EOFError) as fault:
         raise BadInput("the image is not a PNG, JPEG, WebP or GIF that can be read") from fault
-
-
-def _watermark(image: Image.Image, mark: str) -> Image.Image:
-    size = max(9, round(min(image.size) * 0.06))
-    while size > 9 and font(size).getlength(mark) > image.width * 0.9:
-        size = round(size * 0.9)
-    margin = max(2, size // 2)
-    place = (max(0, image.width - margin - font(size).getlength(mark)), image.height - margin - round(size * 1.2))
-    result = image.copy()
-    ImageDraw.Draw(result).text(place, mark, "white", font(size), stroke_width=1, stroke_fill="black")
-    return result

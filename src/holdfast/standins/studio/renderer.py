@@ -12,7 +12,6 @@ import mimetypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -62,13 +61,11 @@ class Renderer:
         secret: str,
         files_dir: Path,
         *,
-        name: str = "studio",
         models: Mapping[str, Prepare] = MODELS,
         sender: Callable[..., CallbackSender] = CallbackSender,
         now: Now = utc_now,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         progress_every_s: float = PROGRESS_EVERY_S,
-        link_life_s: int = LINK_LIFE_S,
         keep_s: int = KEEP_S,
         waiting_max_count: int = WAITING_MAX_COUNT,
         kept_max_count: int = KEPT_MAX_COUNT,
@@ -80,7 +77,6 @@ class Renderer:
         self._files_dir = files_dir
         self._models = models
         self._now = now
-        self._link_life_s = link_life_s
         self._keep_s = keep_s
         self._waiting_max_count = waiting_max_count
         self._kept_max_count = kept_max_count
@@ -91,7 +87,7 @@ class Renderer:
         self._threads = trio.CapacityLimiter(WORKERS_COUNT)
         self._cleanup = trio.CapacityLimiter(1)
         self._sender = sender(
-            name, secret, self.link, now=now, retry_delays_s=retry_delays_s, progress_every_s=progress_every_s
+            "studio", secret, self.link, now=now, retry_delays_s=retry_delays_s, progress_every_s=progress_every_s
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -135,10 +131,6 @@ class Renderer:
         """Return a job, or None if it is unknown or deleted."""
         return self._jobs.get(job_id)
 
-    def recent(self, most: int) -> list[Job]:
-        """Return the newest jobs, newest first."""
-        return list(islice(reversed(self._jobs.values()), most))
-
     def cancel(self, job_id: str) -> Job | None:
         """Stop a job at its next step; an ended one stays as it is."""
         job = self._jobs.get(job_id)
@@ -158,12 +150,8 @@ class Renderer:
 
     def link(self, file: OutputFile) -> str:
         """Return a URL of the file that expires soon."""
-        return self.base_url + self.path(file)
-
-    def path(self, file: OutputFile) -> str:
-        """Return the same URL without scheme and host."""
-        expires_at = self._now() + timedelta(seconds=self._link_life_s)
-        return f"/files/{file.name}?{sign_link(file.name, expires_at, self.link_key)}"
+        expires_at = self._now() + timedelta(seconds=LINK_LIFE_S)
+        return f"{self.base_url}/files/{file.name}?{sign_link(file.name, expires_at, self.link_key)}"
 
     async def expire(self) -> None:
         """Delete jobs that ended long ago, and the oldest ended ones above the limit, with their files."""
@@ -220,7 +208,7 @@ class Renderer:
     def _clear_directory(self) -> None:
         """Remove files without a valid link; a service that crashed while fetching fetches its results again."""
         self._files_dir.mkdir(parents=True, exist_ok=True)
-        oldest = self._now().timestamp() - self._link_life_s
+        oldest = self._now().timestamp() - LINK_LIFE_S
         ours = [path for path in self._files_dir.iterdir() if _OURS.match(path.name)]
         _remove([path for path in ours if not _FINISHED.match(path.name) or path.stat().st_mtime < oldest])
 

@@ -19,7 +19,6 @@ async def serve_studio(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
-    gallery: bool = False,
     renderer: Renderer | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -29,7 +28,7 @@ async def serve_studio(
     if the server stops by itself.
     """
     renderer = renderer or Renderer(secret, files_dir)
-    app = create_studio(renderer, token=token, gallery=gallery)
+    app = create_studio(renderer, token=token)
 
     async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         await serve_app(app, host=host, port=port, task_status=task_status)
