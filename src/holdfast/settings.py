@@ -120,9 +120,9 @@ def _networks(text: str) -> tuple[IPNetwork, ...]:
 
 def trusts_everyone(networks: tuple[IPNetwork, ...]) -> bool:
     """Whether the networks together are all of IPv4 or of IPv6, so that any client may choose its own address."""
-    four = list(ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network)))
-    six = list(ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv6Network)))
-    return any(network.prefixlen == 0 for network in [*four, *six])
+    four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
+    six = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv6Network))
+    return any(each.prefixlen == 0 for each in four) or any(each.prefixlen == 0 for each in six)
 
 
 def _proxies(networks: tuple[IPNetwork, ...], fields: ValidationInfo) -> tuple[IPNetwork, ...]:

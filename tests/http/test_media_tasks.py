@@ -1,4 +1,4 @@
-"""Quotes and tasks: create, retry, cancel, read, list; and the usage log."""
+"""Tasks over HTTP: quotes, creation, retries, cancels, and what a task shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from holdfast.persistence.records import tables
 if TYPE_CHECKING:
     from tests.http.conftest import Api, Stage
 
+
 CREATE = "/v2/task/create"
+
+
 POSTER = {"model": "studio/image-1", "input": {"prompt": "a lighthouse at dusk"}}
 
 
@@ -422,151 +425,6 @@ async def test_cancel_returns_the_task_as_stored_afterwards(api: Api) -> None:
     api.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
     response = await api.as_key("POST", "/v2/task/task_a/cancel")
     await api.refused(response, 409, "task_already_terminal")
-
-
-async def pages(api: Api, path: str, query: str, *, between: Any = None) -> list[str]:
-    """Every id of a list, page by page; ``between`` runs after each page."""
-    seen: list[str] = []
-    cursor = ""
-    while True:
-        call = api.as_key if "task" in path else api.as_session
-        answer = await (await call("GET", f"{path}?{query}{cursor}")).get_json()
-        assert "error" not in answer, answer
-        seen += [each["request_id"] for each in answer["data"]]
-        if answer["next_cursor"] is None:
-            return seen
-        cursor = f"&cursor={answer['next_cursor']}"
-        if between is not None:
-            await between(len(seen))
-
-
-@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_pages_have_every_entry_once_while_others_are_added(api: Api, path: str) -> None:
-    for number in range(7):
-        # Three moments for seven entries, a microsecond apart: ties and neighbours.
-        at = api.now + timedelta(microseconds=number // 3)
-        await api.add_task(api.task(f"task_{number}", at=at))
-    await api.add_task(api.task("task_x", account_id=api.other_account_id))
-
-    async def arrive(seen: int) -> None:
-        await api.add_task(api.task(f"task_new{seen}", at=api.now + timedelta(seconds=seen)))
-
-    expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0)]
-    assert await pages(api, path, "limit=2", between=arrive) == expected
-
-
-@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-@pytest.mark.parametrize("damaged", [{4}, {0}, {6, 5}, {1, 2, 3}])
-async def test_an_unreadable_row_is_left_out_of_its_page(api: Api, path: str, damaged: set[int]) -> None:
-    """Anywhere on a page, also as its last row, from which the cursor is created."""
-    for number in range(7):
-        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(seconds=number)))
-    for number in damaged:
-        name = f"task_{number}"
-        spoilt = {"unknown": "field"}
-        await api.write(tables.tasks.update().where(tables.tasks.c.request_id == name).values(state=spoilt))
-        await api.write(
-            tables.usage_entries.update()
-            .where(tables.usage_entries.c.request_id == name)
-            .values(status_history=spoilt)
-        )
-    expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0) if number not in damaged]
-    assert await pages(api, path, "limit=2") == expected
-
-
-@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_lists_can_be_filtered(api: Api, path: str) -> None:
-    for number in range(4):
-        status = "failed" if number % 2 else "queued"
-        task = api.task(f"task_{number}", at=api.now + timedelta(hours=number), status=status)
-        await api.add_task(task)
-    assert await pages(api, path, "status=failed&limit=1") == ["task_3", "task_1"]
-    assert await pages(api, path, "model=studio/image-1") == ["task_3", "task_2", "task_1", "task_0"]
-    assert await pages(api, path, "model=nope") == []
-    inside = "from=2026-11-20T13:00:00Z&to=2026-11-20T15:00:00%2B00:00&limit=1"
-    assert await pages(api, path, inside) == ["task_2", "task_1"]
-    assert await pages(api, path, "from=2026-11-20T14:00:00+01:00&to=2026-11-21") == [
-        "task_3",
-        "task_2",
-        "task_1",
-    ]
-
-
-@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-@pytest.mark.parametrize(
-    ("query", "code", "param"),
-    [
-        ("limit=0", "invalid_parameter", "limit"),
-        ("limit=101", "invalid_parameter", "limit"),
-        ("limit=ten", "invalid_parameter", "limit"),
-        ("limit=1.5", "invalid_parameter", "limit"),
-        ("limit=", "invalid_parameter", "limit"),
-        ("limit=%EF%BC%91", "invalid_parameter", "limit"),
-        ("limit=1&limit=2", "invalid_parameter", "limit"),
-        ("from=yesterday", "invalid_parameter", "from"),
-        ("from=2026-11-20T12:00:00", "invalid_parameter", "from"),
-        ("from=2026-13-01", "invalid_parameter", "from"),
-        ("from=0001-01-01T00:00:00%2B23:59", "invalid_parameter", "from"),
-        ("to=2026-11-20T25:00:00Z", "invalid_parameter", "to"),
-        ("from=2026-11-21&to=2026-11-20", "invalid_parameter", "from"),
-        ("from=2026-11-20T12:00:00%2B02:00&to=2026-11-20T10:00:00Z", "invalid_parameter", "from"),
-        ("status=done", "invalid_parameter", "status"),
-        ("model=%00", "invalid_parameter", "model"),
-        ("cursor=", "invalid_cursor", "cursor"),
-        ("cursor=abc", "invalid_cursor", "cursor"),
-        ("cursor=%00%ff", "invalid_cursor", "cursor"),
-        ("cursor=" + "A" * 5000, "invalid_cursor", "cursor"),
-        ("cursor=WzEsMSwidGFza18xIiwieCJd", "invalid_cursor", "cursor"),
-    ],
-)
-async def test_invalid_queries_are_refused_and_named(
-    api: Api, path: str, query: str, code: str, param: str
-) -> None:
-    call = api.as_key if "task" in path else api.as_session
-    error = await api.refused(await call("GET", f"{path}?{query}"), 400, code)
-    assert error["param"] == param
-
-
-@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
-async def test_a_cursor_is_valid_for_its_filters_and_account_only(api: Api, path: str) -> None:
-    for number in range(3):
-        await api.add_task(api.task(f"task_{number}"))
-    call = api.as_key if "task" in path else api.as_session
-    cursor = (await (await call("GET", f"{path}?limit=1")).get_json())["next_cursor"]
-    await api.refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
-    assert (await call("GET", f"{path}?cursor={cursor}&limit=2")).status_code == 200
-    api.key = await api.add_key(api.other_account_id, "key_other")
-    await api.add_session(api.other_account_id, "ses_other", "hst_" + "E" * 43)
-    headers = {"Authorization": f"Bearer {api.key.secret if 'task' in path else 'hst_' + 'E' * 43}"}
-    response = await api.call("GET", f"{path}?cursor={cursor}", headers=headers)
-    await api.refused(response, 400, "invalid_cursor")
-
-
-async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
-    for number in range(3):
-        await api.add_task(api.task(f"task_{number}"))
-        await api.add_order(api.order(f"ord_{number}"))
-    tasks, *others = "/v2/task/list", "/v2/usage/logs", "/v2/control/payments", "/v2/control/ledger"
-    cursor = (await (await api.as_key("GET", f"{tasks}?limit=1")).get_json())["next_cursor"]
-    for path in others:
-        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    cursor = (await (await api.as_session("GET", f"{others[0]}?limit=1")).get_json())["next_cursor"]
-    for path in others[1:]:
-        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    await api.refused(await api.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
-
-
-async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:
-    await api.add_usage(msgspec.structs.replace(api.usage_of(api.task("task_a")), cost_micro=12_000, latency_ms=7))
-    (line,) = (await (await api.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
-    assert line == {
-        "request_id": "task_a", "model": "studio/image-1", "api_key_id": api.key_id, "status": "queued",
-        "modality": "image", "ts": "2026-11-20T12:00:00.000Z", "billable_units": 0, "tokens_in": 0, "tokens_out": 0,
-        "latency_ms": 7, "cost_credits": "0.012", "error": None, "operation_id": None,
-        "status_history": [
-            {"status": "queued", "ts": "2026-11-20T12:00:00.000Z", "cost_credits": "0.00", "error": None}
-        ],
-    }  # fmt: skip
 
 
 async def test_a_replayed_task_is_marked(stage: Stage) -> None:

@@ -17,10 +17,13 @@ from holdfast.ledger.orders.payment_facts import PaymentEvent
 from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
-from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
+from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage
+from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.card.events import CardEvent, parse_card_event
+
+from .task_steps import MakeTask, MakeUpdate, at, task_after
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOSTING = Hosting()
@@ -296,3 +299,21 @@ class CardProvider:
 @pytest.fixture(scope="session")
 def provider() -> CardProvider:
     return CardProvider()
+
+
+@pytest.fixture
+def make_hosting(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
+    """Build a task whose provider reported ``output_count`` outputs, five seconds after noon."""
+
+    def make(*, output_count: int = 4, usage: ReportedUsage | None = None, **options: Any) -> Task:
+        task = make_acked(**options)
+        return task_after(
+            on_update(
+                task,
+                make_update("succeeded", output_count=output_count, usage=usage),
+                at(task, 5),
+                operation_id="op_1",
+            )
+        )
+
+    return make

@@ -49,13 +49,6 @@ BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
 
 
 @pytest.fixture
-def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to read the rows with."""
-    with closing(psycopg.connect(database_url, autocommit=True)) as connection:
-        yield connection
-
-
-@pytest.fixture
 def writer(database_url: str) -> Iterator[BatchWriter]:
     with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
         yield writer

@@ -1,0 +1,99 @@
+"""Checks and helpers for tests of account actors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+from msgspec.structs import replace
+from sqlalchemy import Connection, text
+
+from holdfast.actors.account.messages import (
+    CreateTask,
+    SettleTask,
+)
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.queries.loading import load_task
+from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+
+CREDIT = 1_000_000
+
+
+NewTask = Callable[..., CreateTask]
+
+
+StartSystem = Callable[..., Awaitable[Any]]
+
+
+def keyed(key: str, fingerprint: bytes = b"same body") -> IdempotencyKey:
+    return IdempotencyKey("POST /v2/control/sandbox/recharge", key, fingerprint)
+
+
+async def settle_command(
+    database: Database, request_id: str, charge_micro: int | None, *, version: int | None = None
+) -> SettleTask:
+    """What a task's actor would ask of its account to end the task."""
+    task = await database.read(lambda connection: load_task(connection, request_id))
+    operation_id, at = new_id("op"), utc_now()
+    after = replace(
+        task,
+        version=task.version + 1,
+        status="canceled" if charge_micro is None else "succeeded",
+        wake_at=None,
+        updated_at=at,
+        state=replace(task.state, cost_micro=charge_micro or 0, operation_id=operation_id),
+    )
+    return SettleTask(
+        request_id,
+        task.version if version is None else version,
+        Settlement(
+            kind="release" if charge_micro is None else "capture",
+            hold_id=task.request.hold_id,
+            charge_micro=charge_micro or 0,
+            operation_id=operation_id,
+            reason="because",
+            at=at,
+        ),
+        (TaskChangedRow(after), UsageChangedRow(after)),
+    )
+
+
+def totals(connection: Connection, account_id: str) -> tuple[int, int, int]:
+    row = connection.execute(
+        text("select balance_micro, held_micro, operation_count from accounts where id = :id"), {"id": account_id}
+    ).one()
+    return row.balance_micro, row.held_micro, row.operation_count
+
+
+async def read_totals(database: Database, account_id: str) -> tuple[int, int, int]:
+    return await database.read(lambda connection: totals(connection, account_id))
+
+
+async def in_parallel(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    replies: list[Any] = [None] * len(calls)
+
+    async def call(index: int) -> None:
+        replies[index] = await calls[index]()
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(calls)):
+            nursery.start_soon(call, index)
+    return replies
+
+
+def unwrapped(reply: Any) -> Any:
+    """The answer itself, first-hand or replayed."""
+    return reply.reply if isinstance(reply, Replayed) else reply
+
+
+def assert_audit_clean(database: Database) -> None:
+    with connected(database.url) as connection:
+        broken = [check for check in run_audit(connection) if not check.ok]
+    assert not broken

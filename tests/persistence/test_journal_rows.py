@@ -1,0 +1,272 @@
+"""The rows that the batch writer writes: every kind stores what it is given."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import Table
+from sqlalchemy.dialects.postgresql import JSON
+
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.operations import OperationKind
+from holdfast.persistence.journal.statements import KINDS, STATEMENTS
+from holdfast.persistence.journal.units import (
+    Broken,
+    Committed,
+    Fence,
+    Unit,
+)
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.accounts import (
+    AccountHead,
+    AccountRow,
+    ApiKeyRecord,
+    ApiKeyRevokedRow,
+    ApiKeyRow,
+    ApiKeyUsedRow,
+    IdempotencyProbe,
+    IdempotencyRow,
+    SessionRevokedRow,
+    SessionRow,
+    SignInRow,
+    StoredReply,
+)
+from holdfast.persistence.records.orders import OrderChangedRow, OrderRow, PaymentEventRow, UnappliedPaymentEventRow
+from holdfast.persistence.records.outbox import (
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxResendRow,
+    OutboxRow,
+    WebhookSecretRow,
+)
+from holdfast.persistence.records.tasks import (
+    AssetRow,
+    AssetsDeletedRow,
+    AssetsExpiryRow,
+    TaskChangedRow,
+    TaskEventRow,
+    TaskRequestRow,
+    UsageChangedRow,
+)
+
+from .values import make_operation, make_order, make_task
+from .written_units import AT, all_committed, opened
+
+HOSTILE = (
+    "",
+    " ",
+    "NULL",
+    "null",
+    '"',
+    "\\",
+    '\\"',
+    "{}",
+    '{"a","b"}',
+    "a,b",
+    "'; drop table accounts; --",
+    "%s %(x)s $1",
+    "line\nbreak\ttab\r",
+    "\u00e9\u4f60\u597d\U0001f980\u200f\u2028",
+    "\\x41",
+    "\\\\",
+)
+
+
+KEYS = {
+    "assets": ["account_id", "request_id"],
+    "tasks": ["request_id"],
+    "usage_entries": ["account_id", "request_id"],
+}
+"""The columns that find a row where its changes do not name all of its primary key."""
+
+
+def written(value: Any) -> list[tuple[Table, dict[str, Any]]]:
+    """Return the rows that a value becomes: the table of each, and its cells by column."""
+    mappings = [statement.mapping for statement in STATEMENTS if statement.mapping.kind is type(value)]
+    return [
+        (mapping.table, dict(zip(mapping.columns, row, strict=True)))
+        for mapping in mappings
+        for row in mapping.rows([value])
+    ]
+
+
+def key_of(table: Table, cells: dict[str, Any]) -> dict[str, Any]:
+    names = KEYS.get(table.name, [column.name for column in table.primary_key])
+    return {name: cells[name] for name in names}
+
+
+def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -> dict[str, Any]:
+    """Return the same columns of a row as the server has them."""
+    key = key_of(table, cells)
+    query = sql.SQL("select {} from {} where {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, cells)),
+        sql.Identifier(table.name),
+        sql.SQL(" and ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in key),
+    )
+    found = rows.execute(query, list(key.values())).fetchone()
+    assert found is not None
+    return dict(zip(cells, found, strict=True))
+
+
+def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow) -> bool:
+    """Whether the assets are deleted."""
+    query = "select 1 from assets where account_id = %s and request_id = %s"
+    return rows.execute(query, removed).fetchone() is None
+
+
+def given(table: Table, name: str, value: Any) -> Any:
+    """Return a cell as :func:`stored` should return it."""
+    if isinstance(table.c[name].type, JSON):
+        return msgspec.json.decode(msgspec.json.encode(value))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def hostile_values(t: Any, i: int) -> list[Any]:
+    """Return a value of every kind, with ``t`` in every text."""
+    a, r, n = f"acct{i}{t}", f"task{i}{t}", i + 1
+    later = AT + timedelta(milliseconds=1)
+    task = make_task(a, r, AT, t)
+    changed = msgspec.structs.replace(
+        task, version=2, status="running", updated_at=later, wake_at=None, state=make_task(a, r, later, t).state
+    )
+    end = msgspec.structs.replace(
+        changed.state, tokens_in=5, error=t, operation_id=t, cost_micro=-7, completed_at=AT + timedelta(days=10**4)
+    )
+    changed = msgspec.structs.replace(changed, state=end)
+    order = make_order(a, f"ord{i}{t}", AT, t)
+    order_state = msgspec.structs.replace(order.state, payment_id=f"pi{i}{t}", charge_id=t)
+    order_changed = msgspec.structs.replace(order, version=2, updated_at=later, state=order_state)
+    key = ApiKeyRecord(a, f"key{i}{t}", t, t, (t, "", "x,y", '{"', "\\"), AT)
+    return [
+        AccountRow(AccountHead(a, chain_head=b"\x00\\'\""), f"{i}{t}@x", t, t, AT),
+        AccountHead(a, 1, n, 10, 3, b"\xff"),
+        make_operation(a, n, OperationKind.HOLD, AT, t, hold_id=f"hold{i}{t}"),
+        make_operation(a, n + 1, OperationKind.CAPTURE, AT, t, hold_id=f"hold{i}{t}"),
+        task,
+        TaskChangedRow(changed, t),
+        TaskRequestRow(r, make_task(a, r, later, t + "!").request),
+        TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
+        OrderRow(order, None),
+        OrderChangedRow(order_changed, later),
+        UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
+        PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()),
+        UsageChangedRow(changed),
+        OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, AT, task, status=t),
+        OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t),
+        OutboxResendRow(a, f"evt{i}{t}", None, later, t + "!", 7, None, t),
+        OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12),
+        WebhookSecretRow(a, 1, AT),
+        AssetsDeletedRow(a, f"gone{i}{t}"),
+        AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, AT),
+        AssetsExpiryRow(a, r, later),
+        ApiKeyRow(key, f"secret{i}".encode()),
+        ApiKeyUsedRow(a, f"key{i}{t}", later),
+        ApiKeyRevokedRow(a, f"key{i}{t}", later),
+        SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later),
+        SessionRevokedRow(a, f"ses{i}{t}", later),
+        IdempotencyRow(IdempotencyProbe(a, t, t), StoredReply(b"", t.encode()), AT),
+        SignInRow(f"email:{i}{t}", 1, AT, {"k": t, t or "empty": [t, None]}),
+    ]
+
+
+@pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])
+def test_every_kind_of_row_stores_hostile_text_unchanged(
+    bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", bulk_rows)
+    everything = [hostile_values(text, i) for i, text in enumerate(HOSTILE)]
+    assert {type(value) for value in everything[0]} == KINDS
+    units = [
+        Unit(fences=(Fence("sign_in", f"email:{i}{text}", 0),), rows=tuple(everything[i]))
+        for i, text in enumerate(HOSTILE)
+    ]
+    deleted_assets = [
+        AssetRow(f"acct{i}{text}", f"gone{i}{text}", 0, f"deleted_assets{i}{text}", text, 1, text, AT, AT)
+        for i, text in enumerate(HOSTILE)
+    ]
+    assert all_committed(writer.write([Unit(rows=tuple(deleted_assets))]))
+    assert all_committed(writer.write(units))
+    for values in everything:
+        found = [each for value in values if type(value) is not AssetsDeletedRow for each in written(value)]
+        newest: dict[tuple[Any, ...], Any] = {}
+        for table, cells in found:
+            for name, value in cells.items():
+                newest[table.name, *_place(table, cells), name] = given(table, name, value)
+        for table, cells in found:
+            assert stored(rows, table, cells) == {
+                name: newest[table.name, *_place(table, cells), name] for name in cells
+            }
+        assert all(is_gone(rows, value) for value in values if isinstance(value, AssetsDeletedRow))
+
+
+def _place(table: Table, cells: dict[str, Any]) -> list[Any]:
+    return list(key_of(table, cells).values())
+
+
+def test_an_applied_event_replaces_a_stored_one_and_is_final(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    def unapplied(body: bytes) -> Unit:
+        return Unit(rows=(UnappliedPaymentEventRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
+
+    def applied(body: bytes) -> Unit:
+        return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", "ord", "t", AT, "applied", body),))
+
+    def now() -> Any:
+        return rows.execute("select order_id, verdict, body from payment_events").fetchall()
+
+    assert all_committed(writer.write([unapplied(b"first"), unapplied(b"again")]))
+    assert all_committed(writer.write([unapplied(b"third")]))
+    assert now() == [(None, "unmatched", b"first")]
+    assert all_committed(writer.write([unapplied(b"fourth"), applied(b"fifth"), unapplied(b"sixth")]))
+    assert now() == [("ord", "applied", b"fifth")]
+    assert all_committed(writer.write([applied(b"seventh"), unapplied(b"eighth")]))
+    assert now() == [("ord", "applied", b"fifth")]
+
+
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_an_event_applied_to_one_order_cannot_be_applied_to_another(
+    writer: BatchWriter, rows: psycopg.Connection[Any], in_one_batch: bool
+) -> None:
+    def applied(order_id: str) -> Unit:
+        return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", order_id, "t", AT, "applied", b"{}"),))
+
+    units = [applied("ord_1"), applied("ord_2")]
+    batches = [units] if in_one_batch else [[unit] for unit in units]
+    first, second = [verdict for batch in batches for verdict in writer.write(batch)]
+    assert isinstance(first, Committed)
+    assert isinstance(second, Broken)
+    found = rows.execute("select order_id, verdict from payment_events").fetchall()
+    assert found == [("ord_1", "applied")]
+
+
+def test_the_last_of_two_changes_to_a_row_in_a_batch_is_stored(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    task = make_task("a", "task_1", AT)
+    changes = [TaskChangedRow(make_task("a", "task_1", AT, f"text {n}", version=n)) for n in (2, 3)]
+    fences = [Fence("task", "task_1", n) for n in (1, 2)]
+    assert all_committed(writer.write([Unit(rows=(task,))]))
+    units = [Unit(fences=(f,), rows=(c,)) for f, c in zip(fences, changes, strict=True)]
+    assert all_committed(writer.write(units))
+    [(table, cells)] = written(changes[1])
+    assert stored(rows, table, cells) == {name: given(table, name, value) for name, value in cells.items()}
+
+
+def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
+    [account] = opened(writer)
+    old = IdempotencyRow(
+        IdempotencyProbe(account.account_id, "POST /x", "k"),
+        StoredReply(b"old", b"old"),
+        utc_now() - timedelta(days=2),
+    )
+    assert all_committed(writer.write([Unit(rows=(old,))]))
+    assert all_committed(writer.write([account.credit(key="k")]))
+    assert rows.execute("select fingerprint, reply from idempotency_records").fetchall() == [
+        (b"print", b"reply to k")
+    ]
