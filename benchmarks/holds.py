@@ -40,7 +40,6 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTINGS
 from holdfast.persistence.records.mapping import RowMapping
@@ -91,7 +90,7 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
             mailbox,
             journal,
             load=load,
-            orders=OrderReads(database),
+            database=database,
             announce=announce,
             now=utc_now,
             limits=limits,

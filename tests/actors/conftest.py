@@ -22,23 +22,23 @@ from holdfast.actors.task.worker_messages import TaskQueued
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
-from holdfast.ledger.orders.payment_facts import (
+from holdfast.ledger.orders.facts import (
     Attempt,
-    DisputeSeen,
+    Claim,
+    DisputeFacts,
     DisputeStatus,
-    Fact,
-    Paid,
+    OrderFacts,
     PaymentEvent,
+    PaymentFacts,
     ProgressStatus,
-    RefundSeen,
+    RefundFacts,
 )
+from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
 from holdfast.ledger.tasks.task import Task, TaskRequest
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.directory import KeyedDirectory
@@ -131,7 +131,7 @@ def make_system(
             mailbox,
             journal,
             load=load,
-            orders=OrderReads(database),
+            database=database,
             announce=announce,
             now=utc_now,
             limits=account_limits or AccountLimits(),
@@ -212,7 +212,7 @@ class Payments:
         }
         return OrderRequest(**(base | fields))
 
-    def event(self, kind: str, *facts: Fact, event_id: str | None = None) -> PaymentEvent:
+    def event(self, kind: str, facts: OrderFacts, *, event_id: str | None = None) -> PaymentEvent:
         """An event of the provider's, with an id of its own."""
         number = next(self._events)
         return PaymentEvent(
@@ -225,42 +225,40 @@ class Payments:
 
     def paid(self, order_id: str, *, amount_micro: int | None = None, currency: str = "USD") -> PaymentEvent:
         """The order's intent was paid."""
-        amount_micro = amount_micro or self.amount_micro
-        fact = Paid(
-            payment_id=f"pi_{order_id}",
-            charge_id=f"ch_{order_id}",
-            amount_micro=amount_micro,
-            currency=currency,
-            at=1_700_000_000,
-        )
-        return self.event("payment_intent.succeeded", fact)
+        claim = Claim(amount_micro=amount_micro or self.amount_micro, currency=currency)
+        paid = PaymentFacts(at=1_700_000_000, claims=(claim,), charge_ids=(f"ch_{order_id}",))
+        facts = OrderFacts(payments={f"pi_{order_id}": paid}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("payment_intent.succeeded", facts)
 
     def refunded(self, order_id: str, amount_micro: int, *, name: str = "re") -> PaymentEvent:
         """A part of the payment was sent back."""
-        fact = RefundSeen(
-            refund_id=f"{name}_{order_id}",
+        refund = RefundFacts(
             status="succeeded",
+            seen=("succeeded",),
             amount_micro=amount_micro,
             charge_id=f"ch_{order_id}",
             payment_id=f"pi_{order_id}",
         )
-        return self.event("refund.created", fact)
+        facts = OrderFacts(refunds={f"{name}_{order_id}": refund}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("refund.created", facts)
 
     def disputed(self, order_id: str, status: DisputeStatus) -> PaymentEvent:
         """The payer's bank took the whole payment back, or gives it back."""
-        fact = DisputeSeen(
-            dispute_id=f"dp_{order_id}",
+        dispute = DisputeFacts(
             status=status,
+            seen=(status,),
             amount_micro=self.amount_micro,
             currency="USD",
             charge_id=f"ch_{order_id}",
             payment_id=f"pi_{order_id}",
         )
-        return self.event("charge.dispute.updated", fact)
+        facts = OrderFacts(disputes={f"dp_{order_id}": dispute}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("charge.dispute.updated", facts)
 
     def attempt(self, status: ProgressStatus) -> PaymentEvent:
         """How an attempt stands."""
-        return self.event(f"payment_intent.{status}", Attempt(status=status, at=1_700_000_000 + next(self._events)))
+        attempt = Attempt(status=status, at=1_700_000_000 + next(self._events))
+        return self.event(f"payment_intent.{status}", OrderFacts(attempt=attempt))
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
-    OrderResult,
     PaySandboxOrder,
     ReceivePaymentEvent,
     ReconcileOrder,
@@ -30,8 +29,8 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.decisions import create_order
-from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.facts import PaymentEvent
+from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
@@ -39,8 +38,7 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.queries.order_reads import OrderReads
-from holdfast.persistence.queries.orders import order_by_id
+from holdfast.persistence.queries.orders import order_by_id, order_of_account
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -310,14 +308,14 @@ async def test_voided_decisions_are_retried_and_posted_once(
 async def test_a_message_waits_until_its_order_can_be_read(
     system: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, failures = OrderReads.order, 3
+    read, failures = Database.read, 3
 
-    async def away_at_first(self: OrderReads, account_id: str, order_id: str) -> Order | None:
+    async def away_at_first(self: Database, query: Any, *values: Any) -> Any:
         nonlocal failures
-        failures -= 1
-        if failures >= 0:
+        failures -= query is order_of_account
+        if query is order_of_account and failures >= 0:
             raise DatabaseAway("gone for a moment")
-        return await read(self, account_id, order_id)
+        return await read(self, query, *values)
 
     with trio.fail_after(30):
         account_id, _ = await system.open_account()
@@ -326,7 +324,7 @@ async def test_a_message_waits_until_its_order_can_be_read(
         bump = text("update accounts set version = version + 1 where id = :id")
         await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
         await system.accounts.ref(account_id).ask(Recharge(CREDIT))
-        monkeypatch.setattr(OrderReads, "order", away_at_first)
+        monkeypatch.setattr(Database, "read", away_at_first)
         after = await deliver(system, order, payments.paid(order.order_id))
     assert failures < 0
     assert after.status == "credited"
@@ -471,10 +469,10 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(sys
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1", synthetic=True)
+        seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1")
         snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
         looked = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
-        away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, fault="no answer"))
+        away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, None))
         after = await deliver(system, order, payments.paid(order.order_id))
         row = await stored(system.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
@@ -534,7 +532,7 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
             events = [chance.choice(pool) for _ in range(8)]
             commands += [received(event, order_id) for event in events]
             commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
-            commands.append(ReconcileOrder(order_id, fault="no answer"))
+            commands.append(ReconcileOrder(order_id, None))
         chance.shuffle(commands)
         calls = [partial(chance.choice(systems).accounts.ref(account_id).ask, command) for command in commands]
         replies = await in_parallel(calls)

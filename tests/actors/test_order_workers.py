@@ -21,7 +21,6 @@ from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
-    OrderResult,
     ReceivePaymentEvent,
 )
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
@@ -30,8 +29,8 @@ from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.payment_facts import Attempt, Paid
+from holdfast.ledger.orders.facts import Attempt, OrderFacts
+from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
@@ -252,19 +251,12 @@ async def test_a_webhook_after_a_reconcile_moves_no_money(setup: Setup) -> None:
     setup.assert_audit_clean()
 
 
-def _paid_facts(order: Order) -> tuple[Any, ...]:
+def _paid_facts(order: Order) -> OrderFacts:
     """Return the webhook event of the payment that a check has found."""
     ((payment_id, paid),) = order.state.facts.payments.items()
-    claim = paid.claims[0]
-    return (
-        Paid(
-            payment_id=payment_id,
-            charge_id=paid.charge_ids[0],
-            amount_micro=claim.amount_micro,
-            currency=claim.currency,
-            livemode=claim.livemode,
-            at=paid.at - 1,
-        ),
+    return OrderFacts(
+        payments={payment_id: msgspec.structs.replace(paid, at=paid.at - 1, claims=paid.claims[:1])},
+        charges={paid.charge_ids[0]: payment_id},
     )
 
 
@@ -331,9 +323,9 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
         canceled, after = [], []
         for order, late_s in zip(orders, (1, -10), strict=True):
             at = int(order.request.expires_at.timestamp()) + late_s
-            fact = Attempt(status="canceled", at=at, reason="abandoned")
+            facts = OrderFacts(attempt=Attempt(status="canceled", at=at, reason="abandoned"))
             event = ReceivePaymentEvent(
-                order.order_id, setup.payments.event("payment_intent.canceled", fact), b"{}"
+                order.order_id, setup.payments.event("payment_intent.canceled", facts), b"{}"
             )
             canceled.append(await setup.system.accounts.ref(setup.account_id).ask(event))
             after.append(await setup.system.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))

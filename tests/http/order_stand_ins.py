@@ -12,7 +12,6 @@ import msgspec
 from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
-    OrderResult,
     PaySandboxOrder,
     ReceivePaymentEvent,
     RecordIntentRefused,
@@ -26,7 +25,7 @@ from holdfast.ledger.orders.decisions import (
     on_event,
     on_sandbox_callback,
 )
-from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
+from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, identity_fx
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.base import CardFault, IntentCreated
@@ -100,7 +99,7 @@ class OrderRules:
                 if isinstance(called, Refusal):
                     return called
                 step = called
-        return await self._store(OrderResult(step.order, step.verdict))
+        return await self._store(step)
 
     async def _store(self, result: OrderResult) -> OrderResult:
         self.orders[result.order.order_id] = result.order

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account.order_messages import OrderResult, ResolveOrder
+from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.actors.task.messages import DecideReview, TaskReply
+from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem, Review, StatusEntry, Task

@@ -5,23 +5,30 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
 from holdfast.ledger.orders.decisions import create_order, on_event
-from holdfast.ledger.orders.order import Order, OrderRequest, identity_fx
-from holdfast.ledger.orders.payment_facts import PaymentEvent
-from holdfast.ledger.orders.transitions import OrderStep
+from holdfast.ledger.orders.facts import PaymentEvent
+from holdfast.ledger.orders.order import (
+    LedgerMove,
+    Order,
+    OrderRequest,
+    OrderResult,
+    StateEntry,
+    identity_fx,
+)
+from holdfast.ledger.refusals import StepVerdict
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
-from holdfast.providers.card.events import CardEvent, parse_card_event
+from holdfast.providers.card.events import parse_card_event
 
 from .task_steps import MakeTask, MakeUpdate, at, task_after
 
@@ -136,6 +143,15 @@ def make_update() -> Callable[..., ProviderUpdate]:
     return make
 
 
+class Step(NamedTuple):
+    """An order after a decision, and what its state gained."""
+
+    order: Order
+    verdict: StepVerdict
+    moves: tuple[LedgerMove, ...]
+    entries: tuple[StateEntry, ...]
+
+
 class CardProvider:
     """A card provider with one order: each method returns one webhook as the service reads it.
 
@@ -171,19 +187,19 @@ class CardProvider:
         """Return the next operation id."""
         return f"op_{next(self._operations)}"
 
-    def read(self, kind: str, found: dict[str, Any], **event: Any) -> CardEvent:
+    def read(self, kind: str, found: dict[str, Any], **event: Any) -> PaymentEvent:
         """Return the event as the service reads it."""
         number = next(self._events)
         body = {"id": f"evt_{number}", "type": kind, "created": 1_700_000_000 + number, "data": {"object": found}}
         card = parse_card_event(msgspec.json.encode(body | event))
-        assert isinstance(card, CardEvent)
+        assert isinstance(card, PaymentEvent)
         return card
 
     def event(self, kind: str, found: dict[str, Any], **event: Any) -> PaymentEvent:
         """Return the facts of an event."""
         card = self.read(kind, found, **event)
         assert card.is_handled
-        return card.event
+        return card
 
     def intent(self, **fields: Any) -> dict[str, Any]:
         """Return an intent of ten dollars, paid by its one charge."""
@@ -270,15 +286,16 @@ class CardProvider:
         found = {"id": "prv_1", "object": "review", "reason": reason, "payment_intent": "pi_1", "charge": None}
         return self.event(f"review.{what}", found)
 
-    def step(self, order: Order, event: PaymentEvent, now: datetime = NOON) -> OrderStep:
+    def step(self, order: Order, event: PaymentEvent, now: datetime = NOON) -> Step:
         """Apply one event, and check the invariants: net amount, history, operations, JSON form."""
-        step = on_event(order, event, now, new_operation_id=self.new_operation_id)
-        self.check(order, step)
-        return step
+        return self.check(order, on_event(order, event, now, new_operation_id=self.new_operation_id))
 
-    def check(self, before: Order, step: OrderStep) -> None:
-        """Check the invariants of every step of an order."""
-        after = step.order
+    def check(self, before: Order, result: OrderResult) -> Step:
+        """Check the invariants of every decision about an order, and return what it changed."""
+        after = result.order
+        known = before.state
+        moves = after.state.moves[len(known.moves) :]
+        step = Step(after, result.verdict, moves, after.state.history[len(known.history) :])
         assert 0 <= after.net_micro <= after.request.amount_micro
         assert after.state.history[-1].statuses == after.statuses
         assert after.state.history == (*before.state.history, *step.entries)
@@ -288,6 +305,7 @@ class CardProvider:
         assert after.version == before.version + (after is not before)
         assert (after == before) == (after is before)
         assert msgspec.json.decode(msgspec.json.encode(after), type=Order) == after
+        return step
 
     def apply(self, order: Order, *events: PaymentEvent) -> Order:
         """Return the order after all these events, applied at noon."""

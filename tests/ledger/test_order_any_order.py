@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ledger.orders.decisions import on_expiry
+from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.payment_facts import PaymentEvent
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import CardProvider

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from holdfast.ledger.orders.decisions import attach_intent, on_create_refused, on_expiry, resolve_held
-from holdfast.ledger.orders.order import LedgerMove, Order, fee_micro_of, fx_of
-from holdfast.ledger.orders.transitions import OrderStep
+from holdfast.ledger.orders.order import LedgerMove, Order, OrderResult, fee_micro_of, fx_of
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -193,8 +192,7 @@ def test_a_late_payment_is_credited(provider: CardProvider, ended: str) -> None:
 def test_an_unpaid_order_expires(provider: CardProvider) -> None:
     order = provider.order()
     assert on_expiry(order, order.request.expires_at - timedelta(seconds=1)).verdict == "ignored"
-    step = on_expiry(order, order.request.expires_at)
-    provider.check(order, step)
+    step = provider.check(order, on_expiry(order, order.request.expires_at))
     assert four(step.order) == ("expired", "pending", "none", "none")
     assert step.entries[-1].source == "expiry"
     assert step.order.wake_at is None
@@ -233,8 +231,7 @@ def test_an_intent_is_attached_whenever_the_create_call_returns(provider: CardPr
 
 
 def test_an_intent_refused_by_the_provider_fails_the_order(provider: CardProvider) -> None:
-    step = on_create_refused(provider.order(), "amount_too_small", provider.noon)
-    provider.check(provider.order(), step)
+    step = provider.check(provider.order(), on_create_refused(provider.order(), "amount_too_small", provider.noon))
     assert four(step.order) == ("failed", "failed", "none", "none")
     assert (step.entries[-1].source, step.entries[-1].reason) == ("api", "create_refused: amount_too_small")
     for order in (
@@ -339,11 +336,11 @@ def test_a_review_is_shown_until_it_is_closed(provider: CardProvider, reason: st
 
 def test_an_operator_credits_what_was_received(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(amount_received=900))
-    step = resolve_held(
+    resolved = resolve_held(
         held, "credit", provider.noon, reason="paid short", new_operation_id=provider.new_operation_id
     )
-    assert not isinstance(step, Refusal)
-    provider.check(held, step)
+    assert not isinstance(resolved, Refusal)
+    step = provider.check(held, resolved)
     assert four(step.order) == ("credited", "succeeded", "none", "none")
     assert cents(step.order) == [900]
     assert step.order.ledger_operation_refs == ("op_credit",)
@@ -363,11 +360,11 @@ def test_an_operator_credits_at_most_what_was_ordered(provider: CardProvider) ->
 
 def test_an_operator_may_refuse_credit(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(currency="eur"))
-    step = resolve_held(
+    resolved = resolve_held(
         held, "cancel", provider.noon, reason="sent back", new_operation_id=provider.new_operation_id
     )
-    assert not isinstance(step, Refusal)
-    provider.check(held, step)
+    assert not isinstance(resolved, Refusal)
+    step = provider.check(held, resolved)
     assert four(step.order) == ("canceled", "succeeded", "none", "none")
     assert step.moves == ()
 
@@ -386,9 +383,9 @@ def test_an_operators_decision_counts_once(provider: CardProvider) -> None:
         )
 
     step = resolve(held, "credit")
-    assert isinstance(step, OrderStep)
+    assert isinstance(step, OrderResult)
     for amount_micro in (None, 9_000_000):
-        assert resolve(step.order, "credit", amount_micro) == OrderStep(order=step.order, verdict="duplicate")
+        assert resolve(step.order, "credit", amount_micro) == OrderResult(step.order, "duplicate")
     for refused in (resolve(step.order, "cancel"), resolve(step.order, "credit", 8_000_000)):
         assert isinstance(refused, Refusal)
         assert refused.code == "payment_order_not_payable"

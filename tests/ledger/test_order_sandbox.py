@@ -10,11 +10,10 @@ import pytest
 from holdfast.ledger.orders.decisions import on_expiry, on_sandbox_callback
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
-from holdfast.ledger.orders.transitions import OrderStep
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.ledger.conftest import CardProvider
+    from tests.ledger.conftest import CardProvider, Step
 
 
 def new_order(provider: CardProvider) -> Order:
@@ -32,11 +31,10 @@ def values(status: str = "paid", **changes: Any) -> SandboxValues:
     return SandboxValues(status=status, **(base | changes))
 
 
-def call(provider: CardProvider, order: Order, given: SandboxValues, *, minutes: int = 0) -> OrderStep:
+def call(provider: CardProvider, order: Order, given: SandboxValues, *, minutes: int = 0) -> Step:
     step = on_sandbox_callback(order, given, provider.noon + timedelta(minutes=minutes))
     assert not isinstance(step, Refusal)
-    provider.check(order, step)
-    return step
+    return provider.check(order, step)
 
 
 def refusal(provider: CardProvider, order: Order, given: SandboxValues, *, minutes: int = 0) -> Refusal:

@@ -10,22 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ledger.orders.payment_facts import (
+from holdfast.ledger.orders.facts import (
     Attempt,
     BalanceTransaction,
-    ChargeSeen,
+    Claim,
     DisputeMoney,
-    DisputeSeen,
-    Fact,
-    FraudWarning,
-    Paid,
+    OrderFacts,
     PaymentEvent,
-    RefundSeen,
-    ReviewSeen,
+    PaymentFacts,
+    RefundFacts,
 )
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.amounts import micro_per_minor
-from holdfast.providers.card.events import EVENT_BYTES_MAX, HANDLED_TYPES, CardEvent, parse_card_event
+from holdfast.providers.card.events import EVENT_BYTES_MAX, HANDLED_TYPES, parse_card_event
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import CardProvider
@@ -35,17 +32,18 @@ def body(found: object, kind: object = "payment_intent.succeeded", **event: Any)
     return json.dumps({"id": "evt_1", "type": kind, "created": 5, "data": {"object": found}} | event).encode()
 
 
-def facts_of(card: CardEvent) -> tuple[Fact, ...]:
-    return card.event.facts
+def paid_by(charge_ids: tuple[str, ...], *, at: int, livemode: bool | None = None) -> PaymentFacts:
+    """Return a payment of ten dollars."""
+    claim = Claim(amount_micro=10_000_000, currency="USD", livemode=livemode)
+    return PaymentFacts(at=at, claims=(claim,), charge_ids=charge_ids)
 
 
 def test_a_paid_intent_is_read_whole(provider: CardProvider) -> None:
     card = provider.read("payment_intent.succeeded", provider.intent(), id="evt_7", created=99)
-    assert (card.event.event_id, card.event.at, card.is_handled) == ("evt_7", 99, True)
+    assert (card.event_id, card.at, card.is_handled) == ("evt_7", 99, True)
     assert (card.order_id, card.payment_id, card.charge_id) == ("ord_1", "pi_1", "ch_1")
-    assert facts_of(card) == (
-        Paid(payment_id="pi_1", charge_id="ch_1", amount_micro=10_000_000, currency="USD", livemode=False, at=99),
-        ChargeSeen(charge_id="ch_1", payment_id="pi_1"),
+    assert card.facts == OrderFacts(
+        payments={"pi_1": paid_by(("ch_1",), livemode=False, at=99)}, charges={"ch_1": "pi_1"}
     )
 
 
@@ -55,67 +53,68 @@ def test_the_latest_charge_may_be_an_id_an_object_or_missing(provider: CardProvi
         "payment_intent.succeeded", provider.intent(latest_charge=provider.charge(balance_transaction=line))
     )
     assert whole.charge_id == "ch_1"
-    assert [type(fact) for fact in facts_of(whole)] == [Paid, ChargeSeen, Paid, BalanceTransaction]
+    paid = whole.facts.payments["pi_1"]
+    line_read = whole.facts.balance["txn_1"]
+    assert whole.facts == OrderFacts(
+        payments={"pi_1": paid_by(("ch_1",), livemode=False, at=paid.at)},
+        charges={"ch_1": "pi_1"},
+        balance={"txn_1": line_read},
+        charge_balances={"ch_1": "txn_1"},
+    )
     without = provider.read("payment_intent.succeeded", provider.intent(latest_charge=None))
     assert without.charge_id is None
-    assert [type(fact) for fact in facts_of(without)] == [Paid]
+    assert without.facts == OrderFacts(payments={"pi_1": paid_by((), livemode=False, at=without.at)})
     older = provider.intent(latest_charge=None, charges={"data": [provider.charge()]})
-    assert ChargeSeen(charge_id="ch_1", payment_id="pi_1") in facts_of(
-        provider.read("payment_intent.succeeded", older)
-    )
+    assert provider.read("payment_intent.succeeded", older).facts.charges == {"ch_1": "pi_1"}
 
 
 def test_omitted_nulls_are_accepted() -> None:
     bare = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
     card = parse_card_event(body(bare))
-    assert isinstance(card, CardEvent)
-    assert facts_of(card) == (Paid(payment_id="pi_1", amount_micro=10_000_000, currency="USD", at=5),)
+    assert isinstance(card, PaymentEvent)
+    assert card.facts == OrderFacts(payments={"pi_1": paid_by((), at=5)})
     failed = parse_card_event(body(bare, "payment_intent.payment_failed"))
-    assert isinstance(failed, CardEvent)
-    assert facts_of(failed) == (Attempt(status="failed", at=5),)
-    assert failed.event.reason == "payment_failed"
+    assert isinstance(failed, PaymentEvent)
+    assert failed.facts == OrderFacts(attempt=Attempt(status="failed", at=5))
+    assert failed.reason == "payment_failed"
 
 
 def test_livemode_is_read_from_the_event_if_the_object_has_none() -> None:
     found = {"id": "pi_1", "amount": 1, "currency": "usd"}
     card = parse_card_event(body(found, livemode=True))
-    assert isinstance(card, CardEvent)
-    (paid,) = facts_of(card)
-    assert isinstance(paid, Paid)
-    assert paid.livemode is True
+    assert isinstance(card, PaymentEvent)
+    assert card.facts.payments["pi_1"].claims[0].livemode is True
 
 
 def test_reversals_warnings_and_reviews_name_only_their_payment(provider: CardProvider) -> None:
     refund = provider.read("refund.created", provider.refund_object("re_1", "pending", 250))
     assert (refund.order_id, refund.payment_id, refund.charge_id) == (None, "pi_1", "ch_1")
-    assert facts_of(refund) == (
-        RefundSeen(refund_id="re_1", status="pending", amount_micro=2_500_000, charge_id="ch_1", payment_id="pi_1"),
+    pending = RefundFacts(
+        status="pending", seen=("pending",), amount_micro=2_500_000, charge_id="ch_1", payment_id="pi_1"
     )
+    assert refund.facts == OrderFacts(refunds={"re_1": pending}, charges={"ch_1": "pi_1"})
     dispute = provider.read(
         "charge.dispute.funds_withdrawn",
         provider.dispute_object("needs_response", moves=(-1000,), reason="general"),
     )
     assert (dispute.order_id, dispute.payment_id, dispute.charge_id) == (None, "pi_1", "ch_1")
-    seen, line, money = facts_of(dispute)
-    assert isinstance(seen, DisputeSeen)
+    seen, line = dispute.facts.disputes["dp_1"], dispute.facts.balance["txn_dp_1"]
     assert (seen.status, seen.reason, seen.withdrawn, seen.reinstated) == ("needs_response", "general", True, False)
-    assert isinstance(line, BalanceTransaction)
     assert (line.source_id, line.source_type, line.reporting_category) == ("dp_1", "dispute", "dispute")
-    assert money == DisputeMoney(
-        dispute_id="dp_1", transaction_id="txn_dp_1", amount_micro=-10_000_000, currency="USD"
-    )
+    money = DisputeMoney(dispute_id="dp_1", transaction_id="txn_dp_1", amount_micro=-10_000_000, currency="USD")
+    assert seen.money == {"txn_dp_1": money}
     found = {"id": "issfr_1", "charge": {"id": "ch_1"}}
     warning = provider.read("radar.early_fraud_warning.created", found)
     assert (warning.payment_id, warning.charge_id) == (None, "ch_1")
-    assert facts_of(warning) == (FraudWarning(warning_id="issfr_1"),)
+    assert warning.facts == OrderFacts(warnings=("issfr_1",))
     review = provider.read("review.closed", {"id": "prv_1", "payment_intent": "pi_1", "closed_reason": "approved"})
-    assert facts_of(review) == (ReviewSeen(review_id="prv_1", verdict="approved"),)
+    assert review.facts == OrderFacts(reviews={"prv_1": "approved"})
 
 
 @pytest.mark.parametrize("kind", ["customer.created", "payment_intent.created", "charge.failed", "payout.paid"])
 def test_unhandled_event_types_are_ignored(provider: CardProvider, kind: str) -> None:
     card = provider.read(kind, provider.intent())
-    assert (card.is_handled, card.event.facts) == (False, ())
+    assert (card.is_handled, card.facts) == (False, OrderFacts())
 
 
 def test_a_foreign_order_id_is_not_used(provider: CardProvider) -> None:
@@ -123,26 +122,22 @@ def test_a_foreign_order_id_is_not_used(provider: CardProvider) -> None:
         card = provider.read("payment_intent.succeeded", provider.intent(metadata=metadata))
         assert (card.order_id, card.payment_id) == (None, "pi_1")
     nameless = provider.read("refund.created", {"id": "re_1", "amount": 1, "currency": "usd", "status": "pending"})
-    assert (nameless.is_handled, nameless.event.facts) == (False, ())
+    assert (nameless.is_handled, nameless.facts) == (False, OrderFacts())
 
 
 def test_an_unknown_status_adds_no_fact(provider: CardProvider) -> None:
     refund = provider.read("refund.updated", provider.refund_object("re_1", "under_moonlight", 5))
-    assert facts_of(refund) == ()
+    assert refund.facts == OrderFacts()
     dispute = provider.read("charge.dispute.updated", provider.dispute_object("under_moonlight", moves=(-1000,)))
-    seen = facts_of(dispute)[0]
-    assert isinstance(seen, DisputeSeen)
-    assert seen.status is None
+    assert dispute.facts.disputes["dp_1"].status is None
     order = provider.apply(provider.order(), provider.paid())
-    assert provider.apply(order, dispute.event).net_micro == 0
+    assert provider.apply(order, dispute).net_micro == 0
 
 
 def test_a_balance_transaction_may_omit_derived_fields(provider: CardProvider) -> None:
     def line(**fields: Any) -> BalanceTransaction:
         found = {"id": "txn_1", "amount": 1000, "currency": "usd"} | fields
-        fact = facts_of(provider.read("charge.updated", provider.charge(balance_transaction=found)))[-1]
-        assert isinstance(fact, BalanceTransaction)
-        return fact
+        return provider.read("charge.updated", provider.charge(balance_transaction=found)).facts.balance["txn_1"]
 
     bare = line()
     assert (bare.fee_micro, bare.net_micro, bare.type, bare.reporting_category) == (0, 10_000_000, "", "")
@@ -253,7 +248,7 @@ def test_any_object_is_read_or_refused(
     if isinstance(read, Refusal):
         assert read.code == "invalid_event"
     elif read.is_handled:
-        provider.apply(provider.order(), read.event)
+        provider.apply(provider.order(), read)
 
 
 @settings(max_examples=200, deadline=None)

@@ -18,8 +18,8 @@ from holdfast.ledger.credit.account import (
 )
 from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.orders.decisions import create_order, on_event
+from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, PaymentFacts, RefundFacts
 from holdfast.ledger.orders.order import OrderRequest, identity_fx
-from holdfast.ledger.orders.payment_facts import Paid, PaymentEvent, RefundSeen
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.checks import Check
@@ -274,7 +274,7 @@ class AccountHistory:
         order = create_order(request)
         for event in events:
             step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
-            for move in step.moves:
+            for move in step.order.state.moves[len(order.state.moves) :]:
                 decide = decide_credit if move.kind == "credit" else decide_reversal
                 self.write(
                     decide(
@@ -321,15 +321,16 @@ class AccountHistory:
 
 
 def payment(name: str) -> PaymentEvent:
-    paid = Paid(payment_id=f"pi_{name}", charge_id=f"ch_{name}", amount_micro=10_000_000, currency="USD", at=1)
-    return PaymentEvent(
-        event_id=f"evt_{name}_1", type="payment_intent.succeeded", at=1, reason="paid", facts=(paid,)
-    )
+    claim = Claim(amount_micro=10_000_000, currency="USD")
+    paid = PaymentFacts(at=1, claims=(claim,), charge_ids=(f"ch_{name}",))
+    facts = OrderFacts(payments={f"pi_{name}": paid}, charges={f"ch_{name}": f"pi_{name}"})
+    return PaymentEvent(event_id=f"evt_{name}_1", type="payment_intent.succeeded", at=1, reason="paid", facts=facts)
 
 
 def refund(name: str) -> PaymentEvent:
-    sent = RefundSeen(refund_id=f"re_{name}", status="succeeded", amount_micro=4_000_000, charge_id=f"ch_{name}")
-    return PaymentEvent(event_id=f"evt_{name}_2", type="refund.created", at=2, reason="refund", facts=(sent,))
+    sent = RefundFacts(status="succeeded", seen=("succeeded",), amount_micro=4_000_000, charge_id=f"ch_{name}")
+    facts = OrderFacts(refunds={f"re_{name}": sent})
+    return PaymentEvent(event_id=f"evt_{name}_2", type="refund.created", at=2, reason="refund", facts=facts)
 
 
 def write_books(connection: Connection) -> None:

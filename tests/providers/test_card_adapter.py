@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import trio
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.ledger.orders.payment_facts import (
-    Attempt,
-    BalanceTransaction,
-    ChargeSeen,
-    DisputeMoney,
-    DisputeSeen,
-    Paid,
-    RefundedTotal,
-    RefundSeen,
-)
+from holdfast.ledger.orders.facts import Attempt, Claim, OrderFacts, join
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
     CardFault,
@@ -40,12 +31,10 @@ NO_RETRIES = {"retries_count": 0}
 BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
 AS_OF = 1_790_000_000
 
-T = TypeVar("T")
 
-
-def facts(seen: ProviderSnapshot, kind: type[T]) -> list[T]:
-    """The facts of one kind that a snapshot contains."""
-    return [fact for event in seen.events for fact in event.facts if isinstance(fact, kind)]
+def facts(seen: ProviderSnapshot) -> OrderFacts:
+    """Return everything that a snapshot states."""
+    return join(*(event.facts for event in seen.events))
 
 
 async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
@@ -62,7 +51,7 @@ async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBan
     assert intent["metadata"] == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
     assert not intent["livemode"]
     assert seen.state == "open"
-    assert [fact for event in seen.events for fact in event.facts] == [Attempt(status="pending", at=AS_OF)]
+    assert [event.facts for event in seen.events] == [OrderFacts(attempt=Attempt(status="pending", at=AS_OF))]
 
 
 async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: StartBank) -> None:
@@ -119,13 +108,12 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
             await bank.press("charges", charge_id, "settle")
             after = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert before.state == "succeeded"
-    (paid,) = facts(before, Paid)
-    assert (paid.payment_id, paid.charge_id, paid.amount_micro) == (intent_id, charge_id, 10_000_000)
-    assert (paid.currency, paid.livemode, paid.at) == ("USD", False, AS_OF)
-    (charge,) = facts(before, ChargeSeen)
-    assert (charge.charge_id, charge.payment_id, charge.balance_transaction_id) == (charge_id, intent_id, None)
-    assert facts(before, BalanceTransaction) == []
-    (booked,) = facts(after, BalanceTransaction)
+    ((payment_id, paid),) = facts(before).payments.items()
+    assert (payment_id, paid.charge_ids, paid.at) == (intent_id, (charge_id,), AS_OF)
+    assert paid.claims == (Claim(amount_micro=10_000_000, currency="USD", livemode=False),)
+    assert (facts(before).charges, facts(before).charge_balances) == ({charge_id: intent_id}, {})
+    assert facts(before).balance == {}
+    (booked,) = facts(after).balance.values()
     assert (booked.source_id, booked.source_type, booked.reporting_category) == (charge_id, "charge", "charge")
     assert (booked.amount_micro, booked.fee_micro, booked.net_micro) == (10_000_000, 590_000, 9_410_000)
     assert booked.currency == "USD"
@@ -144,7 +132,8 @@ async def test_an_intent_without_amount_received_is_not_read_as_zero(
             intent_id, _ = await bank.paid("ord_1", 1000)
             seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert seen.state == "succeeded"
-    assert [each.amount_micro for each in facts(seen, Paid)] == [10_000_000]
+    (paid,) = facts(seen).payments.values()
+    assert [claim.amount_micro for claim in paid.claims] == [10_000_000]
 
 
 async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: StartBank) -> None:
@@ -156,10 +145,10 @@ async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: S
             await bank.press("payment_intents", intent_id, "pay")
             paid = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert declined.state == "open"
-    assert facts(declined, Attempt) == [Attempt(status="failed", at=AS_OF, reason="insufficient_funds")]
-    assert facts(declined, Paid) == []
-    assert (paid.state, facts(paid, Attempt)) == ("succeeded", [])
-    assert len(facts(paid, Paid)) == 1
+    assert facts(declined).attempt == Attempt(status="failed", at=AS_OF, reason="insufficient_funds")
+    assert facts(declined).payments == {}
+    assert (paid.state, facts(paid).attempt) == ("succeeded", None)
+    assert len(facts(paid).payments) == 1
 
 
 async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: StartBank) -> None:
@@ -173,18 +162,17 @@ async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: St
             dispute = await bank.press("charges", charge_id, "dispute", amount=700, reason="product_not_received")
             await bank.press("disputes", dispute, "win", amount=500)
             seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
-    assert {(each.refund_id, each.amount_micro, each.status) for each in facts(seen, RefundSeen)} == {
+    assert {(name, each.amount_micro, each.status) for name, each in facts(seen).refunds.items()} == {
         (partial, 3_000_000, "succeeded"),
         (failing, 2_000_000, "failed"),
     }
-    assert [each.amount_micro for each in facts(seen, RefundedTotal)] == [3_000_000]
-    (disputed,) = facts(seen, DisputeSeen)
-    assert (disputed.dispute_id, disputed.amount_micro, disputed.status) == (dispute, 7_000_000, "won")
+    assert [each.amount_micro for each in facts(seen).totals.values()] == [3_000_000]
+    ((dispute_id, disputed),) = facts(seen).disputes.items()
+    assert (dispute_id, disputed.amount_micro, disputed.status) == (dispute, 7_000_000, "won")
     assert disputed.reason == "product_not_received"
-    assert len(facts(seen, DisputeMoney)) == 2
+    assert len(disputed.money) == 2
     moved = {
-        (each.reporting_category, each.source_id, each.net_micro // 10_000)
-        for each in facts(seen, BalanceTransaction)
+        (each.reporting_category, each.source_id, each.net_micro // 10_000) for each in facts(seen).balance.values()
     }
     assert moved == {
         ("charge", charge_id, 941),
@@ -202,8 +190,8 @@ async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> N
             intent_id, charge_id = await bank.paid("ord_1", 1000)
             created = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
             seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
-    assert {each.refund_id for each in facts(seen, RefundSeen)} == created
-    assert sum(each.reporting_category == "refund" for each in facts(seen, BalanceTransaction)) == 12
+    assert set(facts(seen).refunds) == created
+    assert sum(each.reporting_category == "refund" for each in facts(seen).balance.values()) == 12
 
 
 async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_bank: StartBank) -> None:
@@ -221,7 +209,7 @@ async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank
             intent_id, charge_id = await bank.paid()
             result = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
     assert result.state == "succeeded"
-    assert [each.charge_id for each in facts(result, ChargeSeen)] == [charge_id]
+    assert list(facts(result).charges) == [charge_id]
 
 
 async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.ledger.orders.payment_facts import Paid
+from holdfast.ledger.orders.facts import OrderFacts, join
 from holdfast.providers.card.objects import intent_facts, snapshot_of
 
 AT = 1_790_000_000
@@ -16,8 +16,10 @@ CHARGE = {
 }  # fmt: skip
 
 
-def amounts(facts: Any) -> set[tuple[str, int]]:
-    return {(fact.payment_id, fact.amount_micro) for fact in facts if isinstance(fact, Paid)}
+def amounts(facts: OrderFacts) -> set[tuple[str, int]]:
+    return {
+        (payment_id, claim.amount_micro) for payment_id, paid in facts.payments.items() for claim in paid.claims
+    }
 
 
 @pytest.mark.parametrize("charge", [None, "ch_1", CHARGE])
@@ -37,4 +39,4 @@ def test_the_amount_received_is_the_same_by_webhook_and_snapshot(
     }  # fmt: skip
     notified = amounts(intent_facts(intent, paid=True, at=AT, account=None))
     seen = snapshot_of(intent, as_of=AT)
-    assert notified == amounts(fact for event in seen.events for fact in event.facts) == {("pi_1", amount_micro)}
+    assert notified == amounts(join(*(event.facts for event in seen.events))) == {("pi_1", amount_micro)}

@@ -24,7 +24,6 @@ from holdfast.persistence.queries.loading import (
     load_sign_in,
     load_task_and_events,
 )
-from holdfast.persistence.queries.order_reads import OrderReads
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
@@ -44,7 +43,6 @@ def account_directory(
     now: Now,
 ) -> KeyedDirectory:
     """Return the directory of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
-    orders = OrderReads(database)
     limits = AccountLimits(
         tasks_in_flight_max=settings.tasks_in_flight_max,
         task_creates_per_s=settings.task_creates_per_account_s,
@@ -59,7 +57,7 @@ def account_directory(
 
     def create(account_id: str, mailbox: Mailbox) -> AccountActor:
         return AccountActor(
-            account_id, mailbox, journal, load=load, orders=orders, announce=announce, now=now, limits=limits
+            account_id, mailbox, journal, load=load, database=database, announce=announce, now=now, limits=limits
         )
 
     return _directory("accounts", create, settings, database, journal, reporter=reporter)

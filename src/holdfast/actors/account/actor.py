@@ -27,14 +27,13 @@ from holdfast.actors.account.order_messages import (
     CreateOrder,
     ExpireOrder,
     OrderCommand,
-    OrderResult,
     PaySandboxOrder,
     ReceivePaymentEvent,
     ReconcileOrder,
     RecordIntentRefused,
     ResolveOrder,
 )
-from holdfast.actors.account.orders import AccountOrders, OrderQueries
+from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.actor import JournaledActor
@@ -50,6 +49,7 @@ from holdfast.ledger.credit.account import (
     decide_release,
 )
 from holdfast.ledger.ids import new_id, new_id_of_account
+from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
@@ -65,6 +65,7 @@ from holdfast.persistence.records.accounts import (
     SessionRevokedRow,
     StoredReply,
 )
+from holdfast.persistence.server.database import Database
 
 AccountCommand: TypeAlias = (
     CreateTask | SettleTask | Recharge | CreateApiKey | RevokeApiKey | RecordKeyUse | SignOut | OrderCommand
@@ -84,7 +85,7 @@ class AccountLimits:
 
 
 class AccountActor(JournaledActor):
-    """One account. ``load`` reads its rows, ``orders`` those of its orders; ``announce`` notifies of a new task."""
+    """One account. ``load`` reads its rows, ``database`` has its orders; ``announce`` notifies of a new task."""
 
     own_fence = "account"
 
@@ -95,7 +96,7 @@ class AccountActor(JournaledActor):
         journal: Journal,
         *,
         load: Callable[[str], Awaitable[LoadedAccount]],
-        orders: OrderQueries,
+        database: Database,
         announce: Callable[[Task], Tell],
         now: Now,
         limits: AccountLimits,
@@ -109,7 +110,7 @@ class AccountActor(JournaledActor):
         self._units: AccountUnits
         self._live_keys: dict[str, frozenset[str]]
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max)
-        self._order_reads = orders
+        self._database = database
         self._orders: AccountOrders | None = None
         self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
 
@@ -272,7 +273,7 @@ class AccountActor(JournaledActor):
                 return used
         if self._orders is None:
             most = self._limits.orders_pending_max
-            self._orders = AccountOrders(self._units, self._order_reads, self._now, pending_max=most)
+            self._orders = AccountOrders(self._units, self._database, self._now, pending_max=most)
         return await self._orders.decide(command)
 
     # --------------------------------------------------------------------------------------- keys and sessions

@@ -9,21 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import msgspec
-
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
-from holdfast.ledger.orders.order import Order, OrderRequest
-from holdfast.ledger.orders.payment_facts import PaymentEvent
+from holdfast.ledger.orders.facts import PaymentEvent
+from holdfast.ledger.orders.order import OrderRequest, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
-from holdfast.ledger.refusals import StepVerdict
-
-
-class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
-    """A payment order after a command, and the command's effect."""
-
-    order: Order
-    verdict: StepVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +74,10 @@ class ExpireOrder(Command[OrderResult]):
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder(Command[OrderResult]):
-    """A snapshot of the order's objects at the provider, or why it could not be read (``fault``)."""
+    """A snapshot of the order's objects at the provider; None if they could not be read."""
 
     order_id: str
-    snapshot: ProviderSnapshot | None = None
-    fault: str | None = None
+    snapshot: ProviderSnapshot | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict
 from datetime import datetime
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
 import structlog
 
@@ -22,7 +22,6 @@ from holdfast.actors.account.order_messages import (
     CreateOrder,
     ExpireOrder,
     OrderCommand,
-    OrderResult,
     PaySandboxOrder,
     ReceivePaymentEvent,
     ReconcileOrder,
@@ -48,12 +47,16 @@ from holdfast.ledger.orders.decisions import (
     on_sandbox_callback,
     resolve_held,
 )
-from holdfast.ledger.orders.order import LedgerMove, Order
-from holdfast.ledger.orders.snapshots import ProviderSnapshot
-from holdfast.ledger.orders.transitions import OrderStep
+from holdfast.ledger.orders.order import LedgerMove, Order, OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
+from holdfast.persistence.queries.orders import (
+    event_of_another_order,
+    order_of_account,
+    payment_of_another_order,
+    pending_order_count,
+)
 from holdfast.persistence.records.orders import (
     OrderChangedRow,
     OrderRow,
@@ -63,37 +66,27 @@ from holdfast.persistence.records.orders import (
     synthetic_event_rows,
 )
 from holdfast.persistence.records.rows import Row
+from holdfast.persistence.server.database import Database
 
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 
 
-class OrderQueries(Protocol):
-    """What a turn reads about orders."""
-
-    async def order(self, account_id: str, order_id: str) -> Order | None: ...
-
-    async def payment_of_another_order(self, provider: str, payment_id: str, order_id: str) -> bool: ...
-
-    async def event_of_another_order(self, provider: str, event_id: str, order_id: str) -> bool: ...
-
-    async def pending_count(self, account_id: str) -> int: ...
+CACHED_MAX = 64
+"""How many orders are cached, besides those whose newest decision is not durable yet."""
 
 
 class AccountOrders:
     """The orders of one account, for one incarnation of its actor."""
 
-    __slots__ = ("_cache", "_cached_max", "_now", "_open", "_pending_max", "_reads", "_undurable", "_units")
+    __slots__ = ("_cache", "_database", "_now", "_open", "_pending_max", "_undurable", "_units")
 
-    def __init__(
-        self, units: AccountUnits, reads: OrderQueries, now: Now, *, pending_max: int, cached_max: int = 64
-    ) -> None:
+    def __init__(self, units: AccountUnits, database: Database, now: Now, *, pending_max: int) -> None:
         self._units = units
-        self._reads = reads
+        self._database = database
         self._now = now
         self._pending_max = pending_max
-        self._cached_max = cached_max
         self._cache: OrderedDict[str, Order] = OrderedDict()
         self._undurable: dict[Unit, str] = {}
         self._open: Counter[str] = Counter()
@@ -140,7 +133,7 @@ class AccountOrders:
         assert command.request.account_id == account_id
         # Counted before the rows: an order that becomes durable in between is counted twice rather than not at all.
         waiting = len(self._open)
-        waiting += await self._reads.pending_count(account_id)
+        waiting += await self._database.read(pending_order_count, account_id)
         if waiting >= self._pending_max:
             refusal = Refusal(
                 code="too_many_open_orders",
@@ -153,24 +146,23 @@ class AccountOrders:
         return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency)
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
-        event = command.event
-        step = on_event(order, event, now, new_operation_id=_operation_id)
-        provider, account_id, order_id = order.request.provider, order.account_id, order.order_id
+        event, provider, order_id = command.event, order.request.provider, order.order_id
+        result = on_event(order, event, now, new_operation_id=_operation_id)
         row = PaymentEventRow(
-            provider, event.event_id, account_id, order_id, event.type, now, step.verdict, command.body
+            provider, event.event_id, order.account_id, order_id, event.type, now, result.verdict, command.body
         )
-        if step.order is not order and await self._event_of_another_order(order, event.event_id):
+        if result.order is not order and await self._event_of_another_order(order, event.event_id):
             # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
             log.warning(
                 "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
             )
             unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
             return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
-        return await self._apply(order, step, event=row)
+        return await self._apply(order, result, event=row)
 
     async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         request = order.request
-        step = on_sandbox_callback(order, command.values, now)
+        result = on_sandbox_callback(order, command.values, now)
         assert request.sandbox_event_id is not None
         event = PaymentEventRow(
             request.provider,
@@ -182,16 +174,16 @@ class AccountOrders:
             "applied",
             command.body,
         )
-        return await self._apply(order, step, event=event)
+        return await self._apply(order, result, event=event)
 
     async def _reconcile(self, command: ReconcileOrder, order: Order, now: datetime) -> Turn[OrderResult]:
-        snapshot = command.snapshot or ProviderSnapshot(unavailable=command.fault or "no response")
-        step = on_reconciled(order, snapshot, now, new_operation_id=_operation_id)
-        return await self._apply(order, step, more=synthetic_event_rows(order, step.order, snapshot.events, now))
+        result = on_reconciled(order, command.snapshot, now, new_operation_id=_operation_id)
+        events = () if command.snapshot is None else command.snapshot.events
+        return await self._apply(order, result, more=synthetic_event_rows(order, result.order, events, now))
 
     async def _resolve(self, command: ResolveOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
-        step = resolve_held(
+        result = resolve_held(
             order,
             decision,
             now,
@@ -199,41 +191,43 @@ class AccountOrders:
             new_operation_id=_operation_id,
             amount_micro=command.amount_micro,
         )
-        return await self._apply(order, step)
+        return await self._apply(order, result)
 
     # ------------------------------------------------------------------------------------------------- the effects
 
     async def _apply(
         self,
         order: Order,
-        step: OrderStep | Refusal,
+        result: OrderResult | Refusal,
         *,
         event: PaymentEventRow | None = None,
         more: tuple[Row, ...] = (),
     ) -> Turn[OrderResult]:
-        """Apply a step.
+        """Commit what a decision changed.
 
-        Refuses: 1. the step if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
+        Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
         3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
         """
-        if isinstance(step, OrderStep):
-            if step.order is order:
-                return self._units.confirm(OrderResult(order, step.verdict))
-            refusal = await self._refusal_of(order, step)
+        if isinstance(result, Refusal):
+            refusal: Refusal | None = result
+        elif result.order is order:
+            return self._units.confirm(result)
         else:
-            refusal = step
+            refusal = await self._refusal_of(order, result.order)
         if refusal is not None:
             return self._units.confirm(
                 refusal, () if event is None else (_unapplied(event, event_id=event.event_id),)
             )
-        assert isinstance(step, OrderStep)
+        assert isinstance(result, OrderResult)
+        after = result.order
         state = self._units.state
-        operations = tuple(_post(order, move, state, step.order.updated_at) for move in step.moves)
-        _warn_if_mismatched(order, step.order)
-        rows: list[Row] = [OrderChangedRow(step.order, next_check_at(step.order, self._now())), *more]
+        operations = tuple(_post(order, move, state, after.updated_at) for move in _new_moves(order, after))
+        if after.statuses.risk_status == "mismatch" != order.statuses.risk_status:
+            log.warning("a payment does not match its order", order_id=after.order_id, status=after.status)
+        rows: list[Row] = [OrderChangedRow(after, next_check_at(after, self._now())), *more]
         if event is not None:
             rows.append(event)
-        return self._commit(OrderResult(step.order, step.verdict), operations=operations, rows=tuple(rows))
+        return self._commit(result, operations=operations, rows=tuple(rows))
 
     def _commit(
         self,
@@ -250,18 +244,17 @@ class AccountOrders:
         self._open[order_id] += 1
         return commit
 
-    async def _refusal_of(self, order: Order, step: OrderStep) -> Refusal | None:
-        payment_id = step.order.state.payment_id
+    async def _refusal_of(self, order: Order, after: Order) -> Refusal | None:
+        payment_id, order_id = after.state.payment_id, order.order_id
         if payment_id is not None and payment_id != order.state.payment_id:
-            provider, order_id = order.request.provider, order.order_id
             is_of_another_order = any(
                 each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
-            ) or await self._reads.payment_of_another_order(provider, payment_id, order_id)
+            ) or await self._database.read(payment_of_another_order, order.request.provider, payment_id, order_id)
             if is_of_another_order:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
-        credit_micro = sum(move.amount_micro for move in step.moves if move.kind == "credit")
+        credit_micro = sum(move.amount_micro for move in _new_moves(order, after) if move.kind == "credit")
         if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
@@ -272,14 +265,14 @@ class AccountOrders:
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
             for each in self._cache.values()
-        ) or await self._reads.event_of_another_order(provider, event_id, order_id)
+        ) or await self._database.read(event_of_another_order, provider, event_id, order_id)
 
     # --------------------------------------------------------------------------------------------------- the cache
 
     async def _order(self, order_id: str) -> Order | None:
         order = self._cache.get(order_id)
         if order is None:
-            order = await self._reads.order(self._units.state.account_id, order_id)
+            order = await self._database.read(order_of_account, self._units.state.account_id, order_id)
             if order is not None:
                 self._cache_order(order)
         return order
@@ -287,9 +280,9 @@ class AccountOrders:
     def _cache_order(self, order: Order) -> None:
         self._cache[order.order_id] = order
         self._cache.move_to_end(order.order_id)
-        if len(self._cache) > self._cached_max:
+        if len(self._cache) > CACHED_MAX:
             durable = [each for each in self._cache if each != order.order_id and each not in self._open]
-            for order_id in durable[: len(self._cache) - self._cached_max]:
+            for order_id in durable[: len(self._cache) - CACHED_MAX]:
                 del self._cache[order_id]
 
 
@@ -302,6 +295,10 @@ def _is_for(command: OrderCommand, order: Order) -> bool:
 
 def _operation_id() -> str:
     return new_id("op")
+
+
+def _new_moves(before: Order, after: Order) -> tuple[LedgerMove, ...]:
+    return after.state.moves[len(before.state.moves) :]
 
 
 def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> Operation:
@@ -323,8 +320,3 @@ def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> 
 
 def _unapplied(event: PaymentEventRow, *, event_id: str) -> UnappliedPaymentEventRow:
     return UnappliedPaymentEventRow(*event._replace(event_id=event_id, verdict="refused"))
-
-
-def _warn_if_mismatched(before: Order, after: Order) -> None:
-    if after.statuses.risk_status == "mismatch" != before.statuses.risk_status:
-        log.warning("a payment does not match its order", order_id=after.order_id, status=after.status)

@@ -14,20 +14,20 @@ from holdfast import metrics
 from holdfast.actors.account.order_messages import (
     AttachIntent,
     ExpireOrder,
-    OrderResult,
     ReconcileOrder,
     RecordIntentRefused,
 )
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.ledger.clock import Now
-from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.order import Order, OrderResult
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.amounts import minor_from_micro
-from holdfast.providers.card.base import CardFault, CardProvider, CardRateLimited, CardRejected
+from holdfast.providers.card.base import CardFault, CardProvider, CardRejected
 
 log = structlog.get_logger(__name__)
 
@@ -79,18 +79,18 @@ class OrderChecks:
                 seen = await self._card.cancel_intent(payment_id, as_of=as_of)
         except CardFault as fault:
             log.info("a payment could not be read", order_id=order.order_id, reason=str(fault))
-            return await self._reconcile(order, ReconcileOrder(order.order_id, fault=_name(fault)))
+            return await self._reconcile(order, None)
         if is_expired and seen.state == "canceled":
             # Before the comparison, so that the order's history has the expiry as the reason for the cancellation.
             await self._expire(order)
-        return await self._reconcile(order, ReconcileOrder(order.order_id, seen))
+        return await self._reconcile(order, seen)
 
     async def _expire(self, order: Order) -> CheckResult:
         reply = await self._ask(order, ExpireOrder(order.order_id))
         return "expired" if reply is not None and reply.order.status == "expired" else "left"
 
-    async def _reconcile(self, order: Order, command: ReconcileOrder) -> CheckResult:
-        reply = await self._ask(order, command)
+    async def _reconcile(self, order: Order, snapshot: ProviderSnapshot | None) -> CheckResult:
+        reply = await self._ask(order, ReconcileOrder(order.order_id, snapshot))
         return "left" if reply is None else reply.order.statuses.reconcile_status
 
     async def _find_intent(self, order: Order, card: CardProvider) -> CheckResult:
@@ -108,7 +108,7 @@ class OrderChecks:
             await self._ask(order, RecordIntentRefused(order.order_id, fault.provider_code))
             return "refused"
         except CardFault as fault:
-            log.info("an intent could not be created", order_id=order.order_id, reason=_name(fault))
+            log.info("an intent could not be created", order_id=order.order_id, reason=str(fault))
             return "error"
         await self._ask(order, AttachIntent(order.order_id, intent.provider_payment_id))
         return "attached"
@@ -119,10 +119,3 @@ class OrderChecks:
             log.warning("a check of an order was refused", order_id=order.order_id, code=reply.code)
             return None
         return reply
-
-
-def _name(fault: CardFault) -> str:
-    """Return a short name of a fault, without the provider's own text."""
-    if isinstance(fault, CardRejected):
-        return f"rejected: {fault.provider_code}"
-    return "rate_limited" if isinstance(fault, CardRateLimited) else type(fault).__name__

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.ledger.orders.facts import ProcessingStatus
 from holdfast.ledger.orders.order import OrderStatus, Provider, ReconcileStatus, ReversalStatus, RiskStatus, Source
-from holdfast.ledger.orders.payment_facts import ProcessingStatus
 from holdfast.ledger.public_types import Amount, Time
 
 SandboxOutcome = Literal["paid", "failed", "canceled"]

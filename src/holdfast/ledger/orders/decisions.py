@@ -6,41 +6,47 @@ caller supplies the time and, where more than the reserved credit may be posted,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.orders.facts import OrderFacts, OrderResolution, with_fact
+from holdfast.ledger.orders.facts import (
+    Attempt,
+    Claim,
+    OrderFacts,
+    OrderResolution,
+    PaymentEvent,
+    PaymentFacts,
+    join,
+)
 from holdfast.ledger.orders.order import (
     BalanceReading,
-    LedgerMove,
     Order,
     OrderRequest,
+    OrderResult,
     OrderState,
     ReconcileStatus,
     Source,
     StateEntry,
     Statuses,
 )
-from holdfast.ledger.orders.payment_facts import Attempt, BalanceTransaction, Paid, PaymentEvent
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
-from holdfast.ledger.orders.targets import provider_net_micro, received_micro
+from holdfast.ledger.orders.targets import Assessment, assess, provider_net_micro, received_micro
 from holdfast.ledger.orders.transitions import (
     CREDIT_REASON,
     NewOperationId,
-    OrderStep,
     can_expire,
     moved,
-    next_reconcile_at,
-    unchanged,
+    no_operation_id,
 )
 from holdfast.ledger.refusals import Refusal
 
 SANDBOX_EVENT_TYPE = "sandbox_payment"
+BOOKKEEPING_TYPES = ("synthetic.charge", "synthetic.balance")
+"""Synthetic events that change neither statuses nor credit."""
 
 
 def create_order(request: OrderRequest) -> Order:
@@ -58,31 +64,22 @@ def create_order(request: OrderRequest) -> Order:
     )
 
 
-def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderStep:
+def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderResult:
     """Record the intent that the provider created for the order. Its events may have arrived before."""
     assert order.request.provider == "cardprovider"
     if order.state.intent_id is not None:
-        return unchanged(order, "duplicate")
-    named = msgspec.structs.replace(order.state, payment_id=payment_id)
-    return moved(
-        order,
-        order.state.facts,
-        now,
-        source="api",
-        reason="intent_created",
-        new_operation_id=_none_needed,
-        intent_id=payment_id,
-        reconcile_due_at=order.state.reconcile_due_at or next_reconcile_at(order, now, tries=0, after=named),
-    )
+        return OrderResult(order, "duplicate")
+    implied = assess(order.request, order.state.facts)
+    return moved(order, implied, now, source="api", reason="intent_created", intent_id=payment_id)
 
 
-def on_create_refused(order: Order, reason: str, now: datetime) -> OrderStep:
+def on_create_refused(order: Order, reason: str, now: datetime) -> OrderResult:
     """Record that the provider finally refused to create an intent; ``reason`` is its code."""
     if order.state.intent_id is not None or order.status != "pending":
-        return unchanged(order, "ignored")
+        return OrderResult(order, "ignored")
     attempt = Attempt(status="failed", at=int(now.timestamp()), reason=reason)
-    facts = with_fact(order.state.facts, attempt)
-    return moved(order, facts, now, source="api", reason=f"create_refused: {reason}", new_operation_id=_none_needed)
+    implied = assess(order.request, join(order.state.facts, OrderFacts(attempt=attempt)))
+    return moved(order, implied, now, source="api", reason=f"create_refused: {reason}")
 
 
 def on_event(
@@ -92,45 +89,41 @@ def on_event(
     *,
     new_operation_id: NewOperationId,
     source: Source = "provider_webhook",
-) -> OrderStep:
+) -> OrderResult:
     """Apply a provider event. An event applied before changes nothing; a stale one is only recorded.
 
     A sandbox order accepts its own callback only: no card event can pay it, even one that names it.
     """
     state = order.state
     if (order.request.provider == "sandbox") != (source == "sandbox_callback"):
-        return unchanged(order, "ignored")
+        return OrderResult(order, "ignored")
     if event.event_id in state.event_ids:
-        return unchanged(order, "duplicate")
-    facts, is_new = state.facts, False
-    for fact in event.facts:
-        joined = with_fact(facts, fact)
-        is_new |= joined != facts
-        facts = joined
-    progress_only = bool(event.facts) and all(isinstance(fact, Attempt) for fact in event.facts)
-    stale = progress_only and (not is_new or bool(state.facts.payments))
+        return OrderResult(order, "duplicate")
+    facts, attempt = join(state.facts, event.facts), event.facts.attempt
+    is_attempt_only = attempt is not None and event.facts == OrderFacts(attempt=attempt)
+    is_stale = is_attempt_only and (facts == state.facts or bool(state.facts.payments))
     recorded: dict[str, Any] = {"event_ids": (*state.event_ids, event.event_id)}
-    if event.synthetic:
-        recorded["synthetic_event_id"] = event.event_id
-    elif not stale:
-        recorded |= {"real_event_id": event.event_id, "real_event_type": event.type}
-    if not stale:
-        recorded["applied_event_id"] = event.event_id
-        recorded["balance_readings"] = _readings(state, event, now)
+    if not is_stale:
+        recorded |= {
+            "real_event_id": event.event_id,
+            "real_event_type": event.type,
+            "applied_event_id": event.event_id,
+            "balance_readings": _readings(event, now) | state.balance_readings,
+        }
     return moved(
         order,
-        facts,
+        assess(order.request, facts),
         now,
         source=source,
         reason=event.reason,
         new_operation_id=new_operation_id,
         event_id=event.event_id,
-        verdict="stale" if stale else "applied",
+        verdict="stale" if is_stale else "applied",
         **recorded,
     )
 
 
-def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> OrderStep | Refusal:
+def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> OrderResult | Refusal:
     """Apply a sandbox callback whose signature has been verified against this order.
 
     Refuses: 1. ``invalid_signature`` (signed values that are not this order's); 2. ``provider_event_mismatch``;
@@ -149,7 +142,7 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
             param="provider_event_id",
         )
     if order.status == {"paid": "credited"}.get(values.status, values.status):
-        return unchanged(order, "duplicate")
+        return OrderResult(order, "duplicate")
     if order.status == "expired" or (order.status == "pending" and now >= request.expires_at):
         return Refusal(
             code="payment_order_expired",
@@ -163,24 +156,22 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
             final=True,
         )
     at = int(now.timestamp())
-    fact: Paid | Attempt
     if values.status == "paid":
-        fact = Paid(
-            payment_id=request.order_id, amount_micro=request.amount_micro, currency=request.currency, at=at
-        )
+        claim = Claim(amount_micro=request.amount_micro, currency=request.currency)
+        facts = OrderFacts(payments={request.order_id: PaymentFacts(at=at, claims=(claim,))})
     else:
-        fact = Attempt(status="failed" if values.status == "failed" else "canceled", at=at)
+        facts = OrderFacts(attempt=Attempt(status="failed" if values.status == "failed" else "canceled", at=at))
     event = PaymentEvent(
         event_id=event_id,
         type=f"{SANDBOX_EVENT_TYPE}.{values.status}",
         at=at,
         reason=CREDIT_REASON if values.status == "paid" else f"payment_{values.status}",
-        facts=(fact,),
+        facts=facts,
     )
-    return on_event(order, event, now, new_operation_id=_none_needed, source="sandbox_callback")
+    return on_event(order, event, now, new_operation_id=no_operation_id, source="sandbox_callback")
 
 
-def on_expiry(order: Order, now: datetime) -> OrderStep:
+def on_expiry(order: Order, now: datetime) -> OrderResult:
     """Expire an unpaid order whose deadline has passed; ``ignored`` if that does not apply.
 
     The caller cancels a card order's intent first: if the cancel finds it paid, that is an event, not an expiry. An
@@ -189,59 +180,58 @@ def on_expiry(order: Order, now: datetime) -> OrderStep:
     """
     may_end = can_expire(order.request, order.status) or _ended_by_time(order)
     if not may_end or now < order.request.expires_at:
-        return unchanged(order, "ignored")
+        return OrderResult(order, "ignored")
     if order.statuses.processing_status == "processing":
-        return unchanged(order, "ignored")
+        return OrderResult(order, "ignored")
     facts = msgspec.structs.replace(order.state.facts, expired=True)
-    return moved(order, facts, now, source="expiry", reason="expired_unpaid", new_operation_id=_none_needed)
+    return moved(order, assess(order.request, facts), now, source="expiry", reason="expired_unpaid")
 
 
 def on_reconciled(
-    order: Order, snapshot: ProviderSnapshot, now: datetime, *, new_operation_id: NewOperationId
-) -> OrderStep:
+    order: Order, snapshot: ProviderSnapshot | None, now: datetime, *, new_operation_id: NewOperationId
+) -> OrderResult:
     """Apply a snapshot of the provider's objects as synthetic events, and compare the totals.
 
-    A failed read gives ``error`` and changes nothing else. ``reconciled`` requires equal totals and a balance
-    transaction for each payment; ``pending`` waits for one, or for the payment itself.
+    None, a failed read, gives ``error`` and changes nothing else. ``reconciled`` requires equal totals and a
+    balance transaction for each payment; ``pending`` waits for one, or for the payment itself. All new facts are
+    assessed at once: one difference is posted, under the last of their events.
     """
-    events = snapshot.events
-    moves: list[LedgerMove] = []
-    entries: list[StateEntry] = []
-    changed = False
-    current = order
-    for event in events:
-        facts = current.state.facts
-        for fact in event.facts:
-            facts = with_fact(facts, fact)
-        if facts == current.state.facts:
-            # Already known from a webhook event: recording it again would only lengthen the list of ids.
-            continue
-        step = on_event(current, event, now, new_operation_id=new_operation_id, source="reconcile")
-        changed |= bool(step.entries)
-        moves += step.moves
-        entries += step.entries
-        current = step.order
-    status = _compared(current, snapshot)
-    tries = 0 if changed or status != order.statuses.reconcile_status else order.state.reconcile_tries + 1
-    last = moved(
-        current,
-        current.state.facts,
+    state, facts = order.state, order.state.facts
+    readings: dict[str, BalanceReading] = {}
+    new: list[PaymentEvent] = []
+    for event in () if snapshot is None else snapshot.events:
+        joined = join(facts, event.facts)
+        # What a webhook event stated is not recorded again.
+        if joined != facts and event.event_id not in state.event_ids:
+            facts = joined
+            readings |= _readings(event, now)
+            new.append(event)
+    implied = assess(order.request, facts)
+    status = _compared(order.request, implied, snapshot)
+    recorded: dict[str, Any] = {}
+    if new:
+        recorded = {
+            "event_ids": (*state.event_ids, *(event.event_id for event in new)),
+            "synthetic_event_id": new[-1].event_id,
+            "applied_event_id": new[-1].event_id,
+            "balance_readings": readings | state.balance_readings,
+        }
+    if status == "reconciled":
+        recorded["reconciled_at"] = now
+    is_unchanged = not new and status == order.statuses.reconcile_status
+    cause = new[-1] if new and new[-1].type not in BOOKKEEPING_TYPES else None
+    compared = "provider_unreachable" if status == "error" else f"compared_{status}"
+    return moved(
+        order,
+        implied,
         now,
         source="reconcile",
-        reason="provider_unreachable" if status == "error" else f"compared_{status}",
+        reason=compared if cause is None else cause.reason,
         new_operation_id=new_operation_id,
+        event_id=None if cause is None else cause.event_id,
         reconcile_status=status,
-        reconcile_tries=tries,
-        reconcile_due_at=next_reconcile_at(order, now, tries=tries, after=current.state),
-        reconciled_at=now if status == "reconciled" else current.state.reconciled_at,
-    )
-    # Everything is one commit, so it is one version.
-    final = msgspec.structs.replace(last.order, version=order.version + 1)
-    return OrderStep(
-        order=final,
-        verdict="applied",
-        moves=(*moves, *last.moves),
-        entries=(*entries, *last.entries),
+        reconcile_tries=state.reconcile_tries + 1 if is_unchanged else 0,
+        **recorded,
     )
 
 
@@ -253,7 +243,7 @@ def resolve_held(
     reason: str,
     new_operation_id: NewOperationId,
     amount_micro: int | None = None,
-) -> OrderStep | Refusal:
+) -> OrderResult | Refusal:
     """Apply an operator's decision on a payment that does not match its order: give credit for it, or give none.
 
     Without ``amount_micro`` the credit is the amount received in the order's currency, at most the amount ordered.
@@ -264,7 +254,7 @@ def resolve_held(
     """
     known = order.state.facts.resolution
     if known is not None and known.decision == decision and amount_micro in (None, known.amount_micro):
-        return unchanged(order, "duplicate")
+        return OrderResult(order, "duplicate")
     if order.status != "held":
         return Refusal(
             code="payment_order_not_payable",
@@ -285,7 +275,8 @@ def resolve_held(
             )
     resolution = OrderResolution(decision=decision, amount_micro=given)
     facts = msgspec.structs.replace(order.state.facts, resolution=resolution)
-    return moved(order, facts, now, source="operator", reason=reason, new_operation_id=new_operation_id)
+    implied = assess(order.request, facts)
+    return moved(order, implied, now, source="operator", reason=reason, new_operation_id=new_operation_id)
 
 
 def _ended_by_time(order: Order) -> bool:
@@ -298,34 +289,19 @@ def _ended_by_time(order: Order) -> bool:
     )
 
 
-def _compared(order: Order, snapshot: ProviderSnapshot) -> ReconcileStatus:
-    if snapshot.unavailable is not None:
+def _compared(request: OrderRequest, implied: Assessment, snapshot: ProviderSnapshot | None) -> ReconcileStatus:
+    if snapshot is None:
         return "error"
-    seen = OrderFacts(resolution=order.state.facts.resolution)
-    for event in snapshot.events:
-        for fact in event.facts:
-            seen = with_fact(seen, fact)
-    if order.statuses.risk_status == "mismatch":
-        return "mismatch"
-    if provider_net_micro(order.request, seen) != order.net_micro:
+    seen = join(OrderFacts(resolution=implied.facts.resolution), *(event.facts for event in snapshot.events))
+    if implied.statuses.risk_status == "mismatch" or provider_net_micro(request, seen) != implied.net_micro:
         return "mismatch"
     if snapshot.state not in ("succeeded", "canceled"):
         return "pending"
-    booked = {t.source_id for t in seen.balance.values() if t.source_type == "charge"}
+    booked = {line.source_id for line in seen.balance.values() if line.source_type == "charge"}
     waiting = any(not booked.intersection(payment.charge_ids) for payment in seen.payments.values())
     return "pending" if waiting else "reconciled"
 
 
-def _readings(state: OrderState, event: PaymentEvent, now: datetime) -> dict[str, BalanceReading]:
-    """Return under which event each balance transaction was first read."""
-    fresh: Sequence[BalanceTransaction] = [
-        fact
-        for fact in event.facts
-        if isinstance(fact, BalanceTransaction) and fact.transaction_id not in state.balance_readings
-    ]
-    reading = BalanceReading(event_id=event.event_id, scanned_at=now)
-    return {**state.balance_readings, **{each.transaction_id: reading for each in fresh}}
-
-
-def _none_needed() -> str:
-    raise AssertionError("this decision posts nothing beyond the reserved credit")
+def _readings(event: PaymentEvent, now: datetime) -> dict[str, BalanceReading]:
+    """Return the readings of the event's balance transactions; only the first one of each is recorded."""
+    return {each: BalanceReading(event_id=event.event_id, scanned_at=now) for each in event.facts.balance}

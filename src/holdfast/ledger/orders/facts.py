@@ -1,70 +1,47 @@
-"""The facts known about a payment order, and how a new fact is merged into them.
+"""The facts known about a payment order, and how facts are joined.
 
-Merging is a join: sets grow, the higher rank or the later time wins, and ties are broken by value. The result does
-not depend on how often or in which order facts are merged, and neither do the order's statuses and credit, which
-are functions of the facts (:mod:`holdfast.ledger.orders.targets`).
+Every event of a payment provider states some facts; what is known about an order is the join of its events' facts.
+Sets grow, the higher rank or the later time wins, and ties are broken by value. So the result does not depend on
+how often or in which order events arrive, and neither do the order's statuses and credit, which are functions of
+the facts (:mod:`holdfast.ledger.orders.targets`).
+
+Amounts are in micro-units of their currency (one dollar is 1_000_000), independent of the provider's minor unit;
+``at`` is the provider's clock in unix seconds. The statuses below are listed by rank, the lowest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from functools import reduce
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-from holdfast.ledger.orders.payment_facts import (
-    Attempt,
-    BalanceTransaction,
-    ChargeSeen,
-    DisputeMoney,
-    DisputeSeen,
-    DisputeStatus,
-    Fact,
-    FraudWarning,
-    Paid,
-    ProgressStatus,
-    RefundedTotal,
-    RefundSeen,
-    RefundStatus,
-    ReviewSeen,
-    ReviewVerdict,
-)
+ProcessingStatus = Literal[
+    "pending", "requires_action", "processing", "succeeded", "failed", "canceled"
+]  # fmt: skip
+ProgressStatus = Literal["pending", "requires_action", "processing", "failed", "canceled"]
+"""Of an attempt. The rank breaks ties between attempts reported in the same second."""
 
-PROGRESS_RANK: Mapping[ProgressStatus, int] = {
-    "pending": 0,
-    "requires_action": 1,
-    "processing": 2,
-    "failed": 3,
-    "canceled": 4,
-}
-"""Breaks ties between attempts reported in the same second."""
+RefundStatus = Literal["pending", "requires_action", "succeeded", "canceled", "failed"]
+DisputeStatus = Literal[
+    "warning_needs_response", "warning_under_review", "needs_response", "under_review", "appeal_needs_response",
+    "appeal_under_review", "warning_closed", "prevented", "lost", "won",
+]  # fmt: skip
+"""An appeal follows a loss, but the dispute stays lost until it is won."""
 
-REFUND_RANK: Mapping[RefundStatus, int] = {
-    "pending": 0,
-    "requires_action": 1,
-    "succeeded": 2,
-    "canceled": 3,
-    "failed": 4,
-}
-
-DISPUTE_RANK: Mapping[DisputeStatus, int] = {
-    "warning_needs_response": 0,
-    "warning_under_review": 1,
-    "needs_response": 2,
-    "under_review": 3,
-    "appeal_needs_response": 4,
-    "appeal_under_review": 5,
-    "warning_closed": 6,
-    "prevented": 7,
-    "lost": 8,
-    "won": 9,
-}
-"""A dispute's status only moves up. An appeal follows a loss, but the dispute stays lost until it is won."""
-
-REVIEW_RANK: Mapping[ReviewVerdict, int] = {"open": 0, "closed": 1, "approved": 2, "refunded_as_fraud": 3}
+ReviewVerdict = Literal["open", "closed", "approved", "refunded_as_fraud"]
 
 LIVE_REFUND: frozenset[RefundStatus] = frozenset({"pending", "requires_action", "succeeded"})
 """A refund counts from its request until it fails or is canceled."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The status of the newest attempt to pay; never money. ``reason`` is the decline or cancellation code."""
+
+    status: ProgressStatus
+    at: int
+    reason: str | None = None
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +62,7 @@ class PaymentFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RefundFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One refund; ``seen`` are all statuses ever reported for it."""
+    """One refund; ``seen`` are all statuses ever reported for it. One that succeeded may still fail later."""
 
     status: RefundStatus
     seen: tuple[RefundStatus, ...]
@@ -94,8 +71,28 @@ class RefundFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     payment_id: str | None = None
 
 
+class RefundedTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The total refunded of a charge so far: a running total, not one refund."""
+
+    charge_id: str
+    payment_id: str
+    amount_micro: int
+
+
+class DisputeMoney(msgspec.Struct, frozen=True, kw_only=True):
+    """One movement of a dispute's money: below zero it was withdrawn, above zero it was returned. Without fees."""
+
+    dispute_id: str
+    transaction_id: str
+    amount_micro: int
+    currency: str
+
+
 class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dispute; ``money`` are its movements by transaction id, ``seen`` all statuses ever reported for it."""
+    """One dispute; ``money`` are its movements by transaction id, ``seen`` all statuses ever reported for it.
+
+    ``status`` is None until one is reported that this release knows.
+    """
 
     status: DisputeStatus | None = None
     seen: tuple[DisputeStatus, ...] = ()
@@ -109,6 +106,26 @@ class DisputeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     money: dict[str, DisputeMoney] = {}
 
 
+class BalanceTransaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A balance transaction of the provider: ``net = amount - fee``, all signed, in the currency of settlement.
+
+    ``exchange_rate`` is a decimal string: presented amount times rate is settled amount. ``available_on`` is in
+    unix seconds.
+    """
+
+    transaction_id: str
+    source_id: str
+    source_type: Literal["charge", "refund", "dispute"]
+    type: str
+    reporting_category: str
+    amount_micro: int
+    fee_micro: int
+    net_micro: int
+    currency: str
+    available_on: int | None = None
+    exchange_rate: str | None = None
+
+
 class OrderResolution(msgspec.Struct, frozen=True, kw_only=True):
     """An operator's decision about a held order. ``amount_micro`` is the credit given, 0 for a cancel."""
 
@@ -117,7 +134,12 @@ class OrderResolution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything known about one order. ``totals`` are refunded running totals by charge."""
+    """What one event states about an order, or all that is known about it, by the provider's ids.
+
+    ``payments`` are by intent, or by charge where no intent was named. Of each charge, ``charges`` has the payment,
+    ``totals`` the refunded total, ``charge_balances`` the balance transaction. ``warnings`` are early fraud
+    warnings; ``reviews`` are manual reviews at the provider.
+    """
 
     payments: dict[str, PaymentFacts] = {}
     charges: dict[str, str] = {}
@@ -133,138 +155,113 @@ class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resolution: OrderResolution | None = None
 
 
+class PaymentEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A provider's event: its id, its type, the facts it states, and the ids by which its order is found.
+
+    ``event_id`` is the provider's, or a synthetic one for what a reconcile read; one id is applied once. ``reason``
+    is what the order's history records. ``order_id`` is our own, from the object's metadata. Refunds, disputes and
+    the like carry none; their order is found by ``payment_id`` or ``charge_id``.
+    """
+
+    event_id: str
+    type: str
+    at: int
+    reason: str
+    facts: OrderFacts
+    order_id: str | None = None
+    payment_id: str | None = None
+    charge_id: str | None = None
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether the event names an order."""
+        return (self.order_id or self.payment_id or self.charge_id) is not None
+
+
 _T = TypeVar("_T")
 
 
-def with_fact(known: OrderFacts, fact: Fact) -> OrderFacts:
-    """Return the facts with one more; equal to ``known`` if the fact adds nothing."""
-    replace = msgspec.structs.replace
-    match fact:
-        case Paid():
-            payments = _put(known.payments, fact.payment_id, _paid(known.payments.get(fact.payment_id), fact))
-            return replace(known, payments=payments, charges=_link_charge(known.charges, fact))
-        case Attempt():
-            newest = fact if known.attempt is None else max(known.attempt, fact, key=_attempt_key)
-            return replace(known, attempt=newest)
-        case ChargeSeen():
-            balances = known.charge_balances
-            if fact.balance_transaction_id is not None:
-                balances = _put(balances, fact.charge_id, fact.balance_transaction_id)
-            charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
-            return replace(known, charges=charges, charge_balances=balances)
-        case RefundSeen():
-            refunds = _put(known.refunds, fact.refund_id, _refund(known.refunds.get(fact.refund_id), fact))
-            return replace(known, refunds=refunds, charges=_link_charge(known.charges, fact))
-        case RefundedTotal():
-            highest = max(known.totals.get(fact.charge_id, fact), fact, key=lambda each: each.amount_micro)
-            charges = _map_charge(known.charges, fact.charge_id, fact.payment_id)
-            return replace(known, totals=_put(known.totals, fact.charge_id, highest), charges=charges)
-        case DisputeSeen():
-            dispute = _dispute(known.disputes.get(fact.dispute_id, DisputeFacts()), fact)
-            disputes = _put(known.disputes, fact.dispute_id, dispute)
-            return replace(known, disputes=disputes, charges=_link_charge(known.charges, fact))
-        case DisputeMoney():
-            before = known.disputes.get(fact.dispute_id, DisputeFacts())
-            one = _settled(before.money.get(fact.transaction_id), fact)
-            dispute = replace(before, money=_put(before.money, fact.transaction_id, one))
-            return replace(known, disputes=_put(known.disputes, fact.dispute_id, dispute))
-        case FraudWarning():
-            return replace(known, warnings=_union(known.warnings, (fact.warning_id,)))
-        case ReviewSeen():
-            seen = known.reviews.get(fact.review_id, "open")
-            verdict = max(seen, fact.verdict, key=lambda each: REVIEW_RANK[each])
-            return replace(known, reviews=_put(known.reviews, fact.review_id, verdict))
-        case BalanceTransaction():
-            transaction = _settled(known.balance.get(fact.transaction_id), fact)
-            return replace(known, balance=_put(known.balance, fact.transaction_id, transaction))
+def join(*facts: OrderFacts) -> OrderFacts:
+    """Return everything that any of ``facts`` states."""
+    return reduce(_join, facts)
 
 
-def _paid(known: PaymentFacts | None, fact: Paid) -> PaymentFacts:
-    claim = Claim(
-        amount_micro=fact.amount_micro, currency=fact.currency, livemode=fact.livemode, account=fact.account
-    )
-    charge_ids = () if fact.charge_id is None else (fact.charge_id,)
-    if known is None:
-        return PaymentFacts(at=fact.at, claims=(claim,), charge_ids=charge_ids)
-    claims = {*known.claims, claim}
+def join_payments(one: PaymentFacts, other: PaymentFacts) -> PaymentFacts:
+    """Return what two reports state about one payment."""
     return PaymentFacts(
-        at=min(known.at, fact.at),
-        claims=tuple(sorted(claims, key=repr)),
-        charge_ids=_union(known.charge_ids, charge_ids),
+        at=min(one.at, other.at),
+        claims=_union(one.claims, other.claims),
+        charge_ids=_union(one.charge_ids, other.charge_ids),
     )
 
 
-def _refund(known: RefundFacts | None, fact: RefundSeen) -> RefundFacts:
-    if known is None:
-        return RefundFacts(
-            status=fact.status,
-            seen=(fact.status,),
-            amount_micro=fact.amount_micro,
-            charge_id=fact.charge_id,
-            payment_id=fact.payment_id,
-        )
+def _join(known: OrderFacts, more: OrderFacts) -> OrderFacts:
+    # A charge reported without its intent is its own payment until an event names the intent.
+    charges = {
+        charge_id: max(
+            (each != charge_id, each) for each in (payment_id, known.charges.get(charge_id, payment_id))
+        )[1]
+        for charge_id, payment_id in more.charges.items()
+    }
+    return OrderFacts(
+        payments=_merged(known.payments, more.payments, join_payments),
+        charges=known.charges | charges,
+        attempt=max((each for each in (known.attempt, more.attempt) if each), key=_attempt_rank, default=None),
+        refunds=_merged(known.refunds, more.refunds, _join_refunds),
+        totals=_merged(known.totals, more.totals, lambda *both: max(both, key=lambda each: each.amount_micro)),
+        disputes=_merged(known.disputes, more.disputes, _join_disputes),
+        warnings=_union(known.warnings, more.warnings),
+        reviews=_merged(known.reviews, more.reviews, lambda *both: max(both, key=get_args(ReviewVerdict).index)),
+        balance=_merged(known.balance, more.balance, _settled),
+        charge_balances=_merged(known.charge_balances, more.charge_balances, max),
+        expired=known.expired or more.expired,
+        resolution=more.resolution or known.resolution,
+    )
+
+
+def _attempt_rank(attempt: Attempt) -> tuple[int, int, str]:
+    return (attempt.at, get_args(ProgressStatus).index(attempt.status), attempt.reason or "")
+
+
+def _join_refunds(one: RefundFacts, other: RefundFacts) -> RefundFacts:
     return RefundFacts(
-        status=max(known.status, fact.status, key=lambda each: REFUND_RANK[each]),
-        seen=_union(known.seen, (fact.status,)),
-        amount_micro=max(known.amount_micro, fact.amount_micro),
-        charge_id=_either(known.charge_id, fact.charge_id),
-        payment_id=_either(known.payment_id, fact.payment_id),
+        status=max(one.status, other.status, key=get_args(RefundStatus).index),
+        seen=_union(one.seen, other.seen),
+        amount_micro=max(one.amount_micro, other.amount_micro),
+        charge_id=_either(one.charge_id, other.charge_id),
+        payment_id=_either(one.payment_id, other.payment_id),
     )
 
 
-def _dispute(known: DisputeFacts, fact: DisputeSeen) -> DisputeFacts:
+def _join_disputes(one: DisputeFacts, other: DisputeFacts) -> DisputeFacts:
+    statuses = (each for each in (one.status, other.status) if each)
     return DisputeFacts(
-        status=_further(known.status, fact.status),
-        seen=_union(known.seen, () if fact.status is None else (fact.status,)),
-        amount_micro=max(known.amount_micro, fact.amount_micro),
-        currency=max(known.currency, fact.currency),
-        reason=_either(known.reason, fact.reason),
-        withdrawn=known.withdrawn or fact.withdrawn,
-        reinstated=known.reinstated or fact.reinstated,
-        charge_id=_either(known.charge_id, fact.charge_id),
-        payment_id=_either(known.payment_id, fact.payment_id),
-        money=known.money,
+        status=max(statuses, key=get_args(DisputeStatus).index, default=None),
+        seen=_union(one.seen, other.seen),
+        amount_micro=max(one.amount_micro, other.amount_micro),
+        currency=max(one.currency, other.currency),
+        reason=_either(one.reason, other.reason),
+        withdrawn=one.withdrawn or other.withdrawn,
+        reinstated=one.reinstated or other.reinstated,
+        charge_id=_either(one.charge_id, other.charge_id),
+        payment_id=_either(one.payment_id, other.payment_id),
+        money=_merged(one.money, other.money, _settled),
     )
 
 
-def _further(one: DisputeStatus | None, other: DisputeStatus | None) -> DisputeStatus | None:
-    if one is None or other is None:
-        return one or other
-    return max(one, other, key=lambda each: DISPUTE_RANK[each])
-
-
-def _settled(known: _T | None, reported: _T) -> _T:
+def _settled(one: _T, other: _T) -> _T:
     """A booked transaction does not change; if two reports differ, the choice does not depend on their order."""
-    return reported if known is None else max(known, reported, key=msgspec.json.encode)
-
-
-def _attempt_key(attempt: Attempt) -> tuple[int, int, str]:
-    return (attempt.at, PROGRESS_RANK[attempt.status], attempt.reason or "")
-
-
-def _link_charge(charges: dict[str, str], fact: Paid | RefundSeen | DisputeSeen) -> dict[str, str]:
-    """Link a charge to its payment where the fact names both."""
-    if fact.charge_id is None or fact.payment_id is None:
-        return charges
-    return _map_charge(charges, fact.charge_id, fact.payment_id)
-
-
-def _map_charge(charges: dict[str, str], charge_id: str, payment_id: str) -> dict[str, str]:
-    """A charge reported without its intent counts as its own payment until an event names the intent."""
-    known = charges.get(charge_id)
-    if known is not None and known != charge_id:
-        return charges if payment_id == charge_id else _put(charges, charge_id, max(known, payment_id))
-    return _put(charges, charge_id, payment_id)
+    return max(one, other, key=msgspec.json.encode)
 
 
 def _either(one: str | None, other: str | None) -> str | None:
     """Return the value that is known; of two that differ, the greater one."""
-    return max(each for each in (one or "", other or "")) or None
+    return max(one or "", other or "") or None
 
 
 def _union(known: tuple[_T, ...], more: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(sorted({*known, *more}, key=str))
 
 
-def _put(known: dict[str, _T], key: str, value: _T) -> dict[str, _T]:
-    return known if known.get(key) == value else {**known, key: value}
+def _merged(known: dict[str, _T], more: dict[str, _T], join_two: Callable[[_T, _T], _T]) -> dict[str, _T]:
+    return known | {key: join_two(known[key], each) if key in known else each for key, each in more.items()}

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.orders.facts import OrderFacts
-from holdfast.ledger.orders.payment_facts import BalanceTransaction, ProcessingStatus
+from holdfast.ledger.orders.facts import BalanceTransaction, OrderFacts, ProcessingStatus
+from holdfast.ledger.refusals import StepVerdict
 
 Provider = Literal["sandbox", "cardprovider"]
 OrderStatus = Literal["pending", "credited", "failed", "canceled", "expired", "held"]
@@ -201,6 +201,17 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         """The provider's balance transactions of this order, including those known by id alone."""
         facts = self.state.facts
         return tuple(dict.fromkeys((*facts.balance, *facts.charge_balances.values())))
+
+
+class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
+    """An order after a decision (the same object if unchanged). What its state gained is committed with it.
+
+    ``verdict``: ``duplicate`` was applied before; ``stale`` is older than what is known and only recorded;
+    ``ignored`` requires nothing.
+    """
+
+    order: Order
+    verdict: StepVerdict
 
 
 def fee_micro_of(order: Order) -> int:

@@ -7,25 +7,12 @@ the second event is a duplicate, and a later webhook finds its facts known and n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.orders.payment_facts import (
-    Attempt,
-    BalanceTransaction,
-    ChargeSeen,
-    DisputeMoney,
-    DisputeSeen,
-    Fact,
-    FraudWarning,
-    Paid,
-    PaymentEvent,
-    RefundedTotal,
-    RefundSeen,
-    ReviewSeen,
-)
+from holdfast.ledger.orders.facts import DisputeFacts, OrderFacts, PaymentEvent
 from holdfast.ledger.orders.transitions import CREDIT_REASON
 
 SYNTHETIC_PREFIX = "syn_"
@@ -37,28 +24,22 @@ class ProviderSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One read of an order's payment at its provider.
 
     ``state`` is the intent's: ``open`` can still be paid or canceled, ``processing`` awaits its money; the other
-    two are final. ``unavailable`` is the reason why the read failed; then there are no events.
+    two are final.
     """
 
-    events: tuple[PaymentEvent, ...] = ()
-    state: SnapshotState = "open"
-    unavailable: str | None = None
+    events: tuple[PaymentEvent, ...]
+    state: SnapshotState
 
 
-def synthetic_events(facts: Iterable[Fact], *, provider: str, at: int, attempt_of: str) -> tuple[PaymentEvent, ...]:
-    """Return the events of facts read at ``at`` (unix seconds): one for each, captures first.
+def synthetic_events(facts: OrderFacts, *, at: int, attempt_of: str) -> tuple[PaymentEvent, ...]:
+    """Return the events of facts read at ``at`` (unix seconds), one for each; what says most comes last.
 
-    Captures come first so that reversals are applied to a paid order. ``attempt_of`` is the charge of the newest
-    attempt: a second attempt may have a status that the first one had.
+    ``attempt_of`` is the charge of the newest attempt: a second attempt may have a status that the first one had.
     """
     events: dict[str, PaymentEvent] = {}
-    for fact in sorted(facts, key=lambda fact: not isinstance(fact, Paid)):
-        kind = str(fact.__struct_config__.tag)
-        subject, status, amount_micro, reason = _identity(fact, attempt_of)
-        event_id = synthetic_event_id(provider, subject, kind, status, amount_micro)
-        event = PaymentEvent(
-            event_id=event_id, type=f"synthetic.{kind}", at=at, reason=reason, facts=(fact,), synthetic=True
-        )
+    for kind, subject, status, amount_micro, reason, fact in _single_facts(facts, attempt_of):
+        event_id = synthetic_event_id("cardprovider", subject, kind, status, amount_micro)
+        event = PaymentEvent(event_id=event_id, type=f"synthetic.{kind}", at=at, reason=reason, facts=fact)
         events.setdefault(event_id, event)
     return tuple(events.values())
 
@@ -69,27 +50,33 @@ def synthetic_event_id(provider: str, object_id: str, kind: str, status: str, am
     return SYNTHETIC_PREFIX + hashlib.sha256(identity.encode()).hexdigest()[:26]
 
 
-def _identity(fact: Fact, attempt_of: str) -> tuple[str, str, int, str]:
-    """Return what identifies a fact (the object, its status and amount) and the reason for the history."""
-    match fact:
-        case Paid():
-            return fact.payment_id, f"succeeded:{fact.currency}", fact.amount_micro, CREDIT_REASON
-        case Attempt():
-            return attempt_of, fact.status, 0, f"payment_{fact.status}"
-        case ChargeSeen():
-            return fact.charge_id, fact.balance_transaction_id or "", 0, "charge_updated"
-        case RefundSeen():
-            return fact.refund_id, fact.status, fact.amount_micro, f"refund_{fact.status}"
-        case RefundedTotal():
-            return fact.charge_id, "", fact.amount_micro, "charge_refunded"
-        case DisputeSeen():
-            return fact.dispute_id, fact.status or "", fact.amount_micro, f"dispute_{fact.status or 'changed'}"
-        case DisputeMoney():
-            movement = "funds_withdrawn" if fact.amount_micro < 0 else "funds_reinstated"
-            return fact.transaction_id, fact.dispute_id, fact.amount_micro, f"dispute_{movement}"
-        case FraudWarning():
-            return fact.warning_id, "", 0, "fraud_warning"
-        case ReviewSeen():
-            return fact.review_id, fact.verdict, 0, f"review_{fact.verdict}"
-        case BalanceTransaction():
-            return fact.transaction_id, fact.reporting_category, fact.net_micro, "balance_transaction"
+def _single_facts(facts: OrderFacts, attempt_of: str) -> Iterator[tuple[str, str, str, int, str, OrderFacts]]:
+    """Yield what identifies each fact (its kind, object, status and amount), its reason, and the fact."""
+    for charge_id, payment_id in facts.charges.items():
+        balance_id = facts.charge_balances.get(charge_id)
+        balances = {} if balance_id is None else {charge_id: balance_id}
+        charge = OrderFacts(charges={charge_id: payment_id}, charge_balances=balances)
+        yield "charge", charge_id, balance_id or "", 0, "charge_updated", charge
+    for each, line in facts.balance.items():
+        one = OrderFacts(balance={each: line})
+        yield "balance", each, line.reporting_category, line.net_micro, "balance_transaction", one
+    if facts.attempt is not None:
+        status = facts.attempt.status
+        yield "attempt", attempt_of, status, 0, f"payment_{status}", OrderFacts(attempt=facts.attempt)
+    for each, paid in facts.payments.items():
+        for claim in paid.claims:
+            one = OrderFacts(payments={each: msgspec.structs.replace(paid, claims=(claim,))})
+            yield "paid", each, f"succeeded:{claim.currency}", claim.amount_micro, CREDIT_REASON, one
+    for each, total in facts.totals.items():
+        yield "refunded_total", each, "", total.amount_micro, "charge_refunded", OrderFacts(totals={each: total})
+    for each, refund in facts.refunds.items():
+        one = OrderFacts(refunds={each: refund})
+        yield "refund", each, refund.status, refund.amount_micro, f"refund_{refund.status}", one
+    for each, dispute in facts.disputes.items():
+        for line_id, moved in dispute.money.items():
+            one = OrderFacts(disputes={each: DisputeFacts(money={line_id: moved})})
+            reason = "dispute_funds_withdrawn" if moved.amount_micro < 0 else "dispute_funds_reinstated"
+            yield "dispute_money", line_id, each, moved.amount_micro, reason, one
+        one = OrderFacts(disputes={each: msgspec.structs.replace(dispute, money={})})
+        reason = f"dispute_{dispute.status or 'changed'}"
+        yield "dispute", each, dispute.status or "", dispute.amount_micro, reason, one

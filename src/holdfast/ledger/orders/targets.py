@@ -7,13 +7,21 @@ refunding a payment made twice costs the customer no credit, and neither does a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
-from holdfast.ledger.orders.facts import LIVE_REFUND, Claim, DisputeFacts, OrderFacts, RefundFacts
-from holdfast.ledger.orders.order import OrderRequest, OrderStatus, ReversalStatus, RiskStatus
-from holdfast.ledger.orders.payment_facts import DisputeStatus, ProcessingStatus
+from holdfast.ledger.orders.facts import (
+    LIVE_REFUND,
+    DisputeFacts,
+    DisputeStatus,
+    OrderFacts,
+    PaymentFacts,
+    RefundedTotal,
+    RefundFacts,
+    join_payments,
+)
+from holdfast.ledger.orders.order import OrderRequest, OrderStatus, ReversalStatus, RiskStatus, Statuses
 
 OPEN_DISPUTE: frozenset[DisputeStatus] = frozenset(
     {"needs_response", "under_review", "appeal_needs_response", "appeal_under_review"}
@@ -24,77 +32,61 @@ INQUIRY: frozenset[DisputeStatus] = frozenset({"warning_needs_response", "warnin
 FORMAL: frozenset[DisputeStatus] = OPEN_DISPUTE | {"lost", "won"}
 
 
-class Assessment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the facts about an order imply: four statuses, what ever happened, and the order's share of the balance.
+_Part = TypeVar("_Part", RefundFacts, DisputeFacts, RefundedTotal)
 
-    ``credit_micro`` is the order's worth when paid, ``net_micro`` what is left of it. ``mismatch``: the payment
-    differs from the order, or more was paid than ordered, and no operator has decided. ``primary_payment`` is the
-    payment that represents the order: the earliest that matches it, or else the earliest of all.
+
+class Assessment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the facts about an order imply: its statuses (except ``reconcile_status``) and its share of the balance.
+
+    ``credit_micro`` is the order's worth when paid, ``net_micro`` what is left of it. ``payment_id`` is the payment
+    that represents the order: the earliest that matches it, or else the earliest of all.
     """
 
-    status: OrderStatus
-    processing_status: ProcessingStatus
-    reversal_status: ReversalStatus
-    risk_status: RiskStatus
-    mismatch: bool
+    facts: OrderFacts
+    statuses: Statuses
     was_refunded: bool
     was_disputed: bool
     was_lost: bool
     credit_micro: int
     net_micro: int
-    primary_payment: str | None
-
-
-class _Payment:
-    """One payment with all its refunds and disputes, whichever ids they were reported under."""
-
-    __slots__ = ("at", "claims", "disputes", "key", "refunds", "totals_micro")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.at = 0
-        self.claims: list[Claim] = []
-        self.refunds: list[RefundFacts] = []
-        self.disputes: list[DisputeFacts] = []
-        self.totals_micro = 0
-
-    def refunded_micro(self, *, ever: bool = False) -> int:
-        """Return what was refunded and has not failed; ``ever`` also counts what failed later."""
-        live = sum(r.amount_micro for r in self.refunds if r.status in LIVE_REFUND or (ever and _was_live(r)))
-        dead = 0 if ever else sum(r.amount_micro for r in self.refunds if r.status not in LIVE_REFUND)
-        return max(live, self.totals_micro - dead)
-
-    def gone_micro(self) -> int:
-        """Return what was returned to the payer or to the bank."""
-        return self.refunded_micro() + sum(map(taken_micro, self.disputes))
+    payment_id: str | None
 
 
 def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
     """Return what the facts imply for the order."""
-    payments = _payments(facts)
-    matching = [payment for payment in payments if _matches(request, payment)]
-    accepted = _accepted(request, facts, payments)
-    worth = sum(_worth(payment, accepted.get(payment.key, 0), request.currency) for payment in payments)
+    payments = _by_payment(facts)
+    matching = [key for key, own in payments.items() if _matches(request, own.payments[key])]
+    worth = _worth_micro(request, facts, payments, unaccepted=False)
     if matching:
         credit_micro = request.amount_micro
     else:
         credit_micro = facts.resolution.amount_micro if facts.resolution is not None and payments else 0
-    overpaid = bool(matching) and worth > credit_micro
-    mismatch = (len(matching) < len(payments) and facts.resolution is None) or overpaid
-    attempted: ProcessingStatus = "pending" if facts.attempt is None else facts.attempt.status
-    disputes = tuple(facts.disputes.values())
+    is_mismatch = (len(matching) < len(payments) and facts.resolution is None) or (
+        bool(matching) and worth > credit_micro
+    )
+    # A refund is full or partial of what matches the order, or else of what was received.
+    basis_micro = request.amount_micro
+    if payments and not matching:
+        basis_micro = max(_received_micro(own.payments[key]) for key, own in payments.items())
+    counted = {key: payments[key] for key in matching} or payments
+    refunded_micro, ever_refunded_micro = (
+        _refunded_of_order(basis_micro, facts, counted, ever=ever) for ever in (False, True)
+    )
+    disputes = facts.disputes.values()
     return Assessment(
-        status=_status(facts, paid=bool(payments), credited=credit_micro > 0),
-        processing_status="succeeded" if payments else attempted,
-        reversal_status=_reversal(request, facts, payments),
-        risk_status="mismatch" if mismatch else _risk(facts),
-        mismatch=mismatch,
-        was_refunded=_refunded_micro(request, facts, payments, ever=True) > 0,
+        facts=facts,
+        statuses=Statuses(
+            status=_status(facts, paid=bool(payments), credited=credit_micro > 0),
+            processing_status="succeeded" if payments else facts.attempt.status if facts.attempt else "pending",
+            reversal_status=_reversal(facts, refunded_micro, basis_micro),
+            risk_status="mismatch" if is_mismatch else _risk(facts),
+        ),
+        was_refunded=ever_refunded_micro > 0,
         was_disputed=any(map(_was_formal, disputes)),
         was_lost=any("lost" in d.seen for d in disputes),
         credit_micro=credit_micro,
         net_micro=min(credit_micro, worth),
-        primary_payment=min(((p.at, p.key) for p in matching or payments), default=(0, None))[1],
+        payment_id=next(iter(counted), None),
     )
 
 
@@ -103,13 +95,7 @@ def provider_net_micro(request: OrderRequest, facts: OrderFacts) -> int:
 
     A payment that an operator accepted counts as accepted; any other counts as received.
     """
-    payments = _payments(facts)
-    accepted = _accepted(request, facts, payments)
-    total = 0
-    for payment in payments:
-        received = _received(payment)
-        total += _worth(payment, accepted.get(payment.key, received), request.currency)
-    return total
+    return _worth_micro(request, facts, _by_payment(facts), unaccepted=True)
 
 
 def reversal_refs_of(facts: OrderFacts) -> tuple[str, ...]:
@@ -144,46 +130,38 @@ def taken_micro(dispute: DisputeFacts) -> int:
 
 def received_micro(request: OrderRequest, facts: OrderFacts) -> int | None:
     """Return what was captured in the order's own currency; None if nothing was."""
-    payments = _payments(facts)
-    own = [c.amount_micro for p in payments for c in p.claims if c.currency == request.currency]
-    return max(own, default=None)
+    claims = (claim for payment in facts.payments.values() for claim in payment.claims)
+    return max((claim.amount_micro for claim in claims if claim.currency == request.currency), default=None)
 
 
-def _payments(facts: OrderFacts) -> list[_Payment]:
-    """Group the facts by payment, the earliest first; facts that name no payment go to the first one."""
+def _by_payment(facts: OrderFacts) -> dict[str, OrderFacts]:
+    """Return the facts of each payment, the earliest first; facts that name no payment are the first one's."""
+    found: dict[str, PaymentFacts] = {}
+    for payment_id, payment in facts.payments.items():
+        key = facts.charges.get(payment_id, payment_id)
+        found[key] = join_payments(found[key], payment) if key in found else payment
+    ordered = sorted(found, key=lambda key: (found[key].at, key))
 
-    def root(key: str) -> str:
-        return facts.charges.get(key, key)
+    def own(key: str, parts: dict[str, _Part]) -> dict[str, _Part]:
+        return {part_id: part for part_id, part in parts.items() if owner(part) == key}
 
-    found: dict[str, _Payment] = {}
-    for key, paid in facts.payments.items():
-        payment = found.setdefault(root(key), _Payment(root(key)))
-        payment.at = min(payment.at or paid.at, paid.at)
-        payment.claims += [claim for claim in paid.claims if claim not in payment.claims]
-    payments = sorted(found.values(), key=lambda each: (each.at, each.key))
-    if not payments:
-        return []
+    def owner(part: RefundFacts | DisputeFacts | RefundedTotal) -> str:
+        if part.payment_id is not None:
+            return facts.charges.get(part.payment_id, part.payment_id)
+        return facts.charges.get(part.charge_id or "", ordered[0])
 
-    def owner(payment_id: str | None, charge_id: str | None) -> _Payment | None:
-        if payment_id is not None:
-            return found.get(root(payment_id))
-        if charge_id is not None and charge_id in facts.charges:
-            return found.get(facts.charges[charge_id])
-        return payments[0]
-
-    for refund in facts.refunds.values():
-        if (its := owner(refund.payment_id, refund.charge_id)) is not None:
-            its.refunds.append(refund)
-    for dispute in facts.disputes.values():
-        if (its := owner(dispute.payment_id, dispute.charge_id)) is not None:
-            its.disputes.append(dispute)
-    for total in facts.totals.values():
-        if (its := owner(total.payment_id, total.charge_id)) is not None:
-            its.totals_micro += total.amount_micro
-    return payments
+    return {
+        key: OrderFacts(
+            payments={key: found[key]},
+            refunds=own(key, facts.refunds),
+            totals=own(key, facts.totals),
+            disputes=own(key, facts.disputes),
+        )
+        for key in ordered
+    }
 
 
-def _matches(request: OrderRequest, payment: _Payment) -> bool:
+def _matches(request: OrderRequest, payment: PaymentFacts) -> bool:
     return any(
         claim.amount_micro == request.amount_micro
         and claim.currency == request.currency
@@ -193,30 +171,52 @@ def _matches(request: OrderRequest, payment: _Payment) -> bool:
     )
 
 
-def _received(payment: _Payment) -> int:
+def _received_micro(payment: PaymentFacts) -> int:
     return max(claim.amount_micro for claim in payment.claims)
 
 
-def _accepted(request: OrderRequest, facts: OrderFacts, payments: Iterable[_Payment]) -> dict[str, int]:
-    """Return each payment's accepted amount: the order's if it matches, the operator's for the first mismatch."""
-    accepted: dict[str, int] = {}
-    resolved = facts.resolution is None
-    for payment in payments:
+def _worth_micro(
+    request: OrderRequest, facts: OrderFacts, payments: dict[str, OrderFacts], *, unaccepted: bool
+) -> int:
+    """Return what the payments are worth after everything that was returned.
+
+    A payment is accepted as the amount ordered if it matches, and the first that does not as the operator decided.
+    Any other counts as what was received if ``unaccepted``, else as nothing.
+    """
+    worth, resolved = 0, facts.resolution is None or facts.resolution.decision == "cancel"
+    for key, own in payments.items():
+        payment = own.payments[key]
+        received = _received_micro(payment)
+        accepted = received if unaccepted else 0
         if _matches(request, payment):
-            accepted[payment.key] = request.amount_micro
-        elif not resolved and facts.resolution is not None and facts.resolution.decision == "credit":
-            accepted[payment.key] = facts.resolution.amount_micro
-            resolved = True
-    return accepted
+            accepted = request.amount_micro
+        elif not resolved and facts.resolution is not None:
+            accepted, resolved = facts.resolution.amount_micro, True
+        gone = _refunded_micro(own) + sum(map(taken_micro, own.disputes.values()))
+        if any(claim.currency == request.currency for claim in payment.claims):
+            worth += min(accepted, max(0, received - gone))
+        else:
+            # Amounts in another currency only show which share was returned.
+            worth += accepted - min(accepted, -(-accepted * gone // received) if received else 0)
+    return worth
 
 
-def _worth(payment: _Payment, accepted_micro: int, currency: str) -> int:
-    """Return what a payment accepted as ``accepted_micro`` is worth after everything that was returned."""
-    received, gone = _received(payment), payment.gone_micro()
-    if any(claim.currency == currency for claim in payment.claims):
-        return min(accepted_micro, max(0, received - gone))
-    # Amounts in another currency only show which share was returned.
-    return accepted_micro - min(accepted_micro, -(-accepted_micro * gone // received) if received else 0)
+def _refunded_micro(facts: OrderFacts, *, ever: bool = False) -> int:
+    """Return what was refunded and has not failed; ``ever`` also counts what failed later."""
+    refunds = facts.refunds.values()
+    live = sum(r.amount_micro for r in refunds if r.status in LIVE_REFUND or (ever and _was_live(r)))
+    dead = 0 if ever else sum(r.amount_micro for r in refunds if r.status not in LIVE_REFUND)
+    return max(live, sum(total.amount_micro for total in facts.totals.values()) - dead)
+
+
+def _refunded_of_order(basis_micro: int, facts: OrderFacts, counted: dict[str, OrderFacts], *, ever: bool) -> int:
+    """Return how much of the order is refunded, not counting refunds of what was paid in excess."""
+    if not counted:
+        return min(basis_micro, _refunded_micro(facts, ever=ever))
+    left = (
+        max(0, _received_micro(own.payments[key]) - _refunded_micro(own, ever=ever)) for key, own in counted.items()
+    )
+    return max(0, basis_micro - sum(left))
 
 
 def _was_live(refund: RefundFacts) -> bool:
@@ -235,49 +235,32 @@ def _status(facts: OrderFacts, *, paid: bool, credited: bool) -> OrderStatus:
     return "pending"
 
 
-def _basis_micro(request: OrderRequest, payments: list[_Payment]) -> int:
-    """Return the whole against which a refund is full or partial."""
-    if not payments or any(_matches(request, payment) for payment in payments):
-        return request.amount_micro
-    return max(map(_received, payments))
-
-
-def _refunded_micro(request: OrderRequest, facts: OrderFacts, payments: list[_Payment], *, ever: bool) -> int:
-    """Return how much of the order is refunded, not counting refunds of what was paid in excess."""
-    basis = _basis_micro(request, payments)
-    if not payments:
-        alone = _Payment("")
-        alone.refunds = list(facts.refunds.values())
-        alone.totals_micro = sum(total.amount_micro for total in facts.totals.values())
-        return min(basis, alone.refunded_micro(ever=ever))
-    counted = [p for p in payments if _matches(request, p)] or payments
-    return max(0, basis - sum(max(0, _received(p) - p.refunded_micro(ever=ever)) for p in counted))
-
-
-def _reversal(request: OrderRequest, facts: OrderFacts, payments: list[_Payment]) -> ReversalStatus:
-    disputes = tuple(facts.disputes.values())
-    refunded = _refunded_micro(request, facts, payments, ever=False)
+def _reversal(facts: OrderFacts, refunded_micro: int, basis_micro: int) -> ReversalStatus:
+    disputes = facts.disputes.values()
     if any(d.status == "lost" for d in disputes):
         return "chargeback"
     if any(map(_is_open, disputes)):
         return "disputed"
-    if refunded:
-        return "refunded" if refunded >= _basis_micro(request, payments) else "partially_refunded"
+    if refunded_micro:
+        return "refunded" if refunded_micro >= basis_micro else "partially_refunded"
     return "reinstated" if any(d.status == "won" for d in disputes) else "none"
 
 
 def _risk(facts: OrderFacts) -> RiskStatus:
-    disputes, reviews = tuple(facts.disputes.values()), tuple(facts.reviews.values())
+    disputes, reviews = facts.disputes.values(), facts.reviews.values()
     lost = [d for d in disputes if d.status == "lost"]
-    rules: tuple[tuple[RiskStatus, Callable[[], bool]], ...] = (
-        ("fraud", lambda: "refunded_as_fraud" in reviews or any(d.reason == "fraudulent" for d in lost)),
-        ("disputed", lambda: bool(lost) or any(map(_is_open, disputes))),
-        ("inquiry", lambda: any(d.status in INQUIRY for d in disputes)),
-        ("manual_review", lambda: "open" in reviews),
-        ("fraud_warning", lambda: bool(facts.warnings)),
-        ("cleared", lambda: "approved" in reviews or any(d.status in {"won", "warning_closed"} for d in disputes)),
-    )
-    return next((status for status, holds in rules if holds()), "none")
+    if "refunded_as_fraud" in reviews or any(d.reason == "fraudulent" for d in lost):
+        return "fraud"
+    if lost or any(map(_is_open, disputes)):
+        return "disputed"
+    if any(d.status in INQUIRY for d in disputes):
+        return "inquiry"
+    if "open" in reviews:
+        return "manual_review"
+    if facts.warnings:
+        return "fraud_warning"
+    is_cleared = "approved" in reviews or any(d.status in {"won", "warning_closed"} for d in disputes)
+    return "cleared" if is_cleared else "none"
 
 
 def _was_formal(dispute: DisputeFacts) -> bool:

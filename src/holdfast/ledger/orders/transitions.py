@@ -7,25 +7,23 @@ is posted. So a payment reported twice, or by two types of event, is posted once
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from holdfast.ledger.orders.facts import OrderFacts
 from holdfast.ledger.orders.order import (
     LedgerMove,
     Order,
     OrderRequest,
+    OrderResult,
     OrderState,
     OrderStatus,
     ReconcileStatus,
     Source,
     StateEntry,
-    Statuses,
 )
-from holdfast.ledger.orders.targets import Assessment, assess, reversal_refs_of
+from holdfast.ledger.orders.targets import Assessment, reversal_refs_of
 from holdfast.ledger.refusals import StepVerdict
 
 NewOperationId = Callable[[], str]
@@ -41,59 +39,43 @@ RECONCILE_PERIOD_S = 30 * 24 * 3600
 """How long after its creation an order is reconciled: as long as providers retain their events."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderStep:
-    """The result of a decision: the order after it (the same object if unchanged) and what is committed with it.
-
-    ``moves`` must be committed together with ``order``; ``entries`` are the new history entries.
-
-    ``verdict``: ``duplicate`` was applied before; ``stale`` is older than what is known and only recorded;
-    ``ignored`` requires nothing.
-    """
-
-    order: Order
-    verdict: StepVerdict
-    moves: tuple[LedgerMove, ...] = ()
-    entries: tuple[StateEntry, ...] = ()
-
-
-def unchanged(order: Order, verdict: StepVerdict) -> OrderStep:
-    """Return a step that leaves the order as it is."""
-    return OrderStep(order=order, verdict=verdict)
+def no_operation_id() -> str:
+    """Raise: the decision posts nothing beyond the reserved credit."""
+    raise AssertionError("this decision posts nothing beyond the reserved credit")
 
 
 def moved(
     order: Order,
-    facts: OrderFacts,
+    implied: Assessment,
     now: datetime,
     *,
     source: Source,
     reason: str,
-    new_operation_id: NewOperationId,
+    new_operation_id: NewOperationId = no_operation_id,
     event_id: str | None = None,
     reconcile_status: ReconcileStatus | None = None,
+    reconcile_tries: int = 0,
     verdict: StepVerdict = "applied",
     **state: Any,
-) -> OrderStep:
-    """Return the order with these facts: post the difference, derive the statuses, extend the history.
+) -> OrderResult:
+    """Return the order with the assessed facts: post the difference, set the statuses, extend the history.
 
     ``state`` names further fields of :class:`OrderState`. The reserved operation id is used for the first credit
-    only.
+    only. A new history entry, or a reconcile, schedules the next reconcile.
     """
-    before = order.state
-    request = order.request
-    outcome = assess(request, facts)
+    before, request, facts = order.state, order.request, implied.facts
+    status = implied.statuses.status
     if source != "operator":
-        reason = _reason_of_change(order, outcome.status, now) or reason
-    moves = _difference(order, outcome, reason, new_operation_id)
-    statuses = Statuses(
-        status=outcome.status,
-        processing_status=outcome.processing_status,
-        reversal_status=outcome.reversal_status,
-        risk_status=outcome.risk_status,
-        reconcile_status=reconcile_status
-        or _reconcile_status(order, mismatch=outcome.mismatch, posted=bool(moves)),
-    )
+        reason = _reason_of_change(order, status, now) or reason
+    moves = _difference(order, implied, reason, new_operation_id)
+    if reconcile_status is None:
+        # Events that move money, or end a mismatch, require a new reconcile.
+        reconcile_status = before.statuses.reconcile_status
+        if implied.statuses.risk_status == "mismatch":
+            reconcile_status = "mismatch"
+        elif moves or before.statuses.risk_status == "mismatch":
+            reconcile_status = "unreconciled"
+    statuses = msgspec.structs.replace(implied.statuses, reconcile_status=reconcile_status)
     entries: tuple[StateEntry, ...] = ()
     if moves or statuses != before.statuses:
         entries = tuple(
@@ -107,7 +89,16 @@ def moved(
             )
             for move in (moves or (None,))
         )
-    went_wrong = outcome.status in ("failed", "canceled") and statuses.status != before.statuses.status
+    happened = {
+        "credited_at": status == "credited",
+        "failed_at": status in ("failed", "canceled") and status != before.statuses.status,
+        "refunded_at": implied.was_refunded,
+        "disputed_at": implied.was_disputed,
+        "chargeback_at": implied.was_lost,
+    }
+    fields: dict[str, Any] = {name: now for name, did in happened.items() if did and getattr(before, name) is None}
+    if request.provider == "cardprovider":
+        fields |= _provider_ids(implied, state.get("intent_id", before.intent_id))
     after = msgspec.structs.replace(
         before,
         statuses=statuses,
@@ -115,27 +106,18 @@ def moved(
         moves=(*before.moves, *moves),
         history=(*before.history, *entries),
         reversal_refs=tuple(dict.fromkeys((*before.reversal_refs, *reversal_refs_of(facts)))),
-        credited_at=_first(before.credited_at, outcome.status == "credited", now),
-        failed_at=_first(before.failed_at, went_wrong, now),
-        refunded_at=_first(before.refunded_at, outcome.was_refunded, now),
-        disputed_at=_first(before.disputed_at, outcome.was_disputed, now),
-        chargeback_at=_first(before.chargeback_at, outcome.was_lost, now),
-        **_provider_ids(order, facts, outcome.primary_payment, state.get("intent_id", before.intent_id)),
+        **(fields | state),
     )
-    after = msgspec.structs.replace(after, **state)
-    if after == before:
-        return unchanged(order, verdict)
-    if entries and reconcile_status is None and request.provider == "cardprovider":
-        after = msgspec.structs.replace(
-            after, reconcile_tries=0, reconcile_due_at=next_reconcile_at(order, now, tries=0, after=after)
-        )
-    return OrderStep(
-        order=msgspec.structs.replace(
-            order, version=order.version + 1, updated_at=now, wake_at=wake_at(order, after), state=after
+    if after == before and source != "reconcile":
+        return OrderResult(order, verdict)
+    if entries or source == "reconcile" or before.reconcile_due_at is None:
+        after = msgspec.structs.replace(after, reconcile_tries=reconcile_tries)
+        after = msgspec.structs.replace(after, reconcile_due_at=_next_reconcile_at(request, after, now))
+    return OrderResult(
+        msgspec.structs.replace(
+            order, version=order.version + 1, updated_at=now, wake_at=_wake_at(request, after), state=after
         ),
-        verdict=verdict,
-        moves=moves,
-        entries=entries,
+        verdict,
     )
 
 
@@ -144,26 +126,27 @@ def can_expire(request: OrderRequest, status: OrderStatus) -> bool:
     return status == "pending" or (status == "failed" and request.provider == "cardprovider")
 
 
-def next_reconcile_at(order: Order, now: datetime, *, tries: int, after: OrderState) -> datetime | None:
+def _next_reconcile_at(request: OrderRequest, state: OrderState, now: datetime) -> datetime | None:
     """Return when to reconcile next: the interval doubles with each unchanged result, up to a limit.
 
     None if the provider has no object to compare with, or if the reconciling period is over.
     """
-    if after.payment_id is None or order.request.provider != "cardprovider":
+    if state.payment_id is None or request.provider != "cardprovider":
         return None
-    due = now + timedelta(seconds=min(RECONCILE_INTERVAL_MAX_S, RECONCILE_INTERVAL_MIN_S * 2 ** min(tries, 16)))
-    return due if due <= order.request.created_at + timedelta(seconds=RECONCILE_PERIOD_S) else None
+    interval_s = RECONCILE_INTERVAL_MIN_S * 2 ** min(state.reconcile_tries, 16)
+    due = now + timedelta(seconds=min(RECONCILE_INTERVAL_MAX_S, interval_s))
+    return due if due <= request.created_at + timedelta(seconds=RECONCILE_PERIOD_S) else None
 
 
-def wake_at(order: Order, state: OrderState) -> datetime | None:
+def _wake_at(request: OrderRequest, state: OrderState) -> datetime | None:
     """Return when the order's next timer is due: its expiry while unpaid, or the next reconcile.
 
     While the provider is processing a payment only the reconcile counts: such an order does not expire.
     """
     times = [] if state.reconcile_due_at is None else [state.reconcile_due_at]
     under_way = state.statuses.processing_status == "processing" and bool(times)
-    if can_expire(order.request, state.statuses.status) and not under_way:
-        times.append(order.request.expires_at)
+    if can_expire(request, state.statuses.status) and not under_way:
+        times.append(request.expires_at)
     return min(times, default=None)
 
 
@@ -177,28 +160,28 @@ def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str |
 
 
 def _difference(
-    order: Order, money: Assessment, reason: str, new_operation_id: NewOperationId
+    order: Order, implied: Assessment, reason: str, new_operation_id: NewOperationId
 ) -> tuple[LedgerMove, ...]:
     """Return the moves from what the ledger holds for the order to what it should hold."""
-    assert 0 <= money.net_micro <= money.credit_micro <= order.request.amount_micro
+    assert 0 <= implied.net_micro <= implied.credit_micro <= order.request.amount_micro
     posted = order.net_micro
     moves: list[LedgerMove] = []
-    if money.credit_micro > 0 and not order.state.moves:
+    if implied.credit_micro > 0 and not order.state.moves:
         moves.append(
             LedgerMove(
                 kind="credit",
-                amount_micro=money.credit_micro,
+                amount_micro=implied.credit_micro,
                 operation_id=order.request.operation_id,
                 reason=reason,
             )
         )
-        posted += money.credit_micro
+        posted += implied.credit_micro
         reason = REVERSED_EARLIER_REASON
-    if money.net_micro != posted:
+    if implied.net_micro != posted:
         moves.append(
             LedgerMove(
-                kind="credit" if money.net_micro > posted else "reversal",
-                amount_micro=abs(money.net_micro - posted),
+                kind="credit" if implied.net_micro > posted else "reversal",
+                amount_micro=abs(implied.net_micro - posted),
                 operation_id=new_operation_id(),
                 reason=reason,
             )
@@ -206,29 +189,11 @@ def _difference(
     return tuple(moves)
 
 
-def _reconcile_status(order: Order, *, mismatch: bool, posted: bool) -> ReconcileStatus:
-    """Events that move money require a new reconcile; a payment that does not match the order is a mismatch."""
-    if mismatch:
-        return "mismatch"
-    if posted or order.statuses.risk_status == "mismatch":
-        return "unreconciled"
-    return order.state.statuses.reconcile_status
-
-
-def _provider_ids(
-    order: Order, facts: OrderFacts, payment_id: str | None, intent_id: str | None
-) -> dict[str, str | None]:
-    """Return the ids of the order's payment and of the charge that paid it. A sandbox order has neither."""
-    if order.request.provider == "sandbox":
-        return {}
-    if payment_id is None:
-        seen = sorted(set(facts.charges.values()))
-        payment_id = intent_id or next(iter(seen), None)
+def _provider_ids(implied: Assessment, intent_id: str | None) -> dict[str, str | None]:
+    """Return the ids of the order's payment and of the charge that paid it."""
+    facts = implied.facts
+    payment_id = implied.payment_id or intent_id or min(facts.charges.values(), default=None)
     paid_by = facts.payments.get(payment_id or "")
     charges = paid_by.charge_ids if paid_by else ()
     charges = charges or tuple(sorted(c for c, p in facts.charges.items() if p == payment_id))
     return {"payment_id": payment_id, "charge_id": charges[0] if charges else None}
-
-
-def _first(known: datetime | None, happened: bool, now: datetime) -> datetime | None:
-    return now if known is None and happened else known

@@ -125,8 +125,10 @@ def _failures(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
     implied = assess(request, state.facts)
     if order.net_micro != implied.net_micro or not 0 <= order.net_micro <= request.amount_micro:
         yield NET, f"posted {order.net_micro} micro-credits, its facts require {implied.net_micro}"
-    derived = (implied.status, implied.processing_status, implied.reversal_status, implied.risk_status)
-    stored = (statuses.status, statuses.processing_status, statuses.reversal_status, statuses.risk_status)
+    derived, stored = (
+        (each.status, each.processing_status, each.reversal_status, each.risk_status)
+        for each in (implied.statuses, statuses)
+    )
     if derived != stored:
         yield STATUSES, f"is {' '.join(stored)}, its facts imply {' '.join(derived)}"
     named = [entry.operation_id for entry in state.history if entry.operation_id is not None]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
-from holdfast.ledger.orders.payment_facts import PaymentEvent
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
 

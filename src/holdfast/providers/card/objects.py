@@ -12,22 +12,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast, get_args
 
-from holdfast.ledger.orders.payment_facts import (
+from holdfast.ledger.orders.facts import (
     Attempt,
     BalanceTransaction,
-    ChargeSeen,
+    Claim,
+    DisputeFacts,
     DisputeMoney,
-    DisputeSeen,
     DisputeStatus,
-    Fact,
-    FraudWarning,
-    Paid,
+    OrderFacts,
+    PaymentFacts,
     ProgressStatus,
     RefundedTotal,
-    RefundSeen,
+    RefundFacts,
     RefundStatus,
-    ReviewSeen,
     ReviewVerdict,
+    join,
 )
 from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, synthetic_events
 from holdfast.providers.card.amounts import micro_per_minor
@@ -72,175 +71,156 @@ def snapshot_of(
 
     The intent's latest charge, with its refunds and balance transactions, is parsed as far as it is expanded.
     """
-    payment_id = object_id(intent)
-    if code(intent.get("status")) is None:
+    payment_id, status = object_id(intent), code(intent.get("status"))
+    if status is None:
         raise Malformed("status is not a status")
-    state = _STATES.get(intent.get("status"), "open")
-    facts: list[Fact] = list(intent_facts(intent, paid=state == "succeeded", at=as_of, account=None))
+    state = _STATES.get(status, "open")
+    facts = join(
+        intent_facts(intent, paid=state == "succeeded", at=as_of, account=None),
+        *(refund_facts(refund, payment_id=payment_id) for refund in refunds),
+        *(dispute_facts(dispute, payment_id=payment_id) for dispute in disputes),
+    )
     if state != "succeeded":
-        facts.append(attempt_fact(intent, attempt_status(intent), at=as_of))
-    for refund in refunds:
-        facts += refund_facts(refund, payment_id=payment_id)
-    for dispute in disputes:
-        facts += dispute_facts(dispute, payment_id=payment_id)
+        attempt = _INTENT_ATTEMPTS.get(status, "pending")
+        if status == "requires_payment_method" and isinstance(intent.get("last_payment_error"), dict):
+            attempt = "failed"
+        facts = join(facts, OrderFacts(attempt=attempt_fact(intent, attempt, at=as_of)))
     attempt_of = reference(intent.get("latest_charge")) or payment_id
-    events = synthetic_events(facts, provider="cardprovider", at=as_of, attempt_of=attempt_of)
-    return ProviderSnapshot(events=events, state=state)
+    return ProviderSnapshot(events=synthetic_events(facts, at=as_of, attempt_of=attempt_of), state=state)
 
 
-def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) -> tuple[Fact, ...]:
+def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) -> OrderFacts:
     """Return the facts of an intent: its latest charge and, if it was ``paid``, how much was captured."""
     payment_id = object_id(intent)
     charge = intent.get("latest_charge")
     charge_id = reference(charge)
-    facts: list[Fact] = []
+    facts = OrderFacts(charges={} if charge_id is None else {charge_id: payment_id})
     if paid:
-        currency = currency_of(intent)
-        received = intent.get("amount_received")
-        facts.append(
-            Paid(
-                payment_id=payment_id,
-                charge_id=charge_id,
-                amount_micro=amount_of(intent, "amount" if received is None else "amount_received", currency),
-                currency=currency,
-                livemode=flag(intent, "livemode"),
-                account=account,
-                at=at,
-            )
-        )
-    if isinstance(charge, dict):
-        facts += charge_facts(charge, at=at, account=account, payment_id=payment_id)
-    elif charge_id is not None:
-        facts.append(ChargeSeen(charge_id=charge_id, payment_id=payment_id))
-    for each in listed(intent.get("charges")):
-        facts += charge_facts(each, at=at, account=account, payment_id=payment_id)
-    return tuple(facts)
+        received = captured(intent, "amount_received", charge_id, at=at, account=account)
+        facts = join(facts, OrderFacts(payments={payment_id: received}))
+    charges = listed([charge]) + listed(intent.get("charges"))
+    return join(facts, *(charge_facts(each, at=at, account=account, payment_id=payment_id) for each in charges))
+
+
+def captured(found: Object, key: str, charge_id: str | None, *, at: int, account: str | None) -> PaymentFacts:
+    """Return what an intent or a charge says was captured: its ``key``, or else its whole amount."""
+    currency = currency_of(found)
+    claim = Claim(
+        amount_micro=amount_of(found, "amount" if found.get(key) is None else key, currency),
+        currency=currency,
+        livemode=flag(found, "livemode"),
+        account=account,
+    )
+    return PaymentFacts(at=at, claims=(claim,), charge_ids=() if charge_id is None else (charge_id,))
 
 
 def attempt_fact(intent: Object, status: ProgressStatus, *, at: int) -> Attempt:
     """Return an attempt's status, with the provider's code if it failed or was canceled."""
-    return Attempt(status=status, at=at, reason=failure_code(intent, status))
-
-
-def attempt_status(intent: Object) -> ProgressStatus:
-    """Return the status of an intent that was not paid. A declined attempt leaves a ``last_payment_error``."""
-    status = intent.get("status")
-    if status == "requires_payment_method":
-        return "failed" if isinstance(intent.get("last_payment_error"), dict) else "pending"
-    return _INTENT_ATTEMPTS.get(status, "pending") if isinstance(status, str) else "pending"
-
-
-def failure_code(intent: Object, status: ProgressStatus) -> str | None:
-    """Return the code of why an attempt ended; None if the intent has none."""
-    error = intent.get("last_payment_error")
+    reason, error = None, intent.get("last_payment_error")
     if status == "failed" and isinstance(error, dict):
-        return code(error.get("decline_code")) or code(error.get("code")) or code(error.get("type"))
-    return code(intent.get("cancellation_reason")) if status == "canceled" else None
+        reason = code(error.get("decline_code")) or code(error.get("code")) or code(error.get("type"))
+    elif status == "canceled":
+        reason = code(intent.get("cancellation_reason"))
+    return Attempt(status=status, at=at, reason=reason)
 
 
-def charge_facts(
-    charge: Object, *, at: int, account: str | None, payment_id: str | None = None
-) -> tuple[Fact, ...]:
+def charge_facts(charge: Object, *, at: int, account: str | None, payment_id: str | None = None) -> OrderFacts:
     """Return the facts of a charge: its payment, whether it was captured, and what was refunded of it."""
     charge_id = object_id(charge)
     payment_id = reference(charge.get("payment_intent")) or payment_id or charge_id
     currency = currency_of(charge)
-    balance = charge.get("balance_transaction")
-    facts: list[Fact] = [
-        ChargeSeen(charge_id=charge_id, payment_id=payment_id, balance_transaction_id=reference(balance))
-    ]
+    line = charge.get("balance_transaction")
+    line_id = reference(line)
+    payments, totals = {}, {}
     if charge.get("paid") is True and charge.get("captured") is True and charge.get("status") != "failed":
-        captured = charge.get("amount_captured")
-        facts.append(
-            Paid(
-                payment_id=payment_id,
-                charge_id=charge_id,
-                amount_micro=amount_of(charge, "amount" if captured is None else "amount_captured", currency),
-                currency=currency,
-                livemode=flag(charge, "livemode"),
-                account=account,
-                at=at,
-            )
-        )
-    if charge.get("amount_refunded") is not None:
-        total = amount_of(charge, "amount_refunded", currency)
-        if total:
-            facts.append(RefundedTotal(charge_id=charge_id, payment_id=payment_id, amount_micro=total))
-    for refund in listed(charge.get("refunds")):
-        facts += refund_facts({"charge": charge_id, "currency": currency, **refund}, payment_id=payment_id)
-    if isinstance(balance, dict):
-        facts.append(balance_fact(balance, charge_id, "charge"))
-    return tuple(facts)
+        payments[payment_id] = captured(charge, "amount_captured", charge_id, at=at, account=account)
+    refunded = 0 if charge.get("amount_refunded") is None else amount_of(charge, "amount_refunded", currency)
+    if refunded:
+        totals[charge_id] = RefundedTotal(charge_id=charge_id, payment_id=payment_id, amount_micro=refunded)
+    facts = OrderFacts(
+        payments=payments,
+        charges={charge_id: payment_id},
+        totals=totals,
+        balance=_balance([line], charge_id, "charge"),
+        charge_balances={} if line_id is None else {charge_id: line_id},
+    )
+    refunds = ({"charge": charge_id, "currency": currency, **each} for each in listed(charge.get("refunds")))
+    return join(facts, *(refund_facts(refund, payment_id=payment_id) for refund in refunds))
 
 
-def refund_facts(refund: Object, *, payment_id: str | None = None) -> tuple[Fact, ...]:
+def refund_facts(refund: Object, *, payment_id: str | None = None) -> OrderFacts:
     """Return the facts of a refund. Old refunds have no status; they existed only once they had succeeded."""
     refund_id = object_id(refund)
+    lines = (refund.get("balance_transaction"), refund.get("failure_balance_transaction"))
+    balance = _balance(lines, refund_id, "refund")
     status = refund.get("status") or "succeeded"
-    facts: list[Fact] = []
-    if status in get_args(RefundStatus):
-        facts.append(
-            RefundSeen(
-                refund_id=refund_id,
-                status=cast(RefundStatus, status),
-                amount_micro=amount_of(refund, "amount", currency_of(refund)),
-                charge_id=reference(refund.get("charge")),
-                payment_id=reference(refund.get("payment_intent")) or payment_id,
-            )
-        )
-    for balance in (refund.get("balance_transaction"), refund.get("failure_balance_transaction")):
-        if isinstance(balance, dict):
-            facts.append(balance_fact(balance, refund_id, "refund"))
-    return tuple(facts)
+    if status not in get_args(RefundStatus):
+        return OrderFacts(balance=balance)
+    known = cast(RefundStatus, status)
+    part = RefundFacts(
+        status=known,
+        seen=(known,),
+        amount_micro=amount_of(refund, "amount", currency_of(refund)),
+        charge_id=reference(refund.get("charge")),
+        payment_id=reference(refund.get("payment_intent")) or payment_id,
+    )
+    return OrderFacts(refunds={refund_id: part}, charges=_charges(part), balance=balance)
 
 
 def dispute_facts(
     dispute: Object, *, withdrawn: bool = False, reinstated: bool = False, payment_id: str | None = None
-) -> tuple[Fact, ...]:
+) -> OrderFacts:
     """Return the facts of a dispute: its status, and every movement of money that it lists."""
     dispute_id = object_id(dispute)
-    status = dispute.get("status")
+    status = (
+        cast(DisputeStatus, dispute.get("status")) if dispute.get("status") in get_args(DisputeStatus) else None
+    )
     currency = currency_of(dispute)
-    facts: list[Fact] = [
-        DisputeSeen(
-            dispute_id=dispute_id,
-            status=cast(DisputeStatus, status) if status in get_args(DisputeStatus) else None,
-            amount_micro=amount_of(dispute, "amount", currency),
-            currency=currency,
-            reason=code(dispute.get("reason")),
-            withdrawn=withdrawn,
-            reinstated=reinstated,
-            charge_id=reference(dispute.get("charge")),
-            payment_id=reference(dispute.get("payment_intent")) or payment_id,
-        )
-    ]
-    for entry in listed(dispute.get("balance_transactions")):
-        balance = balance_fact(entry, dispute_id, "dispute")
-        facts.append(balance)
-        if balance.reporting_category in _DISPUTE_CATEGORIES and balance.amount_micro:
-            facts.append(
-                DisputeMoney(
-                    dispute_id=dispute_id,
-                    transaction_id=balance.transaction_id,
-                    amount_micro=balance.amount_micro,
-                    currency=balance.currency,
-                )
+    balance = _balance(listed(dispute.get("balance_transactions")), dispute_id, "dispute")
+    part = DisputeFacts(
+        status=status,
+        seen=() if status is None else (status,),
+        amount_micro=amount_of(dispute, "amount", currency),
+        currency=currency,
+        reason=code(dispute.get("reason")),
+        withdrawn=withdrawn,
+        reinstated=reinstated,
+        charge_id=reference(dispute.get("charge")),
+        payment_id=reference(dispute.get("payment_intent")) or payment_id,
+        money={
+            line_id: DisputeMoney(
+                dispute_id=dispute_id,
+                transaction_id=line_id,
+                amount_micro=line.amount_micro,
+                currency=line.currency,
             )
-    return tuple(facts)
+            for line_id, line in balance.items()
+            if line.reporting_category in _DISPUTE_CATEGORIES and line.amount_micro
+        },
+    )
+    return OrderFacts(disputes={dispute_id: part}, charges=_charges(part), balance=balance)
 
 
-def warning_facts(warning: Object) -> tuple[Fact, ...]:
-    """Return the facts of an early fraud warning."""
-    return (FraudWarning(warning_id=object_id(warning)),)
-
-
-def review_facts(review: Object, *, closed: bool) -> tuple[Fact, ...]:
+def review_facts(review: Object, *, closed: bool) -> OrderFacts:
     """Return the facts of a review; how it was closed is in ``closed_reason``, or else in ``reason``."""
     why = review.get("closed_reason") or review.get("reason")
     verdict: ReviewVerdict = "closed" if closed else "open"
     if closed and why in ("approved", "refunded_as_fraud"):
         verdict = why
-    return (ReviewSeen(review_id=object_id(review), verdict=verdict),)
+    return OrderFacts(reviews={object_id(review): verdict})
+
+
+def _charges(part: RefundFacts | DisputeFacts) -> dict[str, str]:
+    """Link a charge to its payment where both are named."""
+    return {} if part.charge_id is None or part.payment_id is None else {part.charge_id: part.payment_id}
+
+
+def _balance(
+    lines: Iterable[object], source_id: str, source_type: Literal["charge", "refund", "dispute"]
+) -> dict[str, BalanceTransaction]:
+    """Return those balance transactions of the object ``source_id`` that are expanded, by id."""
+    found = (balance_fact(line, source_id, source_type) for line in lines if isinstance(line, dict))
+    return {line.transaction_id: line for line in found}
 
 
 def balance_fact(

@@ -28,6 +28,7 @@ from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
 from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
 from holdfast.ledger.money import MICRO, format_amount
+from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id, order_by_payment
@@ -39,7 +40,7 @@ from holdfast.providers.card.base import (
     CardTimeout,
     IntentCreated,
 )
-from holdfast.providers.card.events import EVENT_BYTES_MAX, CardEvent, parse_card_event
+from holdfast.providers.card.events import EVENT_BYTES_MAX, parse_card_event
 from holdfast.providers.signatures import SignatureVerdict, verify
 
 route = RouteTable("Payments")
@@ -151,22 +152,21 @@ async def receive_card_webhook(call: Call) -> Outcome:
     verdict = verify(_signature(call), body, secrets, now=deps.now())
     if verdict != "valid":
         return _REFUSED[verdict]
-    parsed = parse_card_event(body)
+    event = parse_card_event(body)
     stored_body = _without_secrets(body)
-    if isinstance(parsed, Refusal):
+    if isinstance(event, Refusal):
         # It has no usable id of its own to be stored under.
         await card.unmatched.store(
-            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", parsed.code, stored_body
+            f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
         )
-        return parsed
-    event = parsed.event
-    if not parsed.is_handled:
+        return event
+    if not event.is_handled:
         await card.unmatched.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
-    order = await _order_of(deps, parsed)
+    order = await _order_of(deps, event)
     if order is None:
         await card.unmatched.store(event.event_id, event.type, "unmatched", stored_body)
-        return EventIgnored(event.event_id) if parsed.order_id is None else order_not_found(parsed.order_id)
+        return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
@@ -253,7 +253,7 @@ def _signature(call: Call) -> str:
     return ",".join(sent)
 
 
-async def _order_of(deps: Dependencies, event: CardEvent) -> Order | None:
+async def _order_of(deps: Dependencies, event: PaymentEvent) -> Order | None:
     """Return the order of an event: by our own id if the event has it, else by the provider's."""
     order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
     if order_id is not None:

@@ -12,7 +12,7 @@ from typing import Final, get_args
 
 from sqlalchemy import Connection
 
-from holdfast.actors.account.order_messages import CreateOrder, OrderResult
+from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, read_page, read_window
@@ -23,7 +23,7 @@ from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
-from holdfast.ledger.orders.order import Order, OrderRequest, OrderStatus, Provider, identity_fx
+from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 from holdfast.persistence.queries.sessions import SessionRecord
