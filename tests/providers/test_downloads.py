@@ -78,7 +78,7 @@ async def get(
         try:
             return await download(client, f"{url}/file", directory, claim, **options)
         finally:
-            await client.close()
+            client.close()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
             refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path)
             assert isinstance(refused, DownloadRefused)
             assert (refused.code, refused.permanent) == ("unreachable", False)
-            await client.close()
+            client.close()
             nursery.cancel_scope.cancel()
 
 
@@ -229,7 +229,7 @@ async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
     refused = await download(client, "http://127.0.0.1:9/file", tmp_path)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == ("blocked_address", True)
-    await client.close()
+    client.close()
 
 
 async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:

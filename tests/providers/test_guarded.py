@@ -6,7 +6,6 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpcore2
 import pytest
 import trio
 from hypothesis import given
@@ -87,55 +86,40 @@ class Network:
         self.dialed: list[tuple[str, int]] = []
         self.tls_names: list[str | None] = []
 
-    async def resolve(self, host: str, port: int) -> Sequence[str]:
+    async def resolve(self, host: str, port: int, *, requester: str) -> Sequence[str]:
         if host not in self.names:
             raise OSError("no such name")
         return self.names[host]
 
-    async def dial(self, address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
+    async def dial(self, address: str, port: int) -> trio.SocketStream:
         self.dialed.append((address, port))
         if self.port is None:
-            raise httpcore2.ConnectError("connection refused")
-        stream = await httpcore2.TrioBackend().connect_tcp("127.0.0.1", self.port, timeout=timeout_s)
-        return PretendedTls(stream, self)
+            raise ConnectionRefusedError
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+    async def start_tls(self, stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> trio.SocketStream:
+        """Record that TLS would start, so that https can be tried against a plain server."""
+        assert context.check_hostname
+        self.tls_names.append(host)
+        return stream
 
     def client(self, *allow: tuple[str, int], **options: Any) -> GuardedClient:
-        return GuardedClient(frozenset(allow), resolve=self.resolve, dial=self.dial, ssl_context=CONTEXT, **options)
-
-
-class PretendedTls(httpcore2.AsyncNetworkStream):
-    """A stream whose TLS is only noted down, so that https can be tried against a plain server."""
-
-    def __init__(self, inner: httpcore2.AsyncNetworkStream, network: Network) -> None:
-        self._inner = inner
-        self._network = network
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return await self._inner.read(max_bytes, timeout)
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def start_tls(
-        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore2.AsyncNetworkStream:
-        assert ssl_context.check_hostname
-        self._network.tls_names.append(server_hostname)
-        return self
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
+        return GuardedClient(
+            frozenset(allow),
+            resolve=self.resolve,
+            dial=self.dial,
+            start_tls=self.start_tls,
+            ssl_context=CONTEXT,
+            **options,
+        )
 
 
 async def fetch(client: GuardedClient, url: str) -> tuple[int, bytes]:
     try:
         async with client.open("GET", url) as response:
-            return response.status, await response.aread()
+            return response.status, await response.read(1000)
     finally:
-        await client.close()
+        client.close()
 
 
 @pytest.mark.parametrize("address", PUBLIC)
@@ -256,6 +240,34 @@ async def test_configured_origin_is_reached_by_http_on_its_port_alone(serve_app:
                 await fetch(other, f"{url}/")
 
 
+async def test_a_kept_connection_serves_an_origin_only_while_it_is_configured(serve_app: ServeApp) -> None:
+    app = QuartTrio("studio", static_folder=None)
+
+    @app.get("/")
+    async def home() -> str:
+        return "home"
+
+    with trio.fail_after(20):
+        async with serve_app(app) as url:
+            network = Network({"studio.local": ["127.0.0.1"]}, url)
+            origins = {("studio.local", 443)}
+            client = GuardedClient(
+                origins,
+                resolve=network.resolve,
+                dial=network.dial,
+                start_tls=network.start_tls,
+                ssl_context=CONTEXT,
+            )
+            for _ in range(2):
+                async with client.open("GET", "https://studio.local/") as response:
+                    assert await response.read(1000) == b"home"
+            assert network.dialed == [("127.0.0.1", 443)]
+            origins.clear()
+            with pytest.raises(Blocked, match="public"):
+                await fetch(client, "https://studio.local/")
+            assert network.dialed == [("127.0.0.1", 443)]
+
+
 def redirecting(*targets: str) -> QuartTrio:
     app = QuartTrio("redirecting", static_folder=None)
 
@@ -304,7 +316,7 @@ async def test_one_providers_request_does_not_lead_to_another_configured_origin(
             assert network.dialed == [("127.0.0.1", 81)]
             async with client.open("GET", "http://one.local:81/0") as response:
                 assert response.status == 200
-            await client.close()
+            client.close()
 
 
 @given(text=st.text(max_size=60), start=st.sampled_from(["", "http://", "https://", "//", "https://a.example/"]))
@@ -334,8 +346,8 @@ async def test_headers_do_not_cross_origins(serve_app: ServeApp) -> None:
             client = network.client()
             async with client.open("GET", "https://a.example/0", headers={"X-Secret": "s"}) as response:
                 assert response.status == 200
-                await response.aread()
-            await client.close()
+                await response.read(1000)
+            client.close()
     assert app.config["SEEN"] == [("a.example", "s"), ("a.example", "s"), ("b.example", None)]
 
 
@@ -360,7 +372,7 @@ async def test_a_post_without_redirects_tells_the_status_and_follows_nothing(ser
             assert await post("https://a.example/hook", b"go") == 302
             with pytest.raises(Blocked):
                 await post("http://a.example/hook", b"{}")
-            await client.close()
+            client.close()
 
 
 async def test_silent_server_is_let_go() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-import httpx2
 import pytest
 import structlog.testing
 import trio
@@ -14,6 +16,7 @@ from holdfast.actors.workers.provider_watch import PROBE_S, ProviderWatch
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
+from holdfast.providers.outbound.faults import ConnectError
 
 
 async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -> None:
@@ -83,17 +86,31 @@ async def test_a_call_now_and_then_without_an_answer_is_no_silence(mock_clock: M
     assert (health.silences(), health.state) == ((), "up")
 
 
-def serve(provider: CogProvider | ReplicateProvider, answers: list[int | None], asked: list[str]) -> None:
-    """Let the provider's server answer with these statuses in turn, None for not at all."""
+class Answer(NamedTuple):
+    """A response without headers and body."""
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        asked.append(request.url.path)
-        status = answers.pop(0) if answers else 200
+    status: int
+
+    def header(self, name: str) -> None:
+        """Return None, for any header."""
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return b""
+
+
+def serve(provider: CogProvider | ReplicateProvider, answer: Callable[[str], Awaitable[int | None]]) -> None:
+    """Let ``answer`` return the status for a path, in place of a server; None for no connection."""
+
+    @asynccontextmanager
+    async def exchange(_endpoint: object, request: bytes, *, is_repeatable: bool) -> AsyncIterator[Answer]:
+        assert is_repeatable
+        status = await answer(request.split()[1].decode())
         if status is None:
-            raise httpx2.ConnectError("refused")
-        return httpx2.Response(status)
+            raise ConnectError("refused")
+        yield Answer(status)
 
-    provider._client._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    pool: Any = SimpleNamespace(exchange=exchange)
+    provider._client._pool = pool
 
 
 @pytest.mark.parametrize("kind", ["cog", "replicate"])
@@ -107,7 +124,13 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
         # Its probes cost, so only a provider that is down gets any.
         for _ in range(FAILURES_MAX):
             provider.health.failed("calls", "ConnectError")
-    serve(provider, [None, None, None, 404], asked)
+    answers = [None, None, None, 404]
+
+    async def answer(path: str) -> int | None:
+        asked.append(path)
+        return answers.pop(0) if answers else 200
+
+    serve(provider, answer)
     watch = ProviderWatch(providers={"box": provider})
     states = []
     async with trio.open_nursery() as nursery:
@@ -127,12 +150,11 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
     provider = CogProvider("box", "http://box.example")
     asked_at: list[float] = []
 
-    async def answer(request: httpx2.Request) -> httpx2.Response:
+    async def answer(_path: str) -> None:
         asked_at.append(trio.current_time())
         await trio.sleep(0.2)
-        raise httpx2.ConnectError("refused", request=request)
 
-    provider._client._http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    serve(provider, answer)
     watch = ProviderWatch(providers={"box": provider})
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import httpcore2
 import pytest
 import trio
 
 from holdfast.ledger.tasks.deliveries import DeliveryResponse
-from holdfast.providers.outbound.guarded import GuardedClient, dial
+from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.webhook_post import can_be_posted_to, post_event
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -146,7 +145,7 @@ async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True)
                 now=lambda: NOON,
             )
     finally:
-        await client.close()
+        client.close()
 
 
 async def test_an_event_goes_out_as_json_with_its_headers() -> None:
@@ -212,18 +211,18 @@ async def test_a_refused_connection_and_invalid_http_are_unreachable() -> None:
 async def test_a_name_that_leads_inside_is_found_out_at_the_connection() -> None:
     dialed: list[str] = []
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    async def resolve(host: str, port: int, *, requester: str) -> Sequence[str]:
         return ["93.184.216.34", "10.0.0.7"]
 
-    async def dial_(address: str, port: int, timeout_s: float | None) -> httpcore2.AsyncNetworkStream:
+    async def dial(address: str, port: int) -> trio.SocketStream:
         dialed.append(address)
-        return await dial(address, port, timeout_s)
+        return await trio.open_tcp_stream(address, port)
 
-    client = GuardedClient(ssl_context=PLAIN, resolve=resolve, dial=dial_)
+    client = GuardedClient(ssl_context=PLAIN, resolve=resolve, dial=dial)
     answer = await post_event(
         client, "acct_1", "https://hooks.example.com/", b"{}", {}, timeout_s=5, now=lambda: NOON
     )
-    await client.close()
+    client.close()
     assert answer.status_code is None
     assert "not on the public network" in str(answer.error)
     assert dialed == []

@@ -24,7 +24,7 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
-from holdfast.providers.outbound.guarded import GuardedClient, resolver
+from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage import AssetStore
@@ -68,10 +68,10 @@ def worker_children(
     now = presence.clock.now
     card_provider = None if card is None else card.provider
     order_checks = OrderChecks(database=database, accounts=accounts, card=card_provider, env=settings.env, now=now)
-    downloads = GuardedClient(registry.origins, resolve=resolver(NameLookups("downloads")))
+    downloads = GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses)
     webhooks = GuardedClient(
         local_allowed=settings.webhook_local_allowed,
-        resolve=resolver(NameLookups("webhooks")),
+        resolve=NameLookups("webhooks").addresses,
         connect_timeout_s=settings.webhook_timeout_s,
         idle_timeout_s=settings.webhook_timeout_s,
         connections_max_count=DELIVERIES_MAX,

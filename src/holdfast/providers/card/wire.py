@@ -16,7 +16,8 @@ import msgspec
 import stripe
 import trio
 
-from holdfast.providers.outbound.bounded import BodyTooLarge, drain
+from holdfast.providers.outbound.bounded import drain
+from holdfast.providers.outbound.faults import BodyTooLarge
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-import httpx2
 import msgspec
 import trio
 
@@ -13,18 +12,23 @@ from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
-from holdfast.providers.outbound.bounded import BodyTooLarge, drain
+from holdfast.providers.outbound.connection_pool import ConnectionPool, Endpoint, render_request
+from holdfast.providers.outbound.faults import (
+    BodyTooLarge,
+    ConnectTimeout,
+    NeverSent,
+    PoolTimeout,
+    TransportFault,
+)
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.tls import tls_context
+from holdfast.providers.outbound.urls import parse_url
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 PROBE_TIMEOUT_S = 5.0
 
-NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-"""No byte of the request was sent, so the server cannot have it."""
-
-NO_ANSWER = (httpx2.HTTPError, trio.TooSlowError, BodyTooLarge)
+NO_ANSWER = (TransportFault, trio.TooSlowError, BodyTooLarge)
 """The request may have arrived, but there is no response."""
 
 
@@ -32,13 +36,13 @@ class ProviderResponse(msgspec.Struct, frozen=True):
     """A server's response."""
 
     status: int
-    headers: Mapping[str, str]
+    retry_after: str | None
     body: bytes
 
     @property
     def retry_after_s(self) -> int | None:
         """The ``Retry-After`` of the response, at most an hour; None without one."""
-        pause_s = parse_retry_after(self.headers.get("retry-after"), utc_now())
+        pause_s = parse_retry_after(self.retry_after, utc_now())
         return None if pause_s is None else round(min(pause_s, RETRY_AFTER_MAX_S))
 
 
@@ -60,20 +64,29 @@ class ProviderClient:
         connections_max_count: int,
     ) -> None:
         try:
-            base = httpx2.URL(url)
-        except httpx2.InvalidURL as fault:
+            base = parse_url(url)
+        except ValueError as fault:
             raise ValueError(f"the url of provider {name}: {fault}") from fault
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"the url of provider {name} is not an http or https URL")
-        self.base = str(base).rstrip("/")
+        self._endpoint = Endpoint(base.host, base.port, base.scheme == "https", is_trusted=True)
+        self._base_path = base.path.rstrip(b"/")
+        self._headers = {
+            "Host": base.netloc,
+            "User-Agent": "holdfast",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
         self.health = ProviderHealth(name)
-        self._http = httpx2.AsyncClient(
-            trust_env=False,
-            follow_redirects=False,
-            verify=tls_context(),
-            headers={"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
-            timeout=httpx2.Timeout(timeout_s, connect=connect_timeout_s),
-            limits=httpx2.Limits(max_connections=connections_max_count, keepalive_expiry=5),
+        self._connect_timeout_s = connect_timeout_s
+        self._pool = ConnectionPool(
+            self._dial,
+            ssl_context=tls_context(),
+            connect_timeout_s=connect_timeout_s,
+            idle_timeout_s=timeout_s,
+            connections_max_count=connections_max_count,
+            idle_max_count=connections_max_count,
         )
 
     async def ask(
@@ -84,21 +97,27 @@ class ProviderClient:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ProviderResponse:
-        """Send a request. Raises the errors in :data:`NEVER_SENT` and :data:`NO_ANSWER`."""
+        """Send a request. Raises the errors in :data:`NO_ANSWER`.
+
+        ``GET`` and ``PUT`` may be sent twice, if a kept connection turns out to be closed.
+        """
+        request = render_request(
+            method, self._base_path + path.encode("ascii"), {**self._headers, **(headers or {})}, content
+        )
         try:
             with trio.fail_after(within_s):
-                async with self._http.stream(
-                    method, self.base + path, content=content, headers=headers
+                async with self._pool.exchange(
+                    self._endpoint, request, is_repeatable=method in ("GET", "PUT")
                 ) as response:
-                    body = await drain(response.aiter_bytes(), ANSWER_MAX_BYTES)
-        except httpx2.PoolTimeout:
+                    body = await response.read(ANSWER_MAX_BYTES)
+        except PoolTimeout:
             # Our own connections were all in use.
             raise
-        except (httpx2.HTTPError, trio.TooSlowError) as fault:
+        except (TransportFault, trio.TooSlowError) as fault:
             self.health.failed("calls", type(fault).__name__)
             raise
-        self.health.call_answered(response.status_code)
-        return ProviderResponse(response.status_code, dict(response.headers), body)
+        self.health.call_answered(response.status)
+        return ProviderResponse(response.status, response.header("retry-after"), body)
 
     async def probe(self, path: str) -> None:
         """Send a request that costs nothing; any response shows that the server is up."""
@@ -111,7 +130,7 @@ class ProviderClient:
         """Send a job; without a response, return whether the server may have it."""
         try:
             return await self.ask(method, path, within_s, content, headers)
-        except NEVER_SENT as fault:
+        except NeverSent as fault:
             return NotSent(f"provider unreachable: {type(fault).__name__}")
         except NO_ANSWER as fault:
             return Ambiguous(f"no response to the submission: {type(fault).__name__}")
@@ -123,9 +142,16 @@ class ProviderClient:
         except NO_ANSWER as fault:
             raise PollFault(f"the provider is unreachable: {type(fault).__name__}") from fault
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close connections."""
-        await self._http.aclose()
+        self._pool.close()
+
+    async def _dial(self, endpoint: Endpoint, _requester: str) -> trio.SocketStream:
+        try:
+            with trio.fail_after(self._connect_timeout_s):
+                return await trio.open_tcp_stream(endpoint.host, endpoint.port)
+        except trio.TooSlowError as fault:
+            raise ConnectTimeout("the server did not accept a connection in time") from fault
 
 
 def detail_of(body: bytes) -> str:

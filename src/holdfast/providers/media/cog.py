@@ -141,7 +141,7 @@ class CogProvider:
 
     async def close(self) -> None:
         """Close connections."""
-        await self._client.close()
+        self._client.close()
 
 
 def cancel_outcome(answer: ProviderResponse) -> CancelOutcome:

@@ -154,7 +154,7 @@ class ReplicateProvider:
 
     async def close(self) -> None:
         """Close connections."""
-        await self._client.close()
+        self._client.close()
 
     def _submission(self, answer: ProviderResponse) -> Submission:
         """Return the outcome of a submission; see the table above."""

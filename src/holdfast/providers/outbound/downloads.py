@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
-import httpcore2
 import trio
 
-from holdfast.providers.outbound.bounded import BodyTooLarge, drain
-from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable, header
+from holdfast.providers.outbound.connection_pool import Response
+from holdfast.providers.outbound.faults import BodyTooLarge
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable
 from holdfast.providers.storage.leftovers import clear_leftovers
 from holdfast.providers.storage.sniffing import (
     HEAD_BYTES,
@@ -222,21 +222,20 @@ async def _sink(directory: Path) -> AsyncIterator[_Sink]:
         raise
 
 
-async def _receive(response: httpcore2.Response, sink: _Sink, bytes_max: int) -> None:
-    waiting = bytearray()
-
-    async def take(block: bytes) -> None:
-        nonlocal waiting
+async def _receive(response: Response, sink: _Sink, bytes_max: int) -> None:
+    waiting, received = bytearray(), 0
+    while block := await response.receive():
+        received += len(block)
+        if received > bytes_max:
+            raise BodyTooLarge(bytes_max)
         waiting += block
         if len(waiting) >= WRITE_BLOCK_BYTES:
             full, waiting = bytes(waiting), bytearray()
             await trio.to_thread.run_sync(sink.write, full, limiter=_threads)
-
-    await drain(response.aiter_stream(), bytes_max, take)
     await trio.to_thread.run_sync(sink.write, bytes(waiting), limiter=_threads)
 
 
-def _check_answer(response: httpcore2.Response, claim: DeclaredOutput) -> str | None:
+def _check_answer(response: Response, claim: DeclaredOutput) -> str | None:
     """Check a response by its headers; return the content type it declares, or None."""
     status = response.status
     if status in (404, 410):
@@ -246,12 +245,12 @@ def _check_answer(response: httpcore2.Response, claim: DeclaredOutput) -> str | 
     if status != 200:
         permanent = 300 <= status < 500 and status not in (408, 425, 429)
         raise _Refuse("unreachable", f"the provider answered {status}", permanent=permanent)
-    if (header(response, "content-encoding") or "identity").lower() != "identity":
+    if (response.header("content-encoding") or "identity").lower() != "identity":
         raise _Refuse("bad_type", "the response has a Content-Encoding, which was not requested")
-    declared = plain_type(header(response, "content-type"))
+    declared = plain_type(response.header("content-type"))
     if declared not in _UNDECLARED and declared not in claim.content_types:
         raise _Refuse("bad_type", "the content type is not one that is hosted")
-    length = header(response, "content-length")
+    length = response.header("content-length")
     if length is not None and length.isascii() and length.isdigit():
         if int(length[:20]) > claim.bytes_max:
             raise _Refuse("too_large", f"more than {claim.bytes_max} bytes")

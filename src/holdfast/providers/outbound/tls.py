@@ -9,4 +9,6 @@ import certifi
 
 def tls_context() -> ssl.SSLContext:
     """Return a context that trusts certifi's bundle alone, not the environment or the system's bundle."""
-    return ssl.create_default_context(cafile=certifi.where())
+    context = ssl.create_default_context(cafile=certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import httpx2
 import trio
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse
 from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
-from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable, header
+from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 from holdfast.providers.outbound.retry_after import parse_retry_after
+from holdfast.providers.outbound.urls import parse_url
 
 URL_MAX_CHARS: Final = 1024
 
@@ -32,14 +32,11 @@ def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
     if not url.isascii() or not url.isprintable() or " " in url or len(url) > URL_MAX_CHARS:
         return False
     try:
-        parts = httpx2.URL(url)
-        host = parts.raw_host.decode("ascii").strip("[]").lower()
-    except (httpx2.InvalidURL, ValueError):
+        target = parse_url(url)
+    except ValueError:
         return False
-    port = parts.port
-    if not host or parts.userinfo or (port is not None and not 1 <= port <= 65535):
-        return False
-    if parts.scheme != "https" and not (local_allowed and parts.scheme == "http"):
+    host = target.host
+    if not host or (target.scheme != "https" and not (local_allowed and target.scheme == "http")):
         return False
     if not is_plain_host(host):
         return False
@@ -68,7 +65,7 @@ async def post_event(
             async with client.open(
                 "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
             ) as response:
-                pause_s = parse_retry_after(header(response, "retry-after"), now())
+                pause_s = parse_retry_after(response.header("retry-after"), now())
                 return DeliveryResponse(response.status, retry_after_s=pause_s)
     except trio.TooSlowError:
         return DeliveryResponse(None, error=f"no answer within {timeout_s:g} s")

@@ -14,7 +14,7 @@ import trio
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from holdfast.providers.outbound.downloads import DeclaredOutput, DownloadRefused, download
-from holdfast.providers.outbound.guarded import GuardedClient, resolver
+from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
 
@@ -33,7 +33,7 @@ _names = NameLookups("studio")
 
 
 def _guarded_client() -> GuardedClient:
-    return GuardedClient(resolve=resolver(_names))
+    return GuardedClient(resolve=_names.addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ class Edit:
             claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
             found = await download(client, self.source_url, directory, claim, total_timeout_s=FETCH_TIMEOUT_S)
         finally:
-            with trio.CancelScope(shield=True):
-                await client.close()
+            client.close()
         if isinstance(found, DownloadRefused):
             raise BadInput(f"image_url could not be fetched: {found.message}")
         with trio.CancelScope(shield=True):

@@ -1,0 +1,295 @@
+"""HTTP/1.1 requests on kept connections.
+
+A pool does not know which servers may be called: its owner's ``dial`` connects, and decides that. A connection is
+kept for the endpoint it was dialed for, so no request uses one that was dialed under other conditions.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from holdfast.providers.outbound.faults import (
+    BodyTooLarge,
+    ConnectError,
+    ConnectTimeout,
+    PoolTimeout,
+    ReadError,
+    ReadTimeout,
+    RemoteProtocolError,
+    WriteError,
+    WriteTimeout,
+)
+from holdfast.providers.outbound.response_parser import ResponseParser
+
+KEEP_ALIVE_S: Final = 5.0
+"""How long an idle connection is kept."""
+RECEIVE_BYTES: Final = 64 * 1024
+
+
+class Endpoint(NamedTuple):
+    """Where a connection leads: host in lower case, port, and whether it speaks TLS.
+
+    ``is_trusted``: its owner configured it, so its address was not checked.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    is_trusted: bool
+
+
+Dial = Callable[[Endpoint, str], Awaitable[trio.SocketStream]]
+"""Connects, on behalf of a requester. Raises :class:`ConnectTimeout`, and ``OSError`` or its owner's refusal."""
+
+StartTls = Callable[[trio.SocketStream, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
+
+
+async def start_tls(stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
+    """Start TLS and verify the certificate against ``host``. Raises ``trio.BrokenResourceError``."""
+    secure = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+    await secure.do_handshake()
+    return secure
+
+
+class ClientConnection:
+    """One connection, which carries one exchange at a time."""
+
+    __slots__ = ("_idle_timeout_s", "_socket", "_stream", "endpoint", "idle_since", "parser")
+
+    def __init__(
+        self, endpoint: Endpoint, stream: trio.abc.Stream, socket: trio.SocketStream, idle_timeout_s: float
+    ) -> None:
+        self.endpoint = endpoint
+        self.parser = ResponseParser()
+        self.idle_since = 0.0
+        self._stream = stream
+        self._socket = socket.socket
+        self._idle_timeout_s = idle_timeout_s
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether an idle connection has bytes to read, or its end; no request may be sent on it then."""
+        return self._socket.is_readable()
+
+    async def start(self, request: bytes) -> None:
+        """Send a request and receive the head of its response. Raises :class:`TransportFault`."""
+        self.parser.begin()
+        is_sent = False
+        with trio.CancelScope(deadline=trio.current_time() + self._idle_timeout_s) as scope:
+            lost: Exception | None = None
+            try:
+                await self._stream.send_all(request)
+            except trio.BrokenResourceError as fault:
+                # The server may have answered before it closed the connection.
+                lost = fault
+            is_sent = True
+            try:
+                while not self.parser.has_head:
+                    scope.deadline = trio.current_time() + self._idle_timeout_s
+                    await self._receive()
+            except (ReadError, RemoteProtocolError):
+                if lost is not None and not self.parser.has_begun:
+                    raise WriteError("the connection was lost while the request was sent") from lost
+                raise
+        if scope.cancelled_caught:
+            raise (
+                ReadTimeout("no response in time") if is_sent else WriteTimeout("the request was not sent in time")
+            )
+
+    async def receive(self) -> bytes:
+        """Return the next block of the response's body, or ``b""`` at its end. Raises :class:`TransportFault`."""
+        parser = self.parser
+        while not parser.blocks:
+            if parser.is_complete:
+                return b""
+            with trio.move_on_after(self._idle_timeout_s) as scope:
+                await self._receive()
+            if scope.cancelled_caught:
+                raise ReadTimeout("the response did not continue in time")
+        return parser.blocks.popleft()
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+        except trio.BrokenResourceError as fault:
+            raise ReadError("the connection was lost") from fault
+        if data:
+            self.parser.feed(data)
+        else:
+            self.parser.feed_end()
+
+    def close(self) -> None:
+        """Close the connection at once, without a farewell."""
+        self._socket.close()
+
+
+class Response:
+    """A response whose body has not been read yet."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.status = connection.parser.status
+        self.headers = connection.parser.headers
+
+    def header(self, name: str) -> str | None:
+        """Return the first header of that name, in lower case, as text."""
+        wanted = name.encode("ascii")
+        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
+
+    async def receive(self) -> bytes:
+        """Return the next block of the body, or ``b""`` at its end. Raises :class:`TransportFault`."""
+        return await self._connection.receive()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Return the whole body. Raises :class:`BodyTooLarge` and :class:`TransportFault`."""
+        blocks, size_bytes = [], 0
+        while block := await self._connection.receive():
+            size_bytes += len(block)
+            if size_bytes > limit_bytes:
+                raise BodyTooLarge(limit_bytes)
+            blocks.append(block)
+        return b"".join(blocks)
+
+
+class ConnectionPool:
+    """Connections to any number of endpoints.
+
+    At most ``connections_max_count`` exchanges run at once, and at most ``idle_max_count`` connections are kept
+    besides. Times in seconds: ``connect_timeout_s`` to wait for a turn, and to start TLS; ``idle_timeout_s`` to
+    send a request, and between two receptions. ``start_tls`` is replaced in tests.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        *,
+        ssl_context: ssl.SSLContext,
+        connect_timeout_s: float,
+        idle_timeout_s: float,
+        connections_max_count: int,
+        idle_max_count: int,
+        start_tls: StartTls = start_tls,
+    ) -> None:
+        self._dial = dial
+        self._ssl_context = ssl_context
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._free = trio.Semaphore(connections_max_count)
+        self._idle_max_count = idle_max_count
+        self._start_tls = start_tls
+        self._idle: list[ClientConnection] = []
+        """Idle connections; the one that was used last is the last."""
+
+    @asynccontextmanager
+    async def exchange(
+        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str = ""
+    ) -> AsyncIterator[Response]:
+        """Send a request and open the response; its body has not been read yet.
+
+        The connection is kept if the response is complete when the block ends, and closed otherwise. If a kept
+        connection turns out to be closed before a byte of the response, a request that ``is_repeatable`` is sent
+        again on a new one. Raises :class:`TransportFault` and what ``dial`` raises.
+        """
+        await self._wait_for_turn()
+        try:
+            connection = await self._start(endpoint, request, is_repeatable=is_repeatable, requester=requester)
+            try:
+                yield Response(connection)
+            finally:
+                self._keep_or_close(connection)
+        finally:
+            self._free.release()
+
+    def close(self) -> None:
+        """Close idle connections, and keep none from now on."""
+        self._idle_max_count = 0
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _wait_for_turn(self) -> None:
+        try:
+            self._free.acquire_nowait()
+        except trio.WouldBlock:
+            with trio.move_on_after(self._connect_timeout_s) as scope:
+                await self._free.acquire()
+            if scope.cancelled_caught:
+                raise PoolTimeout("all connections are in use") from None
+
+    async def _start(
+        self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str
+    ) -> ClientConnection:
+        connection = self._take_idle(endpoint)
+        if connection is not None:
+            try:
+                return await _started(connection, request)
+            except (ReadError, WriteError, RemoteProtocolError):
+                if not is_repeatable or connection.parser.has_begun:
+                    raise
+        return await _started(await self._connect(endpoint, requester), request)
+
+    async def _connect(self, endpoint: Endpoint, requester: str) -> ClientConnection:
+        try:
+            socket = await self._dial(endpoint, requester)
+        except OSError as fault:
+            raise ConnectError("the server cannot be connected to") from fault
+        stream: trio.abc.Stream = socket
+        if endpoint.tls:
+            try:
+                with trio.fail_after(self._connect_timeout_s):
+                    stream = await self._start_tls(socket, self._ssl_context, endpoint.host)
+            except BaseException as fault:
+                socket.socket.close()
+                if isinstance(fault, trio.TooSlowError):
+                    raise ConnectTimeout("TLS was not established in time") from fault
+                if isinstance(fault, trio.BrokenResourceError):
+                    raise ConnectError("TLS cannot be established") from fault
+                raise
+        return ClientConnection(endpoint, stream, socket, self._idle_timeout_s)
+
+    def _take_idle(self, endpoint: Endpoint) -> ClientConnection | None:
+        while self._idle and self._idle[0].idle_since < trio.current_time() - KEEP_ALIVE_S:
+            self._idle.pop(0).close()
+        for place in range(len(self._idle) - 1, -1, -1):
+            if self._idle[place].endpoint == endpoint:
+                connection = self._idle.pop(place)
+                if not connection.is_stale:
+                    return connection
+                connection.close()
+        return None
+
+    def _keep_or_close(self, connection: ClientConnection) -> None:
+        if not connection.parser.is_reusable or not self._idle_max_count:
+            connection.close()
+            return
+        connection.idle_since = trio.current_time()
+        self._idle.append(connection)
+        if len(self._idle) > self._idle_max_count:
+            self._idle.pop(0).close()
+
+
+async def _started(connection: ClientConnection, request: bytes) -> ClientConnection:
+    try:
+        await connection.start(request)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def render_request(method: str, target: bytes, headers: Mapping[str, str], content: bytes | None) -> bytes:
+    """Return a request's bytes, with the length of its ``content``. Raises ``ValueError`` for invalid headers."""
+    lines = [f"{method} {target.decode('ascii')} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if content is not None:
+        lines.append(f"Content-Length: {len(content)}")
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
+        raise ValueError("a header contains a control character")
+    return head.encode("ascii") + b"\r\n\r\n" + (content or b"")

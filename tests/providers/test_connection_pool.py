@@ -1,0 +1,453 @@
+"""Requests on kept connections: the meaning of a server's bytes, and when a connection is used again."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.providers.outbound.connection_pool import (
+    KEEP_ALIVE_S,
+    ConnectionPool,
+    Dial,
+    Endpoint,
+    render_request,
+)
+from holdfast.providers.outbound.faults import (
+    BodyTooLarge,
+    ConnectError,
+    ConnectTimeout,
+    PoolTimeout,
+    ReadTimeout,
+    RemoteProtocolError,
+    WriteError,
+    WriteTimeout,
+)
+from holdfast.providers.outbound.response_parser import (
+    HEADER_BYTES_MAX,
+    HEADER_COUNT_MAX,
+    INFORMATIONAL_MAX_COUNT,
+    OVERHEAD_BYTES_MAX,
+    ResponseParser,
+)
+
+HERE = Endpoint("server.test", 80, tls=False, is_trusted=False)
+GET = render_request("GET", b"/", {"Host": "server.test"}, None)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+RESPONSES = [
+    (OK, 200, b"ok", True),
+    (b"HTTP/1.1 204 No Content\r\nX: y\r\n\r\n", 204, b"", True),
+    (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", 304, b"", True),
+    (CHUNKED + b"1\r\no\r\n1;a=b\r\nk\r\n0\r\nTrailer: x\r\n\r\n", 200, b"ok", True),
+    (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200, b"ok", True),
+    (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 200, b"ok", True),
+    (b"HTTP/1.1 200 OK\r\nFolded: a\r\n b\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", True),
+    (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", False),
+    (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", False),
+    (b"HTTP/1.1 200 OK\r\n\r\nok", 200, b"ok", False),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nok", 200, b"ok", False),
+    (OK + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, b"ok", False),
+]
+
+
+def parsed(*parts: bytes) -> ResponseParser:
+    """Parse parts, and the connection's end if the response needs it."""
+    parser = ResponseParser()
+    for part in parts:
+        parser.feed(part)
+    if not parser.is_complete:
+        parser.feed_end()
+    return parser
+
+
+@pytest.mark.parametrize(("raw", "status", "body", "is_reusable"), RESPONSES)
+def test_a_response_is_the_same_however_it_is_split(
+    raw: bytes, status: int, body: bytes, is_reusable: bool
+) -> None:
+    splits = [(raw,), tuple(raw[place : place + 1] for place in range(len(raw)))]
+    splits += [(raw[:place], raw[place:]) for place in range(1, len(raw))]
+    for parts in splits:
+        parser = parsed(*parts)
+        assert (parser.status, b"".join(parser.blocks), parser.is_reusable) == (status, body, is_reusable), parts
+        assert all(name == name.lower() for name, _ in parser.headers)
+        assert b"trailer" not in dict(parser.headers)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Len",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok",
+        CHUNKED + b"2\r\nok\r\n",
+        CHUNKED + b"2\r\nokay\r\n0\r\n\r\n",
+        CHUNKED + b"zz\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\nok",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nok",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 99 Odd\r\n\r\n",
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nNo colon\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * (INFORMATIONAL_MAX_COUNT + 1) + OK,
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * HEADER_COUNT_MAX + b"Content-Length: 0\r\n\r\n",
+    ],
+)
+def test_what_is_no_whole_response_is_a_protocol_error(raw: bytes) -> None:
+    for parts in ((raw,), tuple(raw[place : place + 1] for place in range(len(raw)))):
+        with pytest.raises(RemoteProtocolError):
+            parsed(*parts)
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        (b"HTTP/1.1 200 OK\r\nA: ", b"b" * 1000),
+        (b"HTTP/1.1 200 ", b"b" * 1000),
+        (b"HTTP/1.1 100 Continue\r\nA: ", b"b" * 1000),
+        (CHUNKED + b"1;", b"b" * 1000),
+        (CHUNKED, b"1;" + b"b" * 20 + b"\r\nx\r\n"),
+        (CHUNKED + b"1\r\nx\r\n0\r\nTrailer: ", b"b" * 1000),
+    ],
+)
+def test_endless_heads_and_framing_end_at_a_limit(begin: bytes, repeated: bytes) -> None:
+    parts_count = 4 * (HEADER_BYTES_MAX + OVERHEAD_BYTES_MAX) // len(repeated)
+    with pytest.raises(RemoteProtocolError, match=r"large|overhead"):
+        parsed(begin, *[repeated] * parts_count)
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([raw for raw, *_ in RESPONSES]), max_size=4))
+def test_any_bytes_are_a_response_or_a_protocol_error(parts: list[bytes]) -> None:
+    try:
+        parser = parsed(*parts)
+    except RemoteProtocolError:
+        return
+    assert parser.is_complete
+    assert 200 <= parser.status <= 999
+
+
+def test_a_request_has_its_length_and_no_control_characters() -> None:
+    assert render_request("PUT", b"/a?b", {"Host": "x", "A": "b"}, b"{}") == (
+        b"PUT /a?b HTTP/1.1\r\nHost: x\r\nA: b\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    assert render_request("POST", b"/", {}, b"") == b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+    assert render_request("GET", b"/", {}, None) == b"GET / HTTP/1.1\r\n\r\n"
+    for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r"), ("A", "\0"), ("A", "é")):
+        with pytest.raises(ValueError, match=r"control character|ascii"):
+            render_request("GET", b"/", {name: value}, None)
+
+
+Serve = Callable[[int, trio.SocketStream], Awaitable[None]]
+
+
+class Servers:
+    """Servers at the other end of socket pairs: ``serve`` runs for each connection, with its number."""
+
+    def __init__(self, nursery: trio.Nursery, serve: Serve) -> None:
+        self.dialed: list[Endpoint] = []
+        self._nursery = nursery
+        self._serve = serve
+
+    async def dial(self, endpoint: Endpoint, _requester: str) -> trio.SocketStream:
+        self.dialed.append(endpoint)
+        ours, theirs = trio.socket.socketpair()
+        self._nursery.start_soon(self._run, len(self.dialed), trio.SocketStream(theirs))
+        return trio.SocketStream(ours)
+
+    async def _run(self, number: int, stream: trio.SocketStream) -> None:
+        async with stream:
+            await self._serve(number, stream)
+
+    def pool(self, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
+        return pool_of(self.dial, connections_max_count=connections_max_count, ssl_context=ssl_context)
+
+
+def pool_of(dial: Dial, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
+    return ConnectionPool(
+        dial,
+        ssl_context=ssl_context,
+        connect_timeout_s=3.0,
+        idle_timeout_s=7.0,
+        connections_max_count=connections_max_count,
+        idle_max_count=2,
+    )
+
+
+async def head_of(stream: trio.SocketStream) -> bytes:
+    """Receive one request without a body; b"" at the end of the connection."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        data = await stream.receive_some(65536)
+        if not data:
+            return b""
+        head += data
+    return head
+
+
+async def answers(_number: int, stream: trio.SocketStream) -> None:
+    while await head_of(stream):
+        await stream.send_all(OK)
+
+
+async def ask(pool: ConnectionPool, endpoint: Endpoint = HERE, *, is_repeatable: bool = False) -> bytes:
+    async with pool.exchange(endpoint, GET, is_repeatable=is_repeatable) as response:
+        return await response.read(1000)
+
+
+async def test_a_connection_is_used_again_for_its_own_endpoint_alone(nursery: trio.Nursery) -> None:
+    servers = Servers(nursery, answers)
+    pool = servers.pool()
+    others = [
+        HERE._replace(host="other.test"), HERE._replace(port=81), HERE._replace(is_trusted=True),
+    ]  # fmt: skip
+    for endpoint in (HERE, HERE, *others, HERE, *others):
+        assert await ask(pool, endpoint) == b"ok"
+    # Two are kept: the one that was idle longest is closed for each further one.
+    assert servers.dialed == [HERE, *others, HERE, *others]
+    pool.close()
+
+
+async def test_an_unread_or_unfinished_response_ends_its_connection(nursery: trio.Nursery) -> None:
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        await head_of(stream)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n")
+        try:
+            while True:
+                await stream.send_all(bytes(65536))
+        except trio.BrokenResourceError:
+            closed.append(True)
+
+    closed: list[bool] = []
+    servers = Servers(nursery, serve)
+    pool = servers.pool()
+    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
+        assert response.status == 200
+    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
+        with pytest.raises(BodyTooLarge):
+            await response.read(100_000)
+    with trio.move_on_after(0) as scope:
+        await ask(pool)
+    assert scope.cancelled_caught
+    with trio.fail_after(5):
+        while len(closed) < 2:
+            await trio.lowlevel.checkpoint()
+    assert len(servers.dialed) == 2 + 1
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+async def test_a_request_lost_on_a_kept_connection_is_repeated_only_if_it_may_be(
+    nursery: trio.Nursery, is_repeatable: bool
+) -> None:
+    received: list[int] = []
+
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        """The first connection takes its second request and closes without an answer."""
+        while await head_of(stream):
+            received.append(number)
+            if received == [1, 1]:
+                return
+            await stream.send_all(OK)
+
+    pool = Servers(nursery, serve).pool()
+    assert await ask(pool, is_repeatable=is_repeatable) == b"ok"
+    if is_repeatable:
+        assert await ask(pool, is_repeatable=True) == b"ok"
+        assert received == [1, 1, 2]
+    else:
+        with pytest.raises(RemoteProtocolError):
+            await ask(pool)
+        assert received == [1, 1]
+    pool.close()
+
+
+async def test_no_request_is_repeated_after_a_byte_of_the_response(
+    nursery: trio.Nursery,
+) -> None:
+    received: list[int] = []
+
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        while await head_of(stream):
+            received.append(number)
+            if number == 1:
+                return
+            if received[-2:] == [2, 2]:
+                await stream.send_all(b"HTTP/1.1 2")
+                return
+            await stream.send_all(OK)
+
+    pool = Servers(nursery, serve).pool()
+    with pytest.raises(RemoteProtocolError):
+        await ask(pool, is_repeatable=True)
+    assert await ask(pool, is_repeatable=True) == b"ok"
+    with pytest.raises(RemoteProtocolError):
+        await ask(pool, is_repeatable=True)
+    assert received == [1, 2, 2]
+
+
+async def test_a_kept_connection_with_bytes_or_an_end_to_read_is_not_used(nursery: trio.Nursery) -> None:
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        await head_of(stream)
+        await stream.send_all(OK)
+        if number == 1:
+            await said.wait()
+            await stream.send_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+            await trio.sleep_forever()
+
+    said = trio.Event()
+    servers = Servers(nursery, serve)
+    pool = servers.pool()
+    assert await ask(pool) == b"ok"
+    said.set()
+    for _ in range(3):
+        await trio.testing.wait_all_tasks_blocked()
+        assert await ask(pool) == b"ok"
+    assert len(servers.dialed) == 4
+    pool.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_connection_is_closed_in_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    servers = Servers(nursery, answers)
+    pool = servers.pool()
+    for pause_s, dialed in ((0, 1), (KEEP_ALIVE_S - 0.1, 1), (KEEP_ALIVE_S + 0.1, 2)):
+        await trio.sleep(pause_s)
+        assert await ask(pool) == b"ok"
+        assert len(servers.dialed) == dialed
+    pool.close()
+    assert await ask(pool) == b"ok"
+    assert await ask(pool) == b"ok"
+    assert len(servers.dialed) == 4
+
+
+async def test_each_stage_has_its_timeout(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        if number > 1:
+            await head_of(stream)
+        if number == 3:
+            await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        await trio.sleep_forever()
+
+    pool = Servers(nursery, serve).pool(connections_max_count=1)
+    begun = trio.current_time()
+    with pytest.raises(WriteTimeout):
+        async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=True):
+            pass
+    assert trio.current_time() - begun == 7
+    with pytest.raises(ReadTimeout):
+        await ask(pool, is_repeatable=True)
+    assert trio.current_time() - begun == 14
+    async with pool.exchange(HERE, GET, is_repeatable=True) as response:
+        with pytest.raises(PoolTimeout):
+            await ask(pool)
+        assert trio.current_time() - begun == 17
+        assert await response.receive() == b"half"
+        with pytest.raises(ReadTimeout):
+            await response.receive()
+    assert trio.current_time() - begun == 24
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_server_may_answer_before_it_has_read_the_request(nursery: trio.Nursery) -> None:
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        if number == 1:
+            await stream.send_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    pool = Servers(nursery, serve).pool()
+    async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=False) as response:
+        assert response.status == 413
+    with pytest.raises(WriteError):
+        async with pool.exchange(HERE, bytes(50_000_000), is_repeatable=False):
+            pass
+
+
+async def test_a_refused_connection_is_a_connect_error() -> None:
+    async def dial(_endpoint: Endpoint, _requester: str) -> trio.SocketStream:
+        raise ConnectionRefusedError
+
+    with pytest.raises(ConnectError):
+        await ask(pool_of(dial))
+
+
+@pytest.fixture(scope="module")
+def server_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
+    """A context for a server named ``server.test``, and the file of its certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server.test")])
+    begun = datetime.now(UTC) - timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(begun)
+        .not_valid_after(begun + timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server.test")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path)
+    return context, path
+
+
+async def test_tls_is_verified_by_name_and_its_connections_are_kept(
+    nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path]
+) -> None:
+    context, path = server_tls
+
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        secure = trio.SSLStream(stream, context, server_side=True)
+        try:
+            while b"\r\n\r\n" in await secure.receive_some():
+                await secure.send_all(OK)
+        except trio.BrokenResourceError:
+            pass
+
+    servers = Servers(nursery, serve)
+    here = HERE._replace(port=443, tls=True)
+    trusting = servers.pool(ssl_context=ssl.create_default_context(cafile=str(path)))
+    for _ in range(3):
+        assert await ask(trusting, here) == b"ok"
+    assert len(servers.dialed) == 1
+    with pytest.raises(ConnectError):
+        await ask(trusting, here._replace(host="other.test"))
+    with pytest.raises(ConnectError):
+        await ask(servers.pool(ssl_context=ssl.create_default_context()), here)
+    trusting.close()
+
+
+async def test_a_server_that_does_not_start_tls_is_a_connect_timeout(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        while await stream.receive_some():
+            pass
+
+    begun = trio.current_time()
+    with pytest.raises(ConnectTimeout):
+        await ask(Servers(nursery, serve).pool(), HERE._replace(tls=True))
+    assert trio.current_time() - begun == 3
