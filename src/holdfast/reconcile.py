@@ -13,6 +13,7 @@ from functools import partial
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
@@ -58,7 +59,13 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
     accounts = account_directory(
-        settings, database, journal, Reporter(), dispatcher=WorkerRef("dispatcher"), now=utc_now
+        settings,
+        database,
+        journal,
+        Reporter(),
+        dispatcher=WorkerRef("dispatcher"),
+        new_tasks=NewTasks(),
+        now=utc_now,
     )
     order_checks = OrderChecks(
         database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now

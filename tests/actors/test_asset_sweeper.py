@@ -26,7 +26,8 @@ from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.actor import TaskActor
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import DecideReview, ExpireAssets, ReceiveProviderUpdate, RecordHosting, Wake
 from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept

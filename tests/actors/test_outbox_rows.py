@@ -16,7 +16,8 @@ import trio
 from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.actor import TaskActor
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.unfenced.event_commands import EventCommands

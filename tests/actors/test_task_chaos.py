@@ -24,7 +24,8 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.actor import TaskActor
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -36,6 +37,7 @@ from holdfast.actors.task.messages import (
     RecordSubmission,
     Wake,
 )
+from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import EVENT_KINDS
@@ -98,6 +100,7 @@ class Chaos:
         self.now = utc_now()
         self.processes: list[tuple[ActorSystem, KeyedDirectory]] = []
         self.tasks: list[str] = []
+        self.new_tasks: list[NewTasks] = []
 
     def directory(self, system: ActorSystem) -> KeyedDirectory:
         # No worker runs: random messages stand for the results of their work.
@@ -114,8 +117,12 @@ class Chaos:
             rng=random.Random(1),
         )
 
+        new_tasks = NewTasks()
+        self.new_tasks.append(new_tasks)
+
         async def load(request_id: str) -> Any:
-            return await self.database.read(load_task_and_events, request_id)
+            task = new_tasks.take(request_id)
+            return (task, frozenset()) if task else await self.database.read(load_task_and_events, request_id)
 
         async def probe() -> bool:
             return True
@@ -146,6 +153,9 @@ class Chaos:
             created = await system.accounts.ref(account_id).ask(command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)
+            # The actors of both processes begin with the first version, which one of them finds to be out of date.
+            for new_tasks in self.new_tasks:
+                new_tasks.add(await self.row(created.request_id))
         self.now += timedelta(seconds=30)
 
     async def row(self, request_id: str) -> Task:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.turns import Commit
-from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.actor import Load, TaskActor
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import DecideReview, ReceiveProviderUpdate, RecordHosting
 from holdfast.actors.task.worker_messages import Host, SlotFreed
 from holdfast.ledger.catalog.catalog import load_catalog
@@ -24,6 +26,7 @@ from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUp
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
+from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.tasks import TaskEventRow
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -71,11 +74,15 @@ def flagged(task: Task) -> ReceiveProviderUpdate:
 @pytest.fixture
 async def actor() -> TaskActor:
     """The actor of a running task. Nothing it decides is written."""
-    unused: Any = None
 
     async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
         return running_task(), frozenset()
 
+    return await start_actor(load)
+
+
+async def start_actor(load: Load) -> TaskActor:
+    unused: Any = None
     dependencies = TaskDependencies(
         accounts=unused,
         dispatcher=unused,
@@ -93,7 +100,8 @@ async def actor() -> TaskActor:
 
 
 async def decided(actor: TaskActor, message: Any) -> Commit[object]:
-    commit = await actor.on_receive(message)
+    turn = actor.on_receive(message)
+    commit = await turn if inspect.isawaitable(turn) else turn
     assert isinstance(commit, Commit)
     return commit
 
@@ -158,3 +166,23 @@ async def test_an_unchanged_task_is_confirmed_by_its_newest_version(actor: TaskA
     first = early.unit.fences[0]
     assert first == Fence("task", "task_1", running_task().version)
     assert again.unit.fences == (Fence("task", "task_1", first.expected + 2),)
+
+
+async def test_an_ignored_update_is_stored_by_the_newest_version(actor: TaskActor) -> None:
+    another_job = msgspec.structs.replace(flagged(running_task()).update, provider_ref="another")
+    ignored = await decided(actor, ReceiveProviderUpdate(another_job, b"{}"))
+    assert [type(row) for row in ignored.unit.rows] == [TaskEventRow]
+    assert (ignored.unit.moves, ignored.unit.fences) == (False, (Fence("task", "task_1", running_task().version),))
+
+
+async def test_updates_of_unknown_or_other_providers_tasks_are_refused(actor: TaskActor) -> None:
+    async def missing(request_id: str) -> NoReturn:
+        raise RowMissing(f"task {request_id}")
+
+    update = flagged(running_task())
+    foreign = ReceiveProviderUpdate(msgspec.structs.replace(update.update, provider="other"), b"{}")
+    for refusing, command in ((await start_actor(missing), update), (actor, foreign)):
+        turn = refusing.on_receive(command)
+        refusal = await turn if inspect.isawaitable(turn) else turn
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == "task_not_found"

@@ -34,10 +34,10 @@ async def send(
 
 
 async def test_a_signed_update_reaches_its_task(api: Api) -> None:
-    api.tasks.answer = TaskReply()
-    await api.add_task(api.task("task_a"))
+    api.tasks.answer = TaskReply(api.task("task_a", status="processing"))
     response = await send(api, update(percent=40))
-    assert (await response.get_json())["request_id"] == "task_a"
+    body = await response.get_json()
+    assert (body["request_id"], body["status"], api.rows.reads) == ("task_a", "processing", 0)
     ((key, command),) = api.tasks.asked
     assert isinstance(command, ReceiveProviderUpdate)
     assert (key, command.update.provider, command.update.percent) == ("task_a", "studio", 40)
@@ -82,15 +82,16 @@ async def test_a_large_callback_is_413(stage: Stage) -> None:
 
 
 async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> None:
-    await api.refused(await send(api, update()), 404, "task_not_found")
-    await api.add_task(api.task("task_a", provider="other"))
-    await api.refused(await send(api, update()), 404, "task_not_found")
     await api.refused(await send(api, update(request_id="~invalid~")), 404, "task_not_found")
+    api.change(callback_secrets=lambda _: (SECRET,))
+    await api.refused(await send(api, update(), key_name=None), 404, "task_not_found")
+    await api.add_task(api.task("task_a", provider="other"))
+    await api.refused(await send(api, update(provider="studio"), key_name=None), 404, "task_not_found")
     assert api.tasks.asked == []
 
 
 async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) -> None:
-    api.tasks.answer = TaskReply()
+    api.tasks.answer = TaskReply(api.task("task_a"))
     secrets = {"studio": (SECRET,), "other": ("other-secret",), None: (SECRET, "other-secret")}
     api.change(callback_secrets=lambda name: secrets.get(name, ()))
     await api.add_task(api.task("task_a"))

@@ -402,7 +402,7 @@ async def test_a_running_task_cannot_be_retried(api: Api, status: str) -> None:
 
 
 async def test_routes_without_a_body_ignore_a_json_object(api: Api) -> None:
-    api.tasks.answer = TaskReply()
+    api.tasks.answer = TaskReply(api.task("task_a"))
     await api.add_task(api.task("task_a"))
     path = "/v2/task/task_a/cancel"
     assert (await api.as_key("POST", path)).status_code == 200
@@ -415,12 +415,7 @@ async def test_routes_without_a_body_ignore_a_json_object(api: Api) -> None:
 
 async def test_cancel_returns_the_task_as_stored_afterwards(api: Api) -> None:
     await api.add_task(api.task("task_a"))
-
-    async def cancel(key: str, command: object) -> TaskReply:
-        await api.write(tables.tasks.update().values(status="canceled"))
-        return TaskReply()
-
-    api.tasks.answer = cancel
+    api.tasks.answer = TaskReply(api.task("task_a", status="canceled"))
     assert (await (await api.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"
     api.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
     response = await api.as_key("POST", "/v2/task/task_a/cancel")

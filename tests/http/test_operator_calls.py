@@ -183,7 +183,7 @@ async def test_a_decision_is_a_command_of_the_task(api: Api, word: str, approve:
 
     async def decide(key: str, command: object) -> TaskReply:
         await api.write(tables.tasks.update().values(status="failed"))
-        return TaskReply()
+        return TaskReply(frozen(api, 1))
 
     api.tasks.answer = decide
     path = f"/ops/reviews/rev_1/{word}"

@@ -10,7 +10,9 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.turns import Tell
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
-from holdfast.actors.task.actor import TaskActor, TaskDependencies
+from holdfast.actors.task.actor import TaskActor
+from holdfast.actors.task.dependencies import TaskDependencies
+from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.task.worker_messages import TaskQueued
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
@@ -40,6 +42,7 @@ def account_directory(
     reporter: Reporter,
     *,
     dispatcher: TrioActorRef,
+    new_tasks: NewTasks,
     now: Now,
 ) -> KeyedDirectory:
     """Return the directory of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
@@ -53,6 +56,7 @@ def account_directory(
         return await database.read(load_account, account_id)
 
     def announce(task: Task) -> Tell:
+        new_tasks.add(task)
         return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
     def create(account_id: str, mailbox: Mailbox) -> AccountActor:
@@ -95,12 +99,19 @@ def sign_in_directory(
 
 
 def task_directory(
-    settings: Settings, database: Database, journal: Journal, reporter: Reporter, deps: TaskDependencies
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    reporter: Reporter,
+    deps: TaskDependencies,
+    *,
+    new_tasks: NewTasks,
 ) -> KeyedDirectory:
     """Return the directory of tasks."""
 
     async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
-        return await database.read(load_task_and_events, request_id)
+        task = new_tasks.take(request_id)
+        return (task, frozenset()) if task is not None else await database.read(load_task_and_events, request_id)
 
     def create(request_id: str, mailbox: Mailbox) -> TaskActor:
         return TaskActor(request_id, mailbox, journal, load=load, deps=deps)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from holdfast.actors.task.actor import TaskDependencies
+from holdfast.actors.task.dependencies import TaskDependencies
+from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
@@ -84,7 +85,10 @@ def assemble(
 
     refs = WorkerRefs()
     submits: set[SubmitKey] = set()
-    accounts = account_directory(settings, database, journal, reporter, dispatcher=refs.dispatcher, now=now)
+    new_tasks = NewTasks()
+    accounts = account_directory(
+        settings, database, journal, reporter, dispatcher=refs.dispatcher, new_tasks=new_tasks, now=now
+    )
     sign_ins = sign_in_directory(settings, database, journal, reporter)
     task_dependencies = TaskDependencies(
         accounts=accounts,
@@ -100,7 +104,7 @@ def assemble(
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
-    tasks = task_directory(settings, database, journal, reporter, task_dependencies)
+    tasks = task_directory(settings, database, journal, reporter, task_dependencies, new_tasks=new_tasks)
 
     tree = build_tree(
         reporter,

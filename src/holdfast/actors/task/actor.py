@@ -7,9 +7,7 @@ not at all. Work outside follows the commit, as messages to the workers.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
 
@@ -19,10 +17,9 @@ from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.actor import JournaledActor, Reload
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.refs import Directory, TrioActorRef
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
-    DONE,
     CancelTask,
     DecideReview,
     DropInput,
@@ -37,11 +34,9 @@ from holdfast.actors.task.messages import (
     TaskReply,
     Wake,
 )
-from holdfast.actors.task.worker_messages import CallProvider, EventsDue, Host, SlotFreed
-from holdfast.ledger.clock import Now
+from holdfast.actors.task.worker_messages import EventsDue, SlotFreed
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks import transitions as task_moves
 from holdfast.ledger.tasks.decisions import (
     on_assets_announced,
     on_assets_expired,
@@ -56,10 +51,11 @@ from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits, Step
+from holdfast.ledger.tasks.transitions import HostingFailure, Step
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
+from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.outbox import new_event_rows
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import (
@@ -71,35 +67,13 @@ from holdfast.persistence.records.tasks import (
     ended_assets_row,
     new_asset_rows,
 )
-from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected
-from holdfast.providers.media.health import ProviderHealth
+from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected
 
 log = structlog.get_logger(__name__)
 
 SETTLE_DEADLINE_S = 30.0
 EVENTS_STORED_MAX = 5_000
 """How many provider events are stored for one task."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDependencies:
-    """Shared by the task actors of a process. ``process_id`` is written into the task's row with each step.
-
-    ``is_submitting`` returns whether this process is still submitting an attempt; ``now`` returns service time.
-    """
-
-    accounts: Directory
-    dispatcher: TrioActorRef
-    provider_calls: TrioActorRef
-    hosting: TrioActorRef
-    outbox: TrioActorRef
-    traits: Callable[[str], ProviderTraits]
-    callback_url: Callable[[str], str]
-    now: Now
-    rng: random.Random
-    process_id: str | None = None
-    health: Callable[[str], ProviderHealth] = ProviderHealth
-    is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 
 
 Load = Callable[[str], Awaitable[tuple[Task, frozenset[tuple[str, str]]]]]
@@ -119,14 +93,27 @@ class TaskActor(JournaledActor):
         self._load = load
         self._deps = deps
         self._task: Task
+        self._exists = True
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the task and the events it has received."""
-        self._task, event_ids = await self._load(self._request_id)
+        try:
+            self._task, event_ids = await self._load(self._request_id)
+        except RowMissing:
+            # A provider may name any task.
+            self._exists = False
+            return
         self._event_ids: set[tuple[str, str]] = set(event_ids)
 
-    async def on_receive(self, message: TaskCommand) -> Turn[TaskReply]:
-        """Decide one command."""
+    @property
+    def _reply(self) -> TaskReply:
+        return TaskReply(self._task)
+
+    def on_receive(self, message: TaskCommand) -> Turn[TaskReply] | Awaitable[Turn[TaskReply]]:
+        """Decide one command. Refuses: 1. a task that does not exist."""
+        return self._decide(message) if self._exists else self._not_found()
+
+    async def _decide(self, message: TaskCommand) -> Turn[TaskReply]:
         match message:
             case Wake():
                 return await self._wake(message)
@@ -175,7 +162,10 @@ class TaskActor(JournaledActor):
         return await self._apply(step)
 
     async def _receive_update(self, command: ReceiveProviderUpdate) -> Turn[TaskReply]:
+        """Refuses: 1. an update from another provider than the task's."""
         update, at = command.update, self._deps.now()
+        if update.provider != self._task.provider:
+            return self._not_found()
         event = (update.provider, update.event_id)
         self._deps.health(update.provider).succeeded("updates")
         if event in self._event_ids:
@@ -237,7 +227,7 @@ class TaskActor(JournaledActor):
         results = self._in_time(command.results, at)
         if command.results and not results:
             # Treated as lost: the round is repeated when its deadline has passed.
-            return DONE
+            return self._reply
         step = on_hosted(
             self._task,
             command.attempt,
@@ -291,7 +281,7 @@ class TaskActor(JournaledActor):
         )
         if isinstance(step, Step) and step.task is not None:
             return await self._apply(step)
-        return self._confirm(reply=step if isinstance(step, Refusal) else DONE)
+        return self._confirm(reply=step if isinstance(step, Refusal) else None)
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -306,13 +296,14 @@ class TaskActor(JournaledActor):
                 model=before.model,
                 difference=step.mismatch,
             )
-        tells = self._effects(after or before, step)
+        tells = self._deps.tells_of(after or before, step.effects)
         if after is not None and before.occupies_slot and not after.occupies_slot:
             tells.append(Tell(self._deps.dispatcher, SlotFreed(after.provider, after.request_id)))
         if after is None:
             if not rows and not tells:
-                return DONE
-            return Commit(Unit(rows=tuple(rows)), DONE, tuple(tells))
+                return self._reply
+            # By another state the rows might not be all: confirm that this one is the newest.
+            return self._confirm(*rows, tells=tuple(tells))
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._deps.outbox, EventsDue()))
@@ -326,19 +317,24 @@ class TaskActor(JournaledActor):
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
-            return Commit(unit, DONE, tuple(tells))
+            return Commit(unit, self._reply, tuple(tells))
         await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
         if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.message)
-        return DONE
+        return self._reply
 
-    def _confirm(self, *rows: Row, reply: TaskReply | Refusal = DONE) -> Commit[TaskReply | Refusal]:
+    def _confirm(
+        self, *rows: Row, reply: TaskReply | Refusal | None = None, tells: tuple[Tell, ...] = ()
+    ) -> Commit[TaskReply | Refusal]:
         """Send a reply that changes nothing of the task, once its row confirms that the state is the newest."""
         fence = Fence("task", self._request_id, self._task.version)
-        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply)
+        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply or self._reply, tells)
+
+    def _not_found(self) -> Refusal:
+        return Refusal(code="task_not_found", message=f"The task '{self._request_id}' does not exist.")
 
     async def _settle_hold(self, command: SettleTask) -> None:
         await self.await_durable()
@@ -348,25 +344,3 @@ class TaskActor(JournaledActor):
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):
             raise Reload(f"the account refused to settle: {reply.code}")
-
-    def _effects(self, task: Task, step: Step) -> list[Tell]:
-        """Return the step's effects as messages to the workers."""
-        deps, terms = self._deps, task.request.terms
-        tells: list[Tell] = []
-        for effect in step.effects:
-            match effect:
-                case task_moves.SubmitJob(attempt=attempt):
-                    job = Job(
-                        task.request_id,
-                        attempt,
-                        terms.upstream_model,
-                        task.request.input,
-                        deps.callback_url(task.provider),
-                    )
-                    tells.append(Tell(deps.provider_calls, CallProvider(task.provider, job)))
-                case task_moves.HostOutputs():
-                    host = Host(task.provider, effect, terms.hosting, output_timeout_s=terms.deadlines.hosting_s)
-                    tells.append(Tell(deps.hosting, host))
-                case _:
-                    tells.append(Tell(deps.provider_calls, CallProvider(task.provider, effect)))
-        return tells

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
-from holdfast.ledger.tasks.task import OutputItem
+from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.persistence.records.rows import Row
 from holdfast.providers.media.base import Submission
@@ -16,10 +16,9 @@ from holdfast.providers.media.base import Submission
 
 @dataclass(frozen=True, slots=True)
 class TaskReply:
-    """The command has taken effect, now or earlier; the new state is in the task's row."""
+    """The command has taken effect, now or earlier. ``task`` is durable in the state that followed it."""
 
-
-DONE: Final = TaskReply()
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,10 @@ class DecideReview(Command[TaskReply]):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveProviderUpdate(Command[TaskReply]):
-    """A verified update from the provider; ``body`` is stored as received."""
+    """A verified update from its ``provider``; ``body`` is stored as received.
+
+    Refuses with ``task_not_found`` a task of another provider.
+    """
 
     update: ProviderUpdate
     body: bytes

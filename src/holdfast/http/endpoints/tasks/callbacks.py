@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate
-from holdfast.http.endpoints.tasks.media_tasks import read_back, task_not_found, valid_task_id
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
-from holdfast.http.schemas.tasks import TaskBody
+from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, parse_callback
 from holdfast.providers.signatures import SignatureVerdict, key_name, verify
@@ -91,26 +91,32 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     update = parse_callback(sender or "", call.raw)
     if isinstance(update, Refusal):
         return update
-    task = await task_of_update(deps, update.request_id)
-    if task is None or (sender is not None and sender != task.provider):
-        return task_not_found(update.request_id)
     if named is None:
         # Any provider's secret was accepted so far; the task's own provider must have signed.
-        verdict = verify(header, call.raw, deps.callback_secrets(task.provider), now=deps.now())
+        provider = await _provider_of(deps, update.request_id)
+        if provider is None or (sender is not None and sender != provider):
+            return task_not_found(update.request_id)
+        verdict = verify(header, call.raw, deps.callback_secrets(provider), now=deps.now())
         if verdict != "valid":
             return REFUSED[verdict]
-    update = msgspec.structs.replace(update, provider=task.provider)
-    done = await call.ask(deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=update, body=call.raw))
-    if isinstance(done, Refusal):
-        return done
-    return await read_back(deps, task.account_id, task.request_id)
+        update = msgspec.structs.replace(update, provider=provider)
+    return await apply_update(call, update, call.raw)
 
 
-async def task_of_update(deps: Dependencies, request_id: str) -> Task | None:
-    """Return the task that an update names, or None."""
+async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outcome:
+    """Ask the task to apply a verified update of its ``provider``; ``body`` is stored."""
+    if not valid_task_id(update.request_id):
+        return task_not_found(update.request_id)
+    command = ReceiveProviderUpdate(update=update, body=body)
+    done = await call.ask(call.deps.tasks.ref(update.request_id), command)
+    return done if isinstance(done, Refusal) else task_body(call.deps, done.task)
+
+
+async def _provider_of(deps: Dependencies, request_id: str) -> str | None:
     if not valid_task_id(request_id):
         return None
-    return await deps.database.read(lambda rows: task_by_id(rows, request_id))
+    task = await deps.database.read(lambda rows: task_by_id(rows, request_id))
+    return None if task is None else task.provider
 
 
 def _named_in_body(raw: bytes) -> str | None:

@@ -236,13 +236,7 @@ async def cancel_task(call: Call) -> Outcome:
     done = await call.ask(call.deps.tasks.ref(task.request_id), CancelTask())
     if isinstance(done, Refusal):
         return done
-    return await read_back(call.deps, task.account_id, task.request_id)
-
-
-async def read_back(deps: Dependencies, account_id: str, request_id: str) -> Outcome:
-    """Read and render a task after a command to it."""
-    task = await deps.database.read(lambda rows: task_of_account(rows, account_id, request_id))
-    return task_not_found(request_id) if task is None else task_body(deps, task)
+    return task_body(call.deps, done.task)
 
 
 def task_not_found(request_id: str) -> Refusal:

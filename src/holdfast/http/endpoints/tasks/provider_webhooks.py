@@ -16,9 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.actors.task.messages import ReceiveProviderUpdate
-from holdfast.http.endpoints.tasks.callbacks import REFUSED, SIGNATURE_HEADER, receive_signed, task_of_update
-from holdfast.http.endpoints.tasks.media_tasks import read_back, task_not_found
+from holdfast.http.endpoints.tasks.callbacks import REFUSED, SIGNATURE_HEADER, apply_update, receive_signed
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
@@ -86,18 +84,12 @@ async def receive_provider_webhook(call: Call) -> Outcome:
     read = _hosted_update(call, config) if proof == "standard" else _container_update(call, config)
     if isinstance(read, Refusal):
         return read
-    task = await task_of_update(call.deps, read.request_id)
-    if task is None or task.provider != config.name:
-        return task_not_found(read.request_id)
     body = call.raw
     if len(body) > BODY_MAX_BYTES:
         # The body embeds files: what is stored is the update read from it, without the files.
         outputs = tuple(msgspec.structs.replace(output, data=None) for output in read.outputs)
         body = msgspec.json.encode(msgspec.structs.replace(read, outputs=outputs))
-    done = await call.ask(call.deps.tasks.ref(task.request_id), ReceiveProviderUpdate(update=read, body=body))
-    if isinstance(done, Refusal):
-        return done
-    return await read_back(call.deps, task.account_id, task.request_id)
+    return await apply_update(call, read, body)
 
 
 def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refusal:

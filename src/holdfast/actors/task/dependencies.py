@@ -1,0 +1,59 @@
+"""What the task actors of a process share: other actors, the workers, and facts about providers and time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.actors.runtime.refs import Directory, TrioActorRef
+from holdfast.actors.runtime.turns import Tell
+from holdfast.actors.task.worker_messages import CallProvider, Host
+from holdfast.ledger.clock import Now
+from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.transitions import Effect, HostOutputs, ProviderTraits, SubmitJob
+from holdfast.providers.media.base import Job
+from holdfast.providers.media.health import ProviderHealth
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDependencies:
+    """Shared by the task actors of a process. ``process_id`` is written into the task's row with each step.
+
+    ``is_submitting`` returns whether this process is still submitting an attempt; ``now`` returns service time.
+    """
+
+    accounts: Directory
+    dispatcher: TrioActorRef
+    provider_calls: TrioActorRef
+    hosting: TrioActorRef
+    outbox: TrioActorRef
+    traits: Callable[[str], ProviderTraits]
+    callback_url: Callable[[str], str]
+    now: Now
+    rng: random.Random
+    process_id: str | None = None
+    health: Callable[[str], ProviderHealth] = ProviderHealth
+    is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
+
+    def tells_of(self, task: Task, effects: Sequence[Effect]) -> list[Tell]:
+        """Return a step's effects as messages to the workers."""
+        terms = task.request.terms
+        tells: list[Tell] = []
+        for effect in effects:
+            match effect:
+                case SubmitJob(attempt=attempt):
+                    job = Job(
+                        task.request_id,
+                        attempt,
+                        terms.upstream_model,
+                        task.request.input,
+                        self.callback_url(task.provider),
+                    )
+                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, job)))
+                case HostOutputs():
+                    host = Host(task.provider, effect, terms.hosting, output_timeout_s=terms.deadlines.hosting_s)
+                    tells.append(Tell(self.hosting, host))
+                case _:
+                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, effect)))
+        return tells
