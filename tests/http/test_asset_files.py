@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import trio
 
-from holdfast.http.endpoints.tasks.asset_files import Span, read_range
+from holdfast.http.endpoints.tasks.asset_files import read_range
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
@@ -89,7 +89,7 @@ def test_anything_but_a_single_range_gets_the_whole_file(asked: str | None) -> N
 
 def test_an_empty_file_has_no_range() -> None:
     assert isinstance(read_range("bytes=0-", 0), Refusal)
-    assert read_range("bytes=0-9", 10) == Span(0, 10)
+    assert read_range("bytes=0-9", 10) == range(10)
 
 
 async def test_a_cached_file_is_not_sent_again(api: Api) -> None:

@@ -78,8 +78,9 @@ def test_an_input_is_priced_with_its_defaults_filled_in() -> None:
         "height": 1024,
         "style": "gradient",
     }
-    assert priced.input_json == b'{"height":1024,"n":2,"prompt":"x","style":"gradient","width":1024}'
-    assert priced.terms.input_hash == hashlib.sha256(priced.input_json).hexdigest()
+    input_json = canonical_json(priced.input)
+    assert input_json == b'{"height":1024,"n":2,"prompt":"x","style":"gradient","width":1024}'
+    assert priced.terms.input_hash == hashlib.sha256(input_json).hexdigest()
     assert priced.terms.hold_micro == 24_000
     assert priced.terms.catalog_version == CATALOG.version
     assert (priced.terms.provider, priced.terms.upstream_model) == ("studio", "poster")

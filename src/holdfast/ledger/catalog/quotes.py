@@ -18,10 +18,9 @@ MODEL_ID_CHARS_SHOWN_MAX = 80
 
 
 class PricedInput(NamedTuple):
-    """An input with its defaults filled in, its canonical JSON, and the terms it is priced at."""
+    """An input with its defaults filled in, and the terms it is priced at."""
 
     input: dict[str, object]
-    input_json: bytes
     terms: Terms
 
 
@@ -60,12 +59,11 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         )
     smallest, estimated, largest = measured = model.meter.measure(given)
     minimum_micro, estimate_micro, maximum_micro = (price_micro(tariff.rate, units) for units in measured)
-    input_json = canonical_json(given)
     terms = Terms(
         model=model.id,
         modality=model.modality,
         catalog_version=catalog.version,
-        input_hash=input_hash_of(input_json),
+        input_hash=hashlib.sha256(canonical_json(given)).hexdigest(),
         rate=tariff.rate,
         estimated=estimated,
         largest=largest,
@@ -84,18 +82,13 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         tolerance_percent=model.charge.tolerance_percent,
         on_mismatch=model.charge.on_mismatch,
     )
-    return PricedInput(given, input_json, terms)
+    return PricedInput(given, terms)
 
 
 def model_not_found(model_id: str) -> Refusal:
     """Return the refusal ``model_not_found``; it names an id of printable characters and limited length."""
     named = f" '{model_id}'" if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX and model_id.isprintable() else ""
     return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
-
-
-def input_hash_of(input_json: bytes) -> str:
-    """Return the hash that binds terms to an input: SHA-256, in hex, of its canonical JSON."""
-    return hashlib.sha256(input_json).hexdigest()
 
 
 def _invalid(violations: list[Violation]) -> Refusal:

@@ -53,18 +53,6 @@ SETTLED_HOLDS = RowMapping(tables.holds, Operation, ("account_id", "hold_id", "s
 
 def operation_of(row: Any, postings: Iterable[tuple[str, int]]) -> Operation:
     """Return the operation of a row with :data:`OPERATION_COLUMNS`; a kind unknown to this release stays text."""
-    return Operation(
-        operation_id=row.operation_id,
-        account_id=row.account_id,
-        number=row.number,
-        kind=_KINDS.get(row.kind, row.kind),
-        amount_micro=row.amount_micro,
-        postings=tuple(Posting(*posting) for posting in postings),
-        balance_after_micro=row.balance_after_micro,
-        held_after_micro=row.held_after_micro,
-        hold_id=row.hold_id,
-        reference=row.reference,
-        reason=row.reason,
-        at=row.at,
-        chain_hash=bytes(row.chain_hash),
-    )
+    columns = {name: getattr(row, name) for name in OPERATION_COLUMNS}
+    columns |= {"kind": _KINDS.get(row.kind, row.kind), "chain_hash": bytes(row.chain_hash)}
+    return Operation(**columns, postings=tuple(Posting(*posting) for posting in postings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from quart import Response
@@ -43,13 +43,6 @@ _STORE_AWAY: Final = Refusal(
     code="temporarily_unavailable", message="Stored results cannot be read; try again later."
 )
 _INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signature is not valid.")
-
-
-class Span(NamedTuple):
-    """The bytes from ``start`` up to but not including ``stop``."""
-
-    start: int
-    stop: int
 
 
 @route(
@@ -91,7 +84,7 @@ async def fetch_asset(call: Call) -> Outcome:
         span = read_range(request.headers.get("Range"), asset.bytes)
     if isinstance(span, Refusal):
         return render_refusal(span, {"Content-Range": f"bytes */{asset.bytes}"})
-    headers["Content-Length"] = str(asset.bytes if span is None else span.stop - span.start)
+    headers["Content-Length"] = str(asset.bytes if span is None else len(span))
     if span is not None:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{asset.bytes}"
     status = 200 if span is None else 206
@@ -101,7 +94,9 @@ async def fetch_asset(call: Call) -> Outcome:
         return bare
     # The file is opened before the response starts, so that a missing file is an error response.
     try:
-        reader = await deps.asset_store.open(asset_key(asset.sha256, _extension(asset)), *(span or ()))
+        reader = await deps.asset_store.open(
+            asset_key(asset.sha256, _extension(asset)), *((span.start, span.stop) if span else ())
+        )
     except AssetMissing:
         # It may have expired since the row was read.
         if await deps.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
@@ -131,7 +126,7 @@ class _Blocks(ResponseBody):
         await self._reader.__aexit__(kind, fault, trace)
 
 
-def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
+def read_range(header: str | None, size_bytes: int) -> range | Refusal | None:
     """Return the range that a header requests; None for the whole file (no header, several ranges, not a range).
 
     Refuses with ``range_not_satisfiable``.
@@ -153,7 +148,7 @@ def read_range(header: str | None, size_bytes: int) -> Span | Refusal | None:
             message=f"The range {shown(header)} is outside the file's {size_bytes} bytes.",
             param="Range",
         )
-    return Span(start, stop)
+    return range(start, stop)
 
 
 _IMAGE_CSP = "sandbox; default-src 'none'"
