@@ -10,6 +10,7 @@ PARTS = {
     "create": "creating tasks over HTTP",
     "whole": "whole tasks beside a row-lock peer",
     "memory": "memory of an awake account",
+    "growth": "costs with large books beside small ones",
 }
 
 
