@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.providers.storage import LocalStore
+from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings import Settings, SettingsFault, load_settings
 from holdfast.wiring.assembly import asset_store

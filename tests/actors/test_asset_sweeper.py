@@ -52,7 +52,8 @@ from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.records.tasks import AssetRow
-from holdfast.providers.storage import AssetMissing, LocalStore, StoreFault, asset_key
+from holdfast.providers.storage.base import AssetMissing, StoreFault, asset_key
+from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters

@@ -39,7 +39,7 @@ from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
-from holdfast.providers.storage import LocalStore
+from holdfast.providers.storage.local import LocalStore
 from holdfast.settings import Settings, load_settings
 
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order

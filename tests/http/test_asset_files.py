@@ -15,7 +15,7 @@ from holdfast.http.endpoints.tasks.asset_files import read_range
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
-from holdfast.providers.storage import AssetMissing, StoreFault
+from holdfast.providers.storage.base import AssetMissing, StoreFault
 
 if TYPE_CHECKING:
     from tests.http.conftest import Api

@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.ledger.links import check_link, sign_link
-from holdfast.providers.storage import (
+from holdfast.providers.storage.base import (
     BLOCK_BYTES,
     AssetCorrupt,
     AssetMissing,
     AssetStore,
-    LocalStore,
     StoreFault,
     asset_key,
 )
+from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.s3 import PART_BYTES, PIECE_BYTES, S3Store
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of
+from holdfast.providers.storage.durations import duration_of
+from holdfast.providers.storage.durations.reading import Contradiction, TooManySteps
 from holdfast.providers.storage.sniffing import NotMedia, measure, sniff
 
 from .media_files import demuxed_s, encoded, wave

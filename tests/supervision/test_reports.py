@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
 
 from holdfast.ledger.clock import utc_now
+from holdfast.scrubbing import scrub
 from holdfast.supervision.faults import GaveUp, leaf_of
-from holdfast.supervision.reports import DeadLetters, Report, Reporter, describe, scrub
+from holdfast.supervision.reports import DeadLetters, Report, Reporter, describe
 
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 KEY_TAIL = "3kTMd9RrT2cQ8vXbLw0sYfHj5nPzGaUe1x7B0Q"

@@ -178,6 +178,3 @@ def is_normal_path(raw_path: bytes) -> bool:
     if _UNRESERVED.search(raw_path):
         return False
     return b"%2f" not in raw_path.lower() or raw_path.startswith(_MODELS)
-
-
-__all__ = ["OPERATORS_ROUTES", "PUBLIC_ROUTES", "ROUTES", "HoldfastApp", "create_app", "is_normal_path"]

@@ -21,20 +21,6 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.scrubbing import scrub
 from holdfast.supervision.faults import leaf_of, location_of, root_cause
 
-__all__ = [
-    "Cause",
-    "Context",
-    "DeadLetter",
-    "DeadLetters",
-    "DeadReason",
-    "Decision",
-    "Report",
-    "ReportKind",
-    "Reporter",
-    "describe",
-    "scrub",
-]
-
 ReportKind = Literal["crash", "supervisor", "progress", "drain", "quarantine", "pause", "escalation"]
 Context = Literal["start_error", "child_terminated", "shutdown_error", "shutdown", "killed", "stuck"]
 Decision = Literal["restart", "backoff", "quarantine", "pause", "stop", "escalate", "none"]

@@ -25,7 +25,8 @@ from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
-from holdfast.providers.storage import AssetStore, LocalStore
+from holdfast.providers.storage.base import AssetStore
+from holdfast.providers.storage.local import LocalStore
 from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.standins.studio.process import run_studio_process
 from holdfast.supervision.reports import Reporter

@@ -27,7 +27,7 @@ from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
-from holdfast.providers.storage import AssetStore
+from holdfast.providers.storage.base import AssetStore
 from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child

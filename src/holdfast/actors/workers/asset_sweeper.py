@@ -30,7 +30,7 @@ from holdfast.persistence.claims.contents import (
 )
 from holdfast.persistence.claims.tasks import tasks_with_expired_input
 from holdfast.persistence.server.database import Database
-from holdfast.providers.storage import AssetStore, asset_key
+from holdfast.providers.storage.base import AssetStore, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
 
 log = structlog.get_logger(__name__)

@@ -37,7 +37,7 @@ from holdfast.providers.outbound.downloads import (
     remove,
 )
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
-from holdfast.providers.storage import AssetStore
+from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 
 log = structlog.get_logger(__name__)

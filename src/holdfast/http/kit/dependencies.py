@@ -18,7 +18,7 @@ from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
-from holdfast.providers.storage import AssetStore
+from holdfast.providers.storage.base import AssetStore
 from holdfast.settings import Settings
 
 T = TypeVar("T")

@@ -9,20 +9,26 @@ server-side cursor, so memory does not grow with them. Auditing a database in us
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.credit.operations import AVAILABLE, CHAIN_START, HELD, REVENUE, Operation, OperationKind
 from holdfast.ledger.tasks.task import TERMINAL
-from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, Failure, make_check, tally
 from holdfast.persistence.audit.events import EVENT_RULES
-from holdfast.persistence.audit.orders import ORDER_RULES, walk_orders
+from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, STATUSES, walk_orders
 from holdfast.persistence.audit.rules import RULES, Rule
 from holdfast.persistence.records.ledger import operation_of
 
 ROWS_PER_FETCH = 2000
+
+SUMS = "the postings of each operation sum to zero"
+SHAPES = "each operation's postings match its kind and amount"
+NUMBERS = "operation numbers run from 1 without gaps"
+TOTALS = "running totals follow from the postings, row by row"
+CHAINS = "each operation's chain hash covers it and the previous one"
+FLOORS = "available credit goes below zero only by reversals"
 
 _HISTORY = text(
     """
@@ -48,8 +54,8 @@ def run_audit(connection: Connection) -> list[Check]:
     """
     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     with connection.begin():
-        checks = _walk_history(connection)
-        checks += walk_orders(connection)
+        checks = tally((SUMS, SHAPES, NUMBERS, TOTALS, CHAINS, FLOORS), _walk_history(connection))
+        checks += tally((NET, STATUSES, HISTORY, COLUMNS), walk_orders(connection))
         checks += [_run_rule(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES)]
     return checks
 
@@ -67,65 +73,42 @@ def _run_rule(connection: Connection, rule: Rule) -> Check:
     return make_check(rule.name, int(counted), [str(row.what) for row in rows], total)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Accumulates the failures of one check during the walk."""
-
-    name: str
-    counted: int = 0
-    total: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def record(self, ok: bool, operation: Operation, failure: str) -> None:
-        self.counted += 1
-        if not ok:
-            self.total += 1
-            if len(self.examples) < EXAMPLES_MAX:
-                self.examples.append(f"{operation.account_id} operation {operation.number}: {failure}")
-
-    def check(self) -> Check:
-        return make_check(self.name, self.counted, self.examples, self.total)
-
-
-def _walk_history(connection: Connection) -> list[Check]:
+def _walk_history(connection: Connection) -> Iterator[Iterator[Failure]]:
     """Read every operation once, in order, and check each against the previous one."""
-    sums = _Tally("the postings of each operation sum to zero")
-    shapes = _Tally("each operation's postings match its kind and amount")
-    numbers = _Tally("operation numbers run from 1 without gaps")
-    totals = _Tally("running totals follow from the postings, row by row")
-    chains = _Tally("each operation's chain hash covers it and the previous one")
-    floors = _Tally("available credit goes below zero only by reversals")
-    account_id, number, balance_micro, held_micro, head = "", 0, 0, 0, CHAIN_START
+    previous: Operation | None = None
     for operation in _operations(connection):
-        if operation.account_id != account_id:
-            account_id, number, balance_micro, held_micro, head = operation.account_id, 0, 0, 0, CHAIN_START
-        available_delta_micro = _moved(operation, AVAILABLE)
-        held_delta_micro = _moved(operation, HELD)
-        sums.record(
-            sum(posting.amount_micro for posting in operation.postings) == 0,
-            operation,
-            "its postings do not sum to zero",
-        )
-        shapes.record(_is_well_formed(operation), operation, f"is not what a {operation.kind} of its amount posts")
-        numbers.record(operation.number == number + 1, operation, f"follows number {number}")
-        totals.record(
-            operation.balance_after_micro == balance_micro + available_delta_micro + held_delta_micro
-            and operation.held_after_micro == held_micro + held_delta_micro,
-            operation,
-            "its totals do not follow from its postings",
-        )
-        chains.record(operation.hash_after(head) == operation.chain_hash, operation, "its hash does not match")
-        available_micro = operation.balance_after_micro - operation.held_after_micro
-        floors.record(
-            available_micro >= 0
-            or operation.kind == OperationKind.REVERSAL
-            or available_micro >= balance_micro - held_micro,
-            operation,
-            f"takes the available credit to {available_micro} micro-credits",
-        )
-        number, head = operation.number, operation.chain_hash
-        balance_micro, held_micro = operation.balance_after_micro, operation.held_after_micro
-    return [tally.check() for tally in (sums, shapes, numbers, totals, chains, floors)]
+        is_first = previous is None or previous.account_id != operation.account_id
+        yield _failures(operation, None if is_first else previous)
+        previous = operation
+
+
+def _failures(operation: Operation, previous: Operation | None) -> Iterator[Failure]:
+    number, balance_micro, held_micro, head = 0, 0, 0, CHAIN_START
+    if previous is not None:
+        number, head = previous.number, previous.chain_hash
+        balance_micro, held_micro = previous.balance_after_micro, previous.held_after_micro
+
+    def failure(name: str, reason: str) -> Failure:
+        return name, f"{operation.account_id} operation {operation.number}: {reason}"
+
+    if sum(posting.amount_micro for posting in operation.postings) != 0:
+        yield failure(SUMS, "its postings do not sum to zero")
+    if not _is_well_formed(operation):
+        yield failure(SHAPES, f"is not what a {operation.kind} of its amount posts")
+    if operation.number != number + 1:
+        yield failure(NUMBERS, f"follows number {number}")
+    available_delta_micro, held_delta_micro = _moved(operation, AVAILABLE), _moved(operation, HELD)
+    if (operation.balance_after_micro, operation.held_after_micro) != (
+        balance_micro + available_delta_micro + held_delta_micro,
+        held_micro + held_delta_micro,
+    ):
+        yield failure(TOTALS, "its totals do not follow from its postings")
+    if operation.hash_after(head) != operation.chain_hash:
+        yield failure(CHAINS, "its hash does not match")
+    available_micro = operation.balance_after_micro - operation.held_after_micro
+    is_reversal = operation.kind == OperationKind.REVERSAL
+    if available_micro < min(0, balance_micro - held_micro) and not is_reversal:
+        yield failure(FLOORS, f"takes the available credit to {available_micro} micro-credits")
 
 
 def _operations(connection: Connection) -> Iterator[Operation]:

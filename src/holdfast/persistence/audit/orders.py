@@ -11,9 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import assess
-from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, make_check
+from holdfast.persistence.audit.checks import Failure
 from holdfast.persistence.audit.rules import Rule
 from holdfast.persistence.records.orders import ORDER, order_of
 from holdfast.persistence.records.tables import orders
@@ -92,33 +91,18 @@ ORDER_RULES: tuple[Rule, ...] = (
 )
 
 
-def walk_orders(connection: Connection) -> list[Check]:
+def walk_orders(connection: Connection) -> Iterator[Iterator[Failure]]:
     """Read every order once and derive again what follows from its facts."""
-    counted = 0
-    broken: dict[str, list[str]] = {name: [] for name in (NET, STATUSES, HISTORY, COLUMNS)}
-    totals = dict.fromkeys(broken, 0)
-    for row, order in _orders(connection):
-        counted += 1
-        for name, failure in _failures(row, order):
-            totals[name] += 1
-            if len(broken[name]) < EXAMPLES_MAX:
-                broken[name].append(f"{row.order_id}: {failure}")
-    return [make_check(name, counted, examples, totals[name]) for name, examples in broken.items()]
-
-
-def _orders(connection: Connection) -> Iterator[tuple[Any, Order | None]]:
-    """Yield rows with their orders; None for a row that cannot be decoded."""
     query = ORDER.order_by(orders.c.account_id, orders.c.order_id)
     rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
     for row in rows:
-        try:
-            yield row, read_row(order_of, row, "orders", row.order_id)
-        except UnreadableRow:
-            yield row, None
+        yield ((name, f"{row.order_id}: {reason}") for name, reason in _failures(row))
 
 
-def _failures(row: Any, order: Order | None) -> Iterator[tuple[str, str]]:
-    if order is None:
+def _failures(row: Any) -> Iterator[Failure]:
+    try:
+        order = read_row(order_of, row, "orders", row.order_id)
+    except UnreadableRow:
         yield COLUMNS, "its documents cannot be decoded"
         return
     request, state, statuses = order.request, order.state, order.statuses

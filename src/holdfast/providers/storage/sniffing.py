@@ -8,7 +8,8 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from holdfast.providers.storage.durations import Contradiction, TooManySteps, duration_of_file
+from holdfast.providers.storage.durations import duration_of_file
+from holdfast.providers.storage.durations.reading import Contradiction, TooManySteps
 
 HEAD_BYTES = 4096
 """How much of a file's beginning :func:`sniff` needs."""

@@ -16,10 +16,8 @@ from holdfast.providers.storage.durations.matroska import webm_duration_s
 from holdfast.providers.storage.durations.mp4 import mp4_duration_s
 from holdfast.providers.storage.durations.mpeg_audio import mp3_duration_s
 from holdfast.providers.storage.durations.ogg import ogg_duration_s
-from holdfast.providers.storage.durations.reading import STEPS_MAX, Contradiction, MediaBytes, TooManySteps
+from holdfast.providers.storage.durations.reading import STEPS_MAX, Contradiction, MediaBytes
 from holdfast.providers.storage.durations.riff_wave import wave_duration_s
-
-__all__ = ["Contradiction", "TooManySteps", "duration_of", "duration_of_file"]
 
 _READERS: Final[Mapping[str, Callable[[MediaBytes], float | None]]] = {
     "audio/wav": wave_duration_s,
