@@ -1,9 +1,9 @@
-"""Payment orders as accounts keep them: many copies, two processes, void decisions, money that goes back."""
+"""Payment orders in the account actor: creation, events that count once, and orders that expire."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from holdfast.actors.account.order_messages import (
     CreateOrder,
     ExpireOrder,
     PaySandboxOrder,
-    ReceivePaymentEvent,
     ReconcileOrder,
     RecordIntentRefused,
 )
@@ -34,25 +33,10 @@ from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.drafts import Prepared
-from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
-from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.queries.orders import order_by_id, order_of_account
-from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
-from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.keyed_child import KeyedLimits
 
-CREDIT = 1_000_000
-HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
-
-StartSystem = Callable[..., Awaitable[Any]]
-
-
-def received(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
-    return ReceivePaymentEvent(order_id, event, b'{"signed": "body"}')
+from .account_checks import CREDIT, StartSystem, assert_audit_clean, in_parallel, read_totals
+from .order_checks import HARDY, deliver, new_order, received, stored
 
 
 def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
@@ -66,57 +50,9 @@ def sandbox_payment(order: Order, status: str = "paid") -> PaySandboxOrder:
     return PaySandboxOrder(order.order_id, values, b"{}")
 
 
-async def new_order(
-    system: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any
-) -> Order:
-    reply = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, provider, **fields)))
-    assert isinstance(reply, OrderResult)
-    order: Order = reply.order
-    return order
-
-
-async def deliver(system: Any, order: Order, *events: PaymentEvent) -> Order:
-    newest = order
-    for event in events:
-        reply = await system.accounts.ref(order.account_id).ask(received(event, order.order_id))
-        assert isinstance(reply, OrderResult)
-        newest = reply.order
-    return newest
-
-
-async def stored(database: Database, order_id: str) -> Order:
-    order = await database.read(lambda connection: order_by_id(connection, order_id))
-    assert order is not None
-    return order
-
-
-async def totals(database: Database, account_id: str) -> tuple[int, int, int]:
-    sql = text("select balance_micro, held_micro, operation_count from accounts where id = :id")
-    row = await database.read(lambda connection: connection.execute(sql, {"id": account_id}).one())
-    return row.balance_micro, row.held_micro, row.operation_count
-
-
 async def stored_events(database: Database) -> list[tuple[str, str, bool]]:
     sql = text("select event_id, verdict, order_id is not null from payment_events order by received_at, event_id")
     return [tuple(row) for row in await database.read(lambda connection: connection.execute(sql).all())]
-
-
-async def in_parallel(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
-    replies: list[Any] = [None] * len(calls)
-
-    async def call(index: int) -> None:
-        replies[index] = await calls[index]()
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(calls)):
-            nursery.start_soon(call, index)
-    return replies
-
-
-def assert_audit_clean(database: Database) -> None:
-    with connected(database.url) as connection:
-        broken = [check for check in run_audit(connection) if not check.ok]
-    assert not broken
 
 
 # ------------------------------------------------------------------------------------------------------ once only
@@ -151,7 +87,9 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     assert sorted(reply.verdict for reply in replies) == ["applied", "duplicate"]
     assert sorted(reply.order.status for reply in replies) == ["credited", "pending"]
     assert [reply.verdict for reply in again] == ["duplicate", "duplicate"]
-    balances = [(await totals(system.database, account_id))[0] for account_id in {first_account, second_account}]
+    balances = [
+        (await read_totals(system.database, account_id))[0] for account_id in {first_account, second_account}
+    ]
     assert sum(balances) == 10 * CREDIT
     stored = await stored_events(system.database)
     assert [(verdict, has_order) for _, verdict, has_order in stored] == [("applied", True), ("refused", True)]
@@ -171,7 +109,7 @@ async def test_100_copies_of_one_event_through_two_processes_credit_once(
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
     assert {reply.order.status for reply in replies} == {"credited"}
-    assert await totals(first.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await read_totals(first.database, account_id) == (10 * CREDIT, 0, 1)
     assert await stored_events(first.database) == [(command.event.event_id, "applied", True)]
     assert_audit_clean(first.database)
 
@@ -183,7 +121,7 @@ async def test_100_copies_of_one_sandbox_callback_credit_once(system: Any, payme
         command = sandbox_payment(order)
         replies = await in_parallel([partial(system.accounts.ref(account_id).ask, command)] * 100)
     assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
-    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
     assert (await stored(system.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
     assert_audit_clean(system.database)
 
@@ -195,7 +133,7 @@ async def test_an_event_known_under_two_kinds_is_posted_once(system: Any, paymen
         after = await deliver(system, order, payments.paid(order.order_id), payments.paid(order.order_id))
     assert after.net_micro == 10 * CREDIT
     assert len(after.state.event_ids) == 2
-    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
 
 
 async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
@@ -251,110 +189,7 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any,
             await system.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
         ]
     assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
-    assert await totals(system.database, account_id) == (0, 0, 0)
-
-
-# ------------------------------------------------------------------------------------------------ void and reload
-
-
-class FailingWriter:
-    """Rolls a batch back now and then before it reaches the database."""
-
-    def __init__(self, inner: BatchWriter, *, seed: int) -> None:
-        self._inner = inner
-        self._rng = random.Random(seed)
-        self.failed = 0
-
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
-        if self._rng.random() < 0.3:
-            self.failed += 1
-            return [NotWritten("a bad day")] * len(units)
-        return self._inner.write(units, prepared)
-
-    def look_up(self, batch_id: str) -> bool:
-        return self._inner.look_up(batch_id)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-async def test_voided_decisions_are_retried_and_posted_once(
-    start_system: StartSystem, database: Database, payments: Any
-) -> None:
-    writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
-    with trio.fail_after(60):
-        system = await start_system(writer=writer, limits=HARDY)
-        writer._rng = random.Random(10**6)
-        account_id = None
-        while account_id is None:
-            try:
-                account_id, _ = await system.open_account()
-            except AssertionError:
-                continue
-        orders = [await new_order(system, payments, account_id) for _ in range(6)]
-        calls = []
-        for order in orders:
-            for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-                calls += [partial(system.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
-        random.Random(5).shuffle(calls)
-        replies = await in_parallel(calls)
-    assert writer.failed
-    assert all(isinstance(reply, OrderResult) for reply in replies)
-    assert (await totals(database, account_id))[0] == 6 * 6 * CREDIT
-    assert {(await stored(database, order.order_id)).net_micro for order in orders} == {6 * CREDIT}
-    assert_audit_clean(database)
-
-
-async def test_a_message_waits_until_its_order_can_be_read(
-    system: Any, payments: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, failures = Database.read, 3
-
-    async def away_at_first(self: Database, query: Any, *values: Any) -> Any:
-        nonlocal failures
-        failures -= query is order_of_account
-        if query is order_of_account and failures >= 0:
-            raise DatabaseAway("gone for a moment")
-        return await read(self, query, *values)
-
-    with trio.fail_after(30):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        # Another incarnation, which does not remember the order.
-        bump = text("update accounts set version = version + 1 where id = :id")
-        await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
-        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
-        monkeypatch.setattr(Database, "read", away_at_first)
-        after = await deliver(system, order, payments.paid(order.order_id))
-    assert failures < 0
-    assert after.status == "credited"
-    assert await totals(system.database, account_id) == (11 * CREDIT, 0, 2)
-    assert system.reporter.recent() == ()
-
-
-async def test_undurable_orders_are_not_evicted_from_the_cache(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        orders = [await new_order(system, payments, account_id) for _ in range(80)]
-        calls = []
-        for order in orders:
-            calls.append(
-                partial(
-                    system.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id)
-                )
-            )
-            calls.append(
-                partial(
-                    system.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id)
-                )
-            )
-        # Every order twice, the second telling when many others have been decided in between.
-        calls = calls[::2] + calls[1::2]
-        await in_parallel(calls)
-        rows = [await stored(system.database, order.order_id) for order in orders]
-    assert {(len(row.state.event_ids), row.status, row.version) for row in rows} == {(2, "credited", 3)}
-    assert await totals(system.database, account_id) == (800 * CREDIT, 0, 80)
-    assert_audit_clean(system.database)
+    assert await read_totals(system.database, account_id) == (0, 0, 0)
 
 
 # ------------------------------------------------------------------------------------------- money that goes back
@@ -369,10 +204,10 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
         await deliver(system, order, payments.paid(order.order_id))
         running = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
         refunded = await deliver(system, order, payments.refunded(order.order_id, 4 * CREDIT))
-        below = await totals(system.database, account_id)
+        below = await read_totals(system.database, account_id)
         refused = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
         disputed = await deliver(system, order, payments.disputed(order.order_id, "needs_response"))
-        lowest = await totals(system.database, account_id)
+        lowest = await read_totals(system.database, account_id)
         won = await deliver(system, order, payments.disputed(order.order_id, "won"))
         await system.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
         accepted = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
@@ -397,7 +232,7 @@ async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(syst
             system, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
         )
     assert [move.kind for move in after.state.moves] == ["credit", "reversal"]
-    assert await totals(system.database, account_id) == (6 * CREDIT, 0, 2)
+    assert await read_totals(system.database, account_id) == (6 * CREDIT, 0, 2)
     assert_audit_clean(system.database)
 
 
@@ -409,7 +244,7 @@ async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(system: A
     assert (after.status, after.statuses.risk_status, after.statuses.reconcile_status) == ("held",) + (
         "mismatch",
     ) * 2
-    assert await totals(system.database, account_id) == (0, 0, 0)
+    assert await read_totals(system.database, account_id) == (0, 0, 0)
     assert_audit_clean(system.database)
 
 
@@ -424,7 +259,7 @@ async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, pay
         refused = await system.accounts.ref(other_id).ask(received(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
     assert (event.event_id, "refused", True) in await stored_events(system.database)
-    assert await totals(system.database, other_id) == (0, 0, 0)
+    assert await read_totals(system.database, other_id) == (0, 0, 0)
     assert_audit_clean(system.database)
 
 
@@ -461,7 +296,7 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(sy
         credited = [await deliver(system, order, payments.paid(order.order_id)) for order in (late, refused)]
     assert (expired.order.status, failed.order.status) == ("expired", "failed")
     assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
-    assert await totals(system.database, account_id) == (20 * CREDIT, 0, 2)
+    assert await read_totals(system.database, account_id) == (20 * CREDIT, 0, 2)
 
 
 async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:
@@ -480,7 +315,7 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(sys
     assert after.net_micro == 10 * CREDIT
     assert row.wake_at is not None
     assert ("syn_1", "applied", True) in await stored_events(system.database)
-    assert await totals(system.database, account_id) == (10 * CREDIT, 0, 1)
+    assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
     assert_audit_clean(system.database)
 
 
@@ -539,7 +374,7 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
         rows = [await stored(database, order.order_id) for order in orders]
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert all(0 <= row.net_micro <= row.request.amount_micro for row in rows)
-    assert (await totals(database, account_id))[0] == sum(row.net_micro for row in rows)
+    assert (await read_totals(database, account_id))[0] == sum(row.net_micro for row in rows)
     assert_audit_clean(database)
 
 

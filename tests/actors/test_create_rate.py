@@ -9,7 +9,7 @@ from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.ledger.refusals import Refusal
 
-from .conftest import StartSystem, create_task
+from .actor_system import StartSystem, create_task
 
 
 class Counter:

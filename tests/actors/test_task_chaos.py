@@ -57,7 +57,7 @@ from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.reports import DeadLetters
 
-from .conftest import ActorSystem, StartSystem, create_task
+from .actor_system import ActorSystem, StartSystem, create_task
 
 TASKS = 8
 ROUNDS = 40

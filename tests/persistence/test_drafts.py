@@ -4,48 +4,45 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, TypeVar
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import msgspec
 import psycopg
 import pytest
 
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
-from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import preconditions_of, prepare
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
-from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit, UnitResult
+from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.accounts import (
-    AccountHead,
-    AccountRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
     IdempotencyProbe,
-    IdempotencyRow,
     SignInRow,
-    StoredReply,
 )
-from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
-from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
+from .marked_units import (
+    AT,
+    BEYOND_ASCII,
+    AccountUnits,
+    assert_only_these_rows,
+    assert_sound,
+    committed,
+    found,
+    kinds,
+    opened,
+    written,
+)
 from .values import make_task
-
-R = TypeVar("R")
-
-AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
-BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
 
 
 @pytest.fixture
@@ -58,137 +55,6 @@ def writer(database_url: str) -> Iterator[BatchWriter]:
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """New rows are written by COPY, or by statements."""
     monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", request.param)
-
-
-@dataclass
-class AccountUnits:
-    """Decides one account's units on a state of its own. Each unit writes an API key that identifies it."""
-
-    account_id: str = field(default_factory=lambda: new_id("acct"))
-    marks: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.state = AccountState(self.account_id)
-
-    def opening(self) -> Unit:
-        email = f"{self.account_id}@example.com"
-        return Unit(rows=(AccountRow(AccountHead(self.account_id), email, "User", "b", AT),))
-
-    def mark(self) -> ApiKeyRow:
-        mark = f"key_{self.account_id}_{len(self.marks)}"
-        self.marks.append(mark)
-        key = ApiKeyRecord(self.account_id, mark, "p", BEYOND_ASCII, ("a", 'b"'), AT)
-        return ApiKeyRow(key, mark.encode())
-
-    def credit(self, *, key: str | None = None, more: tuple[Row, ...] = (), fences: tuple[Fence, ...] = ()) -> Unit:
-        operation = decide_credit(
-            self.state,
-            operation_id=new_id("op"),
-            amount_micro=100,
-            source="sandbox",
-            reference="r",
-            reason=BEYOND_ASCII,
-            at=AT,
-        )
-        return self._unit(operation, key, more, fences)
-
-    def hold(self, hold_id: str) -> Unit:
-        operation = decide_hold(
-            self.state, operation_id=new_id("op"), hold_id=hold_id, amount_micro=30, reference=hold_id, at=AT
-        )
-        return self._unit(operation)
-
-    def release(self, hold_id: str) -> Unit:
-        operation = decide_release(
-            self.state, operation_id=new_id("op"), hold_id=hold_id, reference=hold_id, reason="r", at=AT
-        )
-        return self._unit(operation)
-
-    def check(self) -> Unit:
-        """Return the unit of a refusal: it only checks its fence."""
-        return Unit(fences=(Fence("account", self.account_id, self.state.version),), moves=False)
-
-    def _unit(
-        self,
-        operation: Any,
-        key: str | None = None,
-        more: tuple[Row, ...] = (),
-        fences: tuple[Fence, ...] = (),
-    ) -> Unit:
-        state = self.state
-        assert not isinstance(operation, Refusal)
-        state.apply(operation)
-        fence = Fence("account", self.account_id, state.version)
-        state.version += 1
-        head = AccountHead(
-            self.account_id, state.version, state.number, state.balance_micro, state.held_micro, state.chain_head
-        )
-        extra: tuple[Row, ...] = (self.mark(), *more)
-        probe = None
-        if key is not None:
-            probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (*extra, IdempotencyRow(probe, StoredReply(b"print", b"reply"), utc_now()))
-        return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
-
-
-def opened(writer: BatchWriter, how_many: int = 1) -> list[AccountUnits]:
-    accounts = [AccountUnits() for _ in range(how_many)]
-    assert set(written(writer, [account.opening() for account in accounts])) == {Committed()}
-    return accounts
-
-
-def written(writer: BatchWriter, units: Sequence[Unit]) -> list[UnitResult]:
-    """Write a batch as the journal does."""
-    ready = prepare(units)
-    assert ready is not None
-    return writer.write(units, ready)
-
-
-def kinds(verdicts: Sequence[UnitResult]) -> list[str]:
-    return [type(verdict).__name__ for verdict in verdicts]
-
-
-def marks_of(units: Sequence[Unit]) -> set[str]:
-    return {row.key.key_id for row in rows_of(units, ApiKeyRow)}
-
-
-def rows_of(units: Sequence[Unit], kind: type[R]) -> list[R]:
-    return [row for unit in units for row in unit.rows if isinstance(row, kind)]
-
-
-def committed(units: Sequence[Unit], verdicts: Sequence[UnitResult]) -> list[Unit]:
-    return [unit for unit, verdict in zip(units, verdicts, strict=True) if isinstance(verdict, Committed)]
-
-
-def found(rows: psycopg.Connection[Any], query: str) -> list[Any]:
-    """Return the first column."""
-    return [row[0] for row in rows.execute(query).fetchall()]
-
-
-def assert_only_these_rows(rows: psycopg.Connection[Any], expected: Sequence[Unit]) -> None:
-    """Check that the rows are those of ``expected``, and the heads their last ones."""
-    assert set(found(rows, "select key_id from api_keys")) == marks_of(expected)
-    operations = rows_of(expected, Operation)
-    ids = {operation.operation_id for operation in operations}
-    assert set(found(rows, "select operation_id from operations")) == ids
-    postings = sum(len(operation.postings) for operation in operations)
-    assert found(rows, "select count(*) from postings") == [postings]
-    keys = {row.probe.key for row in rows_of(expected, IdempotencyRow)}
-    assert set(found(rows, "select key from idempotency_records")) == keys
-    heads = {head.id: head for head in rows_of(expected, AccountHead)}
-    query = "select id, version, operation_count, balance_micro, held_micro, chain_head from accounts"
-    for row in rows.execute(query).fetchall():
-        if row[1] > 0:
-            assert AccountHead(*row) == heads.pop(row[0])
-    assert heads == {}
-
-
-def assert_sound(url: str) -> None:
-    with connected(url) as connection:
-        checks = run_audit(connection)
-    # These holds have no tasks, and their captures no usage.
-    unrelated = ("task", "usage")
-    assert [check for check in checks if not check.ok and not any(word in check.name for word in unrelated)] == []
 
 
 # --------------------------------------------------------------------------------------------------- void units

@@ -1,0 +1,234 @@
+"""The actors of one process on a real database, and the tasks and orders that tests give them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from tests.recorded_refs import RecordedRef
+
+from holdfast.actors.account.actor import AccountActor, AccountLimits
+from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.turns import Tell
+from holdfast.actors.task.worker_messages import TaskQueued
+from holdfast.ledger.catalog.terms import Rate, Terms, Units
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders.facts import (
+    Attempt,
+    Claim,
+    DisputeFacts,
+    DisputeStatus,
+    OrderFacts,
+    PaymentEvent,
+    PaymentFacts,
+    ProgressStatus,
+    RefundFacts,
+)
+from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
+from holdfast.ledger.tasks.task import Task, TaskRequest
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.loading import load_account
+from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
+from holdfast.persistence.server.database import Database
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.reports import DeadLetters, Reporter
+
+
+def terms(hold_micro: int = 1_000_000) -> Terms:
+    """Terms of a one-image task that holds ``hold_micro``."""
+    return Terms(
+        model="studio/image-1",
+        modality="image",
+        catalog_version="cat_0",
+        input_hash="0" * 64,
+        rate=Rate(mode="per_image", unit="image", unit_price="1"),
+        estimated=Units(units=1),
+        largest=Units(units=1),
+        smallest=Units(units=1),
+        estimate_micro=hold_micro,
+        minimum_micro=hold_micro,
+        maximum_micro=hold_micro,
+        hold_micro=hold_micro,
+        exact=True,
+        basis="per_image: 1 x 1",
+        provider="studio",
+        upstream_model="poster",
+        provider_quote_hash="0" * 64,
+    )
+
+
+def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = None) -> CreateTask:
+    """A command that creates a task, optionally under an idempotency key."""
+    idempotency = None if key is None else IdempotencyKey("POST /v2/task/create", key, b"same body")
+    request = TaskRequest(
+        input={"prompt": "a lighthouse"},
+        terms=terms(hold_micro),
+        quote_id="quo_1",
+        api_key_id=key_id,
+        hold_id=new_id("hold"),
+        hold_micro=hold_micro,
+    )
+    return CreateTask(request, "tasks:write", idempotency)
+
+
+@dataclass
+class ActorSystem:
+    """One process's worth of accounts on a database."""
+
+    database: Database
+    journal: Journal
+    accounts: KeyedDirectory
+    announced: list[str]
+    """The ids of new tasks, as announced to the dispatcher."""
+    reporter: Reporter
+
+    async def open_account(self) -> tuple[str, str]:
+        """An account with one live key; returns their ids."""
+        account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
+        rows = (
+            AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
+            ApiKeyRow(ApiKeyRecord(account_id, key_id, "hk_test_x", "k", ("tasks:write",), at), key_id.encode()),
+        )
+        verdict = await self.journal.write(Unit(rows=rows))
+        assert isinstance(verdict, Committed)
+        return account_id, key_id
+
+
+def make_system(
+    database: Database,
+    *,
+    limits: KeyedLimits | None = None,
+    writer: Any = None,
+    account_limits: AccountLimits | None = None,
+) -> ActorSystem:
+    """Build the journal and the accounts of one process; :func:`start_system` runs them."""
+    journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
+    announced: list[str] = []
+    dispatcher = RecordedRef(lambda queued: announced.append(queued.request_id))
+    reporter = Reporter()
+
+    async def load(account_id: str) -> Any:
+        return await database.read(lambda connection: load_account(connection, account_id))
+
+    def announce(task: Task) -> Tell:
+        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
+
+    def factory(key: str, mailbox: Mailbox) -> AccountActor:
+        return AccountActor(
+            key,
+            mailbox,
+            journal,
+            load=load,
+            database=database,
+            announce=announce,
+            now=utc_now,
+            limits=account_limits or AccountLimits(),
+        )
+
+    async def probe() -> bool:
+        return True
+
+    accounts = KeyedDirectory(
+        "accounts",
+        factory,
+        gate=database.gate,
+        probe=probe,
+        reporter=reporter,
+        dead_letters=DeadLetters(),
+        limits=limits,
+        rng=random.Random(1),
+    )
+    return ActorSystem(database, journal, accounts, announced, reporter)
+
+
+StartSystem = Callable[..., Awaitable[ActorSystem]]
+
+
+class Payments:
+    """Payment orders of ten credits, and what a card provider tells about them."""
+
+    amount_micro = 10_000_000
+
+    def __init__(self) -> None:
+        self._events = itertools.count(1)
+
+    def request(self, account_id: str, provider: Provider = "cardprovider", **fields: Any) -> OrderRequest:
+        """What a customer orders: for a day by card, for half an hour in the sandbox."""
+        at = utc_now()
+        is_sandbox = provider == "sandbox"
+        base: dict[str, Any] = {
+            "order_id": new_id("ord"),
+            "account_id": account_id,
+            "provider": provider,
+            "amount_micro": self.amount_micro,
+            "currency": "USD",
+            "operation_id": new_id("op"),
+            "brand_id": "holdfast",
+            "legal_entity_id": "holdfast",
+            "merchant_of_record": "Holdfast",
+            "provider_account_id": "holdfast",
+            "created_at": at,
+            "expires_at": at + timedelta(minutes=30 if is_sandbox else 24 * 60),
+            "fx": identity_fx("USD", at),
+            "sandbox_event_id": new_id("evt") if is_sandbox else None,
+            "signed_at": int(at.timestamp()) if is_sandbox else None,
+        }
+        return OrderRequest(**(base | fields))
+
+    def event(self, kind: str, facts: OrderFacts, *, event_id: str | None = None) -> PaymentEvent:
+        """An event of the provider's, with an id of its own."""
+        number = next(self._events)
+        return PaymentEvent(
+            event_id=event_id or f"evt_{new_id('evt')[-8:]}_{number}",
+            type=kind,
+            at=1_700_000_000 + number,
+            reason=kind.rpartition(".")[2],
+            facts=facts,
+        )
+
+    def paid(self, order_id: str, *, amount_micro: int | None = None, currency: str = "USD") -> PaymentEvent:
+        """The order's intent was paid."""
+        claim = Claim(amount_micro=amount_micro or self.amount_micro, currency=currency)
+        paid = PaymentFacts(at=1_700_000_000, claims=(claim,), charge_ids=(f"ch_{order_id}",))
+        facts = OrderFacts(payments={f"pi_{order_id}": paid}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("payment_intent.succeeded", facts)
+
+    def refunded(self, order_id: str, amount_micro: int, *, name: str = "re") -> PaymentEvent:
+        """A part of the payment was sent back."""
+        refund = RefundFacts(
+            status="succeeded",
+            seen=("succeeded",),
+            amount_micro=amount_micro,
+            charge_id=f"ch_{order_id}",
+            payment_id=f"pi_{order_id}",
+        )
+        facts = OrderFacts(refunds={f"{name}_{order_id}": refund}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("refund.created", facts)
+
+    def disputed(self, order_id: str, status: DisputeStatus) -> PaymentEvent:
+        """The payer's bank took the whole payment back, or gives it back."""
+        dispute = DisputeFacts(
+            status=status,
+            seen=(status,),
+            amount_micro=self.amount_micro,
+            currency="USD",
+            charge_id=f"ch_{order_id}",
+            payment_id=f"pi_{order_id}",
+        )
+        facts = OrderFacts(disputes={f"dp_{order_id}": dispute}, charges={f"ch_{order_id}": f"pi_{order_id}"})
+        return self.event("charge.dispute.updated", facts)
+
+    def attempt(self, status: ProgressStatus) -> PaymentEvent:
+        """How an attempt stands."""
+        attempt = Attempt(status=status, at=1_700_000_000 + next(self._events))
+        return self.event(f"payment_intent.{status}", OrderFacts(attempt=attempt))

@@ -1,0 +1,353 @@
+"""Accounts with every kind of row, written as the service would."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from sqlalchemy import Connection, insert, text, update
+
+from holdfast.ledger.credit.account import (
+    AccountState,
+    decide_capture,
+    decide_credit,
+    decide_hold,
+    decide_release,
+    decide_reversal,
+)
+from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.orders.decisions import create_order, on_event
+from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, PaymentFacts, RefundFacts
+from holdfast.ledger.orders.order import OrderRequest, identity_fx
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records import tables
+
+START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+class AccountHistory:
+    """Writes one account's history as the service would."""
+
+    def __init__(self, connection: Connection, account_id: str) -> None:
+        self.connection = connection
+        self.state = AccountState(account_id)
+        self.tasks: dict[str, str] = {}
+        connection.execute(
+            insert(tables.accounts).values(
+                id=account_id,
+                email=f"{account_id}@example.com",
+                role="User",
+                brand_id="holdfast",
+                created_at=START,
+                version=0,
+                operation_count=0,
+                balance_micro=0,
+                held_micro=0,
+                chain_head=self.state.chain_head,
+            )
+        )
+
+    @property
+    def next_id(self) -> str:
+        return f"op_{self.state.account_id}_{self.state.number + 1}"
+
+    @property
+    def next_at(self) -> datetime:
+        return START + timedelta(milliseconds=7 * self.state.number)
+
+    def write(self, decided: Operation | Refusal) -> Operation:
+        assert isinstance(decided, Operation)
+        self.state.apply(decided)
+        row = {name: getattr(decided, name) for name in decided.__struct_fields__ if name != "postings"}
+        self.connection.execute(insert(tables.operations).values(row))
+        for line, posting in enumerate(decided.postings):
+            self.connection.execute(
+                insert(tables.postings).values(
+                    account_id=decided.account_id,
+                    number=decided.number,
+                    line=line,
+                    ledger_account=posting.ledger_account,
+                    amount_micro=posting.amount_micro,
+                )
+            )
+        self.connection.execute(
+            update(tables.accounts)
+            .where(tables.accounts.c.id == decided.account_id)
+            .values(
+                version=decided.number,
+                operation_count=decided.number,
+                balance_micro=decided.balance_after_micro,
+                held_micro=decided.held_after_micro,
+                chain_head=decided.chain_hash,
+            )
+        )
+        return decided
+
+    def credit(self, amount_micro: int) -> None:
+        self.write(
+            decide_credit(
+                self.state,
+                operation_id=self.next_id,
+                amount_micro=amount_micro,
+                source="sandbox",
+                reference=self.next_id,
+                reason="recharge",
+                at=self.next_at,
+            )
+        )
+
+    def reverse(self, amount_micro: int) -> None:
+        self.write(
+            decide_reversal(
+                self.state,
+                operation_id=self.next_id,
+                amount_micro=amount_micro,
+                source="sandbox",
+                reference=self.next_id,
+                reason="chargeback",
+                at=self.next_at,
+            )
+        )
+
+    def task(self, name: str, amount_micro: int) -> None:
+        request_id, hold_id = f"task_{name}", f"hold_{name}"
+        opened = self.write(
+            decide_hold(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                amount_micro=amount_micro,
+                reference=request_id,
+                at=self.next_at,
+            )
+        )
+        owner = self.state.account_id
+        self.connection.execute(
+            insert(tables.holds).values(
+                account_id=owner,
+                hold_id=hold_id,
+                amount_micro=amount_micro,
+                reference=request_id,
+                opened_number=opened.number,
+            )
+        )
+        self.connection.execute(
+            insert(tables.tasks).values(
+                account_id=owner,
+                request_id=request_id,
+                version=1,
+                status="queued",
+                model="studio/still",
+                provider="studio",
+                created_at=opened.at,
+                updated_at=opened.at,
+                dispatched=False,
+                request={"hold_id": hold_id},
+                state={},
+            )
+        )
+        self.connection.execute(
+            insert(tables.usage_entries).values(
+                account_id=owner,
+                request_id=request_id,
+                ts=opened.at,
+                model="studio/still",
+                modality="image",
+                status="queued",
+                billable_units=0,
+                tokens_in=0,
+                tokens_out=0,
+                cost_micro=0,
+                status_history=[],
+            )
+        )
+
+    def end(self, name: str, status: str, charge_micro: int | None) -> None:
+        request_id, hold_id = f"task_{name}", f"hold_{name}"
+        decided: Operation | Refusal
+        if charge_micro is None:
+            decided = decide_release(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                reference=request_id,
+                reason=status,
+                at=self.next_at,
+            )
+        else:
+            decided = decide_capture(
+                self.state,
+                operation_id=self.next_id,
+                hold_id=hold_id,
+                charge_micro=charge_micro,
+                reference=request_id,
+                reason=status,
+                at=self.next_at,
+            )
+        settled = self.write(decided)
+        key = {"hold_id": hold_id, "number": settled.number, "request_id": request_id, "status": status}
+        self.connection.execute(text("update holds set settled_number = :number where hold_id = :hold_id"), key)
+        self.connection.execute(text("update tasks set status = :status where request_id = :request_id"), key)
+        self.connection.execute(
+            text(
+                "update usage_entries set status = :status, cost_micro = :cost_micro, operation_id = :operation_id"
+                " where request_id = :request_id"
+            ),
+            {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
+        )
+
+    def store(self, name: str) -> None:
+        """Write an asset of a task, and its content."""
+        content = {"sha256": "0" * 64, "content_type": "image/png"}
+        self.connection.execute(
+            insert(tables.assets).values(
+                account_id=self.state.account_id,
+                request_id=f"task_{name}",
+                position=0,
+                asset_id=f"asset_{name}",
+                bytes=1,
+                created_at=START,
+                expires_at=START + timedelta(days=7),
+                **content,
+            )
+        )
+        self.connection.execute(insert(tables.contents).values(claimed_at=START, **content))
+
+    def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
+        """Subscribe a task's webhook to these kinds, and write their events."""
+        request_id = f"task_{name}"
+        request = {"hold_id": f"hold_{name}", "webhook_url": "https://example.com", "webhook_events": [*kinds]}
+        state = {
+            "completed_at": datetime.now(UTC).isoformat(),
+            "hosting": {"assets_ready_event": "sent" if status == "delivered" else "failed"},
+        }
+        self.connection.execute(
+            update(tables.tasks).where(tables.tasks.c.request_id == request_id).values(request=request, state=state)
+        )
+        for kind in kinds:
+            event = {"account_id": self.state.account_id, "event_id": f"evt_{name}_{kind}"}
+            self.connection.execute(
+                insert(tables.outbox).values(
+                    **event,
+                    request_id=request_id,
+                    kind=kind,
+                    url="https://example.com",
+                    created_at=START,
+                    status=status,
+                    attempts=1,
+                    round_at=START,
+                    tries=1,
+                    done_at=START,
+                    snapshot={},
+                )
+            )
+            self.connection.execute(
+                insert(tables.outbox_attempts).values(**event, number=1, at=START, duration_ms=7)
+            )
+
+    def order(self, name: str, *events: PaymentEvent) -> None:
+        """Write a card order of ten credits to which these events were applied."""
+        order_id = f"ord_{name}"
+        request = OrderRequest(
+            order_id=order_id,
+            account_id=self.state.account_id,
+            provider="cardprovider",
+            amount_micro=10_000_000,
+            currency="USD",
+            operation_id=f"op_reserved_{name}",
+            brand_id="holdfast",
+            legal_entity_id="holdfast",
+            merchant_of_record="Holdfast",
+            provider_account_id="holdfast",
+            created_at=START,
+            expires_at=START + timedelta(days=1),
+            fx=identity_fx("USD", START),
+        )
+        order = create_order(request)
+        for event in events:
+            step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
+            for move in step.order.state.moves[len(order.state.moves) :]:
+                decide = decide_credit if move.kind == "credit" else decide_reversal
+                self.write(
+                    decide(
+                        self.state,
+                        operation_id=move.operation_id,
+                        amount_micro=move.amount_micro,
+                        source="cardprovider",
+                        reference=order_id,
+                        reason=move.reason,
+                        at=self.next_at,
+                    )
+                )
+            self.connection.execute(
+                insert(tables.payment_events).values(
+                    provider="cardprovider",
+                    event_id=event.event_id,
+                    account_id=self.state.account_id,
+                    order_id=order_id,
+                    type=event.type,
+                    received_at=START,
+                    verdict=step.verdict,
+                    body=b"{}",
+                )
+            )
+            order = step.order
+        self.connection.execute(
+            insert(tables.orders).values(
+                account_id=self.state.account_id,
+                order_id=order_id,
+                version=order.version,
+                provider=request.provider,
+                status=order.status,
+                reconcile_status=order.statuses.reconcile_status,
+                provider_payment_id=order.state.payment_id,
+                provider_charge_id=order.state.charge_id,
+                created_at=request.created_at,
+                updated_at=order.updated_at,
+                expires_at=request.expires_at,
+                wake_at=order.wake_at,
+                request=msgspec.to_builtins(request),
+                state=msgspec.to_builtins(order.state),
+            )
+        )
+
+
+def payment(name: str) -> PaymentEvent:
+    claim = Claim(amount_micro=10_000_000, currency="USD")
+    paid = PaymentFacts(at=1, claims=(claim,), charge_ids=(f"ch_{name}",))
+    facts = OrderFacts(payments={f"pi_{name}": paid}, charges={f"ch_{name}": f"pi_{name}"})
+    return PaymentEvent(event_id=f"evt_{name}_1", type="payment_intent.succeeded", at=1, reason="paid", facts=facts)
+
+
+def refund(name: str) -> PaymentEvent:
+    sent = RefundFacts(status="succeeded", seen=("succeeded",), amount_micro=4_000_000, charge_id=f"ch_{name}")
+    facts = OrderFacts(refunds={f"re_{name}": sent})
+    return PaymentEvent(event_id=f"evt_{name}_2", type="refund.created", at=2, reason="refund", facts=facts)
+
+
+def write_books(connection: Connection) -> None:
+    """Two accounts with every kind of operation and every kind of task."""
+    ada = AccountHistory(connection, "acct_ada")
+    ada.credit(10_000_000)
+    ada.task("done", 3_000_000)
+    ada.task("open", 1_000_000)
+    ada.end("done", "succeeded", 2_500_000)
+    ada.announce("done", "task.succeeded", "task.assets_ready")
+    ada.store("done")
+    ada.task("gone", 2_000_000)
+    ada.end("gone", "canceled", None)
+    ada.announce("gone", "task.canceled", status="given_up")
+    ada.task("free", 0)
+    ada.end("free", "succeeded", 0)
+    ada.reverse(9_000_000)
+    ada.credit(100_000)
+    bob = AccountHistory(connection, "acct_bob")
+    bob.credit(5_000_000)
+    bob.task("failed", 5_000_000)
+    bob.end("failed", "failed", None)
+    AccountHistory(connection, "acct_new")
+    cho = AccountHistory(connection, "acct_cho")
+    cho.order("paid", payment("paid"))
+    cho.order("back", payment("back"), refund("back"))
+    cho.order("new")
+    connection.commit()
