@@ -152,7 +152,10 @@ class Account:
         hold, task = self._create()
         yield hold
         done, operation, event = self._finish(task)
-        yield from (operation, done, event, *new_asset_rows(task, done))
+        yield operation
+        yield done
+        yield event
+        yield from new_asset_rows(task, done)
 
     def open_task(self) -> Iterator[Row]:
         """Create a task now that its provider has accepted, and whose process has ended since."""

@@ -16,7 +16,6 @@ import argparse
 import http.client
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,8 @@ from benchmarks.create import free_port, process
 from benchmarks.whole import BODY, CATALOG, SCHEMA, SECRET, SLOTS
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.migrate import migrate
 
 PAGE = 100
@@ -53,6 +54,7 @@ class Books:
     catalog: Path
     operations: int = 0
     tasks: int = 0
+    size_bytes: int = 0
     port: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
     _turn: int = 0
@@ -149,17 +151,14 @@ def activate(books: Books, samples: int) -> list[Callable[[], None]]:
     ]
 
 
-def audit_s(books: Books, folder: Path) -> float:
-    """Audit the books; return the seconds. Raises CalledProcessError if a check fails."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
-    begun = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "holdfast", "audit"],
-        env={**environment, **books.settings(folder / books.name)},
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return time.perf_counter() - begun
+def audit_s(books: Books) -> float:
+    """Audit the books; return the seconds."""
+    with connected(books.url) as connection:
+        begun = time.perf_counter()
+        checks = run_audit(connection)
+        took_s = time.perf_counter() - begun
+    assert all(check.ok for check in checks), [check for check in checks if not check.ok]
+    return took_s
 
 
 def report(name: str, small: float, large: float, unit: str) -> None:
@@ -181,16 +180,15 @@ def write(name: str, server: str, catalog: Path, operations: int, processes: int
     took_s = time.perf_counter() - begun
     books = Books(name, url, work, keys, catalog)
     with psycopg.connect(url) as rows:
-        books.operations, books.tasks, size = rows.execute(
+        books.operations, books.tasks, books.size_bytes = rows.execute(
             "select (select count(*) from operations), (select count(*) from tasks), "
             "pg_database_size(current_database())"
         ).fetchone() or (0, 0, 0)
     print(
         f"{name}: {books.operations:,} operations, {books.tasks:,} tasks, {len(keys):,} accounts, "
-        f"{size / 1e6:,.0f} MB, written in {took_s:.0f} s",
+        f"{books.size_bytes / 1e6:,.0f} MB, written in {took_s:.0f} s",
         flush=True,
     )
-    books.seconds["size"] = [float(size)]
     return books
 
 
@@ -226,22 +224,17 @@ def main() -> None:
                 with books.served(folder) as took_s:
                     books.seconds[f"start to ready, {open_tasks:,} open"] = [took_s]
         for name in small.seconds:
-            if name != "size":
-                report(
-                    name,
-                    statistics.median(small.seconds[name]) * 1e3,
-                    statistics.median(large.seconds[name]) * 1e3,
-                    "ms",
-                )
+            each_ms = [statistics.median(books.seconds[name]) * 1e3 for books in (small, large)]
+            report(name, each_ms[0], each_ms[1], "ms")
         for books, rounds in ((small, 3), (large, 1)):
-            books.seconds["audit"] = [audit_s(books, folder) for _ in range(rounds)]
+            books.seconds["audit"] = [audit_s(books) for _ in range(rounds)]
         report(
             "audit, per operation",
             statistics.median(small.seconds["audit"]) / small.operations * 1e6,
             statistics.median(large.seconds["audit"]) / large.operations * 1e6,
             "us",
         )
-        report("disk a task", *(each.seconds["size"][0] / each.tasks for each in (small, large)), "bytes")
+        report("disk a task", small.size_bytes / small.tasks, large.size_bytes / large.tasks, "bytes")
 
 
 if __name__ == "__main__":
