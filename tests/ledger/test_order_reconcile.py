@@ -89,6 +89,22 @@ def test_without_webhooks_a_reconcile_credits_the_order(provider: CardProvider) 
     assert reading.scanned_at == provider.noon + timedelta(minutes=10)
 
 
+def test_all_that_one_reconcile_finds_is_one_difference(provider: CardProvider) -> None:
+    refunds = [provider.refund_object("re_1", "succeeded", 300), provider.refund_object("re_2", "pending", 200)]
+    order = reconcile(provider, provider.order(), snapshot_with(provider, refunds=refunds))
+    assert cents(order) == [1000, -500]
+    paid = order.state.event_ids[-1]
+    assert [(entry.reason, entry.event_id) for entry in order.state.history[1:]] == [
+        ("payment_succeeded", paid),
+        ("reversed_before_payment_was_told", paid),
+    ]
+    refunds.append(provider.refund_object("re_3", "succeeded", 100))
+    order = reconcile(provider, order, snapshot_with(provider, refunds=refunds))
+    assert cents(order) == [1000, -500, -100]
+    last = order.state.history[-1]
+    assert (last.reason, last.event_id) == ("refund_succeeded", order.state.event_ids[-1])
+
+
 def test_a_second_reconcile_changes_nothing(provider: CardProvider) -> None:
     first = reconcile(provider, provider.order(), snapshot_with(provider))
     second = reconcile(provider, first, snapshot_with(provider), minutes=70)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -32,7 +34,10 @@ class ProviderSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def synthetic_events(facts: OrderFacts, *, at: int, attempt_of: str) -> tuple[PaymentEvent, ...]:
-    """Return the events of facts read at ``at`` (unix seconds), one for each; what says most comes last.
+    """Return the events of facts read at ``at`` (unix seconds), one for each; payments come last.
+
+    So an order's history names the payment where a payment and its refunds are found together, as it does where
+    the refunds were reported earlier.
 
     ``attempt_of`` is the charge of the newest attempt: a second attempt may have a status that the first one had.
     """
@@ -63,10 +68,6 @@ def _single_facts(facts: OrderFacts, attempt_of: str) -> Iterator[tuple[str, str
     if facts.attempt is not None:
         status = facts.attempt.status
         yield "attempt", attempt_of, status, 0, f"payment_{status}", OrderFacts(attempt=facts.attempt)
-    for each, paid in facts.payments.items():
-        for claim in paid.claims:
-            one = OrderFacts(payments={each: msgspec.structs.replace(paid, claims=(claim,))})
-            yield "paid", each, f"succeeded:{claim.currency}", claim.amount_micro, CREDIT_REASON, one
     for each, total in facts.totals.items():
         yield "refunded_total", each, "", total.amount_micro, "charge_refunded", OrderFacts(totals={each: total})
     for each, refund in facts.refunds.items():
@@ -80,3 +81,7 @@ def _single_facts(facts: OrderFacts, attempt_of: str) -> Iterator[tuple[str, str
         one = OrderFacts(disputes={each: msgspec.structs.replace(dispute, money={})})
         reason = f"dispute_{dispute.status or 'changed'}"
         yield "dispute", each, dispute.status or "", dispute.amount_micro, reason, one
+    for each, paid in facts.payments.items():
+        for (currency, amount_micro), claims in groupby(paid.claims, attrgetter("currency", "amount_micro")):
+            one = OrderFacts(payments={each: msgspec.structs.replace(paid, claims=tuple(claims))})
+            yield "paid", each, f"succeeded:{currency}", amount_micro, CREDIT_REASON, one

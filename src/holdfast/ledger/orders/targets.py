@@ -17,6 +17,7 @@ from holdfast.ledger.orders.facts import (
     DisputeStatus,
     OrderFacts,
     PaymentFacts,
+    ProcessingStatus,
     RefundedTotal,
     RefundFacts,
     join_payments,
@@ -30,7 +31,6 @@ OPEN_DISPUTE: frozenset[DisputeStatus] = frozenset(
 
 INQUIRY: frozenset[DisputeStatus] = frozenset({"warning_needs_response", "warning_under_review"})
 FORMAL: frozenset[DisputeStatus] = OPEN_DISPUTE | {"lost", "won"}
-
 
 _Part = TypeVar("_Part", RefundFacts, DisputeFacts, RefundedTotal)
 
@@ -57,13 +57,13 @@ def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
     payments = _by_payment(facts)
     matching = [key for key, own in payments.items() if _matches(request, own.payments[key])]
     worth = _worth_micro(request, facts, payments, unaccepted=False)
+    credit_micro = 0
     if matching:
         credit_micro = request.amount_micro
-    else:
-        credit_micro = facts.resolution.amount_micro if facts.resolution is not None and payments else 0
-    is_mismatch = (len(matching) < len(payments) and facts.resolution is None) or (
-        bool(matching) and worth > credit_micro
-    )
+    elif payments and facts.resolution is not None:
+        credit_micro = facts.resolution.amount_micro
+    is_unresolved = len(matching) < len(payments) and facts.resolution is None
+    is_overpaid = bool(matching) and worth > credit_micro
     # A refund is full or partial of what matches the order, or else of what was received.
     basis_micro = request.amount_micro
     if payments and not matching:
@@ -72,14 +72,15 @@ def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
     refunded_micro, ever_refunded_micro = (
         _refunded_of_order(basis_micro, facts, counted, ever=ever) for ever in (False, True)
     )
+    attempted: ProcessingStatus = "pending" if facts.attempt is None else facts.attempt.status
     disputes = facts.disputes.values()
     return Assessment(
         facts=facts,
         statuses=Statuses(
             status=_status(facts, paid=bool(payments), credited=credit_micro > 0),
-            processing_status="succeeded" if payments else facts.attempt.status if facts.attempt else "pending",
+            processing_status="succeeded" if payments else attempted,
             reversal_status=_reversal(facts, refunded_micro, basis_micro),
-            risk_status="mismatch" if is_mismatch else _risk(facts),
+            risk_status="mismatch" if is_unresolved or is_overpaid else _risk(facts),
         ),
         was_refunded=ever_refunded_micro > 0,
         was_disputed=any(map(_was_formal, disputes)),

@@ -61,7 +61,7 @@ def moved(
     """Return the order with the assessed facts: post the difference, set the statuses, extend the history.
 
     ``state`` names further fields of :class:`OrderState`. The reserved operation id is used for the first credit
-    only. A new history entry, or a reconcile, schedules the next reconcile.
+    only. A new history entry, an intent or a reconcile schedules the next reconcile.
     """
     before, request, facts = order.state, order.request, implied.facts
     status = implied.statuses.status
@@ -110,9 +110,10 @@ def moved(
     )
     if after == before and source != "reconcile":
         return OrderResult(order, verdict)
-    if entries or source == "reconcile" or before.reconcile_due_at is None:
-        after = msgspec.structs.replace(after, reconcile_tries=reconcile_tries)
-        after = msgspec.structs.replace(after, reconcile_due_at=_next_reconcile_at(request, after, now))
+    is_attached = after.intent_id != before.intent_id and before.reconcile_due_at is None
+    if entries or source == "reconcile" or is_attached:
+        due_at = _next_reconcile_at(request, after.payment_id, reconcile_tries, now)
+        after = msgspec.structs.replace(after, reconcile_tries=reconcile_tries, reconcile_due_at=due_at)
     return OrderResult(
         msgspec.structs.replace(
             order, version=order.version + 1, updated_at=now, wake_at=_wake_at(request, after), state=after
@@ -126,14 +127,14 @@ def can_expire(request: OrderRequest, status: OrderStatus) -> bool:
     return status == "pending" or (status == "failed" and request.provider == "cardprovider")
 
 
-def _next_reconcile_at(request: OrderRequest, state: OrderState, now: datetime) -> datetime | None:
+def _next_reconcile_at(request: OrderRequest, payment_id: str | None, tries: int, now: datetime) -> datetime | None:
     """Return when to reconcile next: the interval doubles with each unchanged result, up to a limit.
 
     None if the provider has no object to compare with, or if the reconciling period is over.
     """
-    if state.payment_id is None or request.provider != "cardprovider":
+    if payment_id is None or request.provider != "cardprovider":
         return None
-    interval_s = RECONCILE_INTERVAL_MIN_S * 2 ** min(state.reconcile_tries, 16)
+    interval_s = RECONCILE_INTERVAL_MIN_S * 2 ** min(tries, 16)
     due = now + timedelta(seconds=min(RECONCILE_INTERVAL_MAX_S, interval_s))
     return due if due <= request.created_at + timedelta(seconds=RECONCILE_PERIOD_S) else None
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
+from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
@@ -56,16 +57,16 @@ def order_of_account(rows: Connection, account_id: str, order_id: str) -> Order 
     return _one(rows, orders.c.account_id == account_id, orders.c.order_id == order_id)
 
 
-def order_by_payment(
-    rows: Connection, provider: str, *, payment_id: str | None = None, charge_id: str | None = None
-) -> Order | None:
-    """Return the order of the provider's payment, or else of its charge."""
-    found = None
-    if payment_id is not None:
-        found = _one(rows, orders.c.provider == provider, orders.c.provider_payment_id == payment_id)
-    if found is None and charge_id is not None:
-        found = _one(rows, orders.c.provider == provider, orders.c.provider_charge_id == charge_id)
-    return found
+def order_of_event(rows: Connection, provider: str, event: PaymentEvent) -> Order | None:
+    """Return the order that an event names by our own id, or else by the provider's payment or its charge."""
+    names = [(orders.c.order_id, event.order_id)]
+    if event.order_id is None:
+        names = [(orders.c.provider_payment_id, event.payment_id), (orders.c.provider_charge_id, event.charge_id)]
+    for column, name in names:
+        order = None if name is None else _one(rows, orders.c.provider == provider, column == name)
+        if order is not None:
+            return order
+    return None
 
 
 def orders_of_account(

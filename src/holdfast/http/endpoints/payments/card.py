@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,16 +23,15 @@ from holdfast.actors.account.order_messages import (
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, read_order_amount, write_order
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.dependencies import CardPayments, Dependencies
+from holdfast.http.kit.dependencies import CardPayments
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
 from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
 from holdfast.ledger.money import MICRO, format_amount
-from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.orders import order_by_id, order_by_payment
+from holdfast.persistence.queries.orders import order_of_event
 from holdfast.providers.card.amounts import minor_from_micro
 from holdfast.providers.card.base import (
     CardFault,
@@ -163,7 +163,7 @@ async def receive_card_webhook(call: Call) -> Outcome:
     if not event.is_handled:
         await card.unmatched.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
-    order = await _order_of(deps, event)
+    order = await deps.database.read(partial(order_of_event, provider=PROVIDER, event=event))
     if order is None:
         await card.unmatched.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
@@ -251,14 +251,3 @@ def _signature(call: Call) -> str:
     headers = call.request.headers
     sent = headers.getlist(SIGNATURE_HEADER) or headers.getlist(PROVIDER_OWN_HEADER)
     return ",".join(sent)
-
-
-async def _order_of(deps: Dependencies, event: PaymentEvent) -> Order | None:
-    """Return the order of an event: by our own id if the event has it, else by the provider's."""
-    order_id, payment_id, charge_id = event.order_id, event.payment_id, event.charge_id
-    if order_id is not None:
-        found = await deps.database.read(lambda rows: order_by_id(rows, order_id))
-        return found if found is not None and found.request.provider == PROVIDER else None
-    return await deps.database.read(
-        lambda rows: order_by_payment(rows, PROVIDER, payment_id=payment_id, charge_id=charge_id)
-    )
