@@ -44,6 +44,7 @@ create index on peer_entries (account_id, id);
 """
 COST = 12_000
 BATCH_MAX = 32
+IDLE_S = 0.02
 TOLERANCE_S = 300
 
 _CLAIM = """
@@ -63,7 +64,6 @@ class Peer:
     def __init__(self, pool: Any, http: aiohttp.ClientSession) -> None:
         self.pool = pool
         self.http = http
-        self.queued = asyncio.Event()
         self.secret = os.environ["PEER_SECRET"].encode()
         self._provider_url = os.environ["PEER_PROVIDER_URL"]
         self._callback_url = os.environ["PEER_URL"] + "/v2/callback"
@@ -73,11 +73,10 @@ class Peer:
     async def submit_queued(self) -> None:
         """Submit queued tasks, some at a time, until cancelled."""
         while True:
-            self.queued.clear()
             rows = await self.pool.fetch(_CLAIM, BATCH_MAX)
             await asyncio.gather(*map(self._submit, rows))
             if not rows:
-                await self.queued.wait()
+                await asyncio.sleep(IDLE_S)
 
     async def _submit(self, row: Any) -> None:
         request_id = str(row["id"])
@@ -169,7 +168,6 @@ async def create(request: Request) -> dict[str, str]:
         )
         await rows.execute(_ENTRIES, request_id, account_id, "available", "held", COST)
         await rows.execute("update peer_accounts set held = held + $2 where id = $1", account_id, COST)
-    peer.queued.set()
     return {"request_id": str(request_id), "status": "queued"}
 
 

@@ -31,7 +31,7 @@ from holdfast.ledger.tasks.task import (
     TaskStatus,
     accept_task,
 )
-from holdfast.persistence.claims.contents import Content, claim_content
+from holdfast.persistence.claims.contents import Content, claim_contents
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRow
@@ -149,8 +149,7 @@ class Setup:
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
-        claimed: bool = await self.system.database.work(lambda rows: claim_content(rows, content, at))
-        return claimed
+        return content in await self.system.database.work(claim_contents, [content], at)
 
     async def put(self, data: bytes) -> None:
         assert await self.claim(data)

@@ -18,7 +18,6 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
-from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
@@ -342,14 +341,3 @@ async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Set
         await dispatcher.on_receive(Tick())
 
     assert setup.tasks.woken == [("task_gone", False)]
-
-
-async def test_loop_load_is_measured_by_time_asleep(mock_clock: trio.testing.MockClock) -> None:
-    load = LoopLoad()
-    trio.lowlevel.add_instrument(load)
-    try:
-        mock_clock.jump(1.0)
-        await trio.lowlevel.checkpoint()
-        assert load.share() == 1.0
-    finally:
-        trio.lowlevel.remove_instrument(load)

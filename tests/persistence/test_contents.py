@@ -15,7 +15,7 @@ from holdfast.persistence.claims.contents import (
     LEASE_S,
     START,
     Content,
-    claim_content,
+    claim_contents,
     delete_marked,
     mark_contents,
     tasks_with_expired_assets,
@@ -30,6 +30,10 @@ CLAIM_OVER = NOW - timedelta(seconds=CLAIM_S + 1)
 
 def content(letter: str) -> Content:
     return Content(letter * 64, "image/png")
+
+
+def claim_content(rows: Connection, content: Content, at: datetime) -> bool:
+    return content in claim_contents(rows, [content], at)
 
 
 @pytest.fixture
@@ -83,6 +87,13 @@ def test_a_new_claim_protects_and_an_older_one_shortens_nothing(rows: Connection
     assert claim_content(rows, content("a"), NOW)
     assert claim_content(rows, content("a"), LONG_AGO)
     assert marked(rows) == []
+
+
+def test_contents_claimed_together_are_claimed_but_for_marked_ones(rows: Connection) -> None:
+    claim_content(rows, content("a"), LONG_AGO)
+    assert marked(rows) == [content("a")]
+    assert claim_contents(rows, {content(letter) for letter in "cab"}, NOW) == {content("b"), content("c")}
+    assert claim_contents(rows, set(), NOW) == set()
 
 
 def test_a_marked_content_cannot_be_claimed_until_its_row_is_deleted(rows: Connection) -> None:

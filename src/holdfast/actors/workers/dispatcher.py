@@ -9,8 +9,8 @@ A dispatched task belongs to the process that dispatched it, while that process 
 are taken over (:mod:`holdfast.persistence.claims.processes`). Tasks of a provider that has left the catalog are
 woken when its grace period ends, and fail.
 
-While the event loop is busy, each provider gets new tasks one at a time and at most a few a second, so that
-starting tasks does not delay requests. Its slots stay reserved: slow jobs still use all of them.
+A busy event loop delays no dispatch: what was sold is finished before more is taken, and slots limit how many tasks
+compete with requests at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.loop_load import LoopLoad
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -56,10 +55,6 @@ FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
 SLOT_CHECK_AFTER_S = 30.0
-LOAD_SAMPLE_S = 0.25
-BUSY_SHARE = 0.8
-BUSY_PAUSE_S = 0.25
-"""While the loop is busy, the time between two new tasks of one provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +98,13 @@ class Dispatcher(Worker):
         # The account that last got a slot, by provider; the next turn starts with the account after it.
         self._served: dict[str, str] = {}
         self._ticks = 0
-        self._is_busy = False
-        self._taken_at: dict[str, float] = {}
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
         self._has_found_held = False
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Check for due tasks several times a second, and measure the event loop's load."""
-        return (self._tick_loop, self._load_loop)
-
-    async def _load_loop(self) -> None:
-        load = LoopLoad()
-        trio.lowlevel.add_instrument(load)
-        try:
-            while True:
-                await trio.sleep(LOAD_SAMPLE_S)
-                self._is_busy = load.share() > BUSY_SHARE
-        finally:
-            trio.lowlevel.remove_instrument(load)
+        """Check for due tasks several times a second."""
+        return (self._tick_loop,)
 
     async def _tick_loop(self) -> None:
         while True:
@@ -247,14 +230,8 @@ class Dispatcher(Worker):
                 self._held.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:
-        free = max(0, self._slots().get(provider, 0) - len(self._held.get(provider, ())))
-        if free and self._is_busy:
-            is_paused = trio.current_time() - self._taken_at.get(provider, 0.0) < BUSY_PAUSE_S
-            return 0 if is_paused else 1
-        return free
+        return max(0, self._slots().get(provider, 0) - len(self._held.get(provider, ())))
 
     def _take(self, provider: str, request_id: str) -> None:
-        now = trio.current_time()
-        self._held.setdefault(provider, {})[request_id] = now
-        self._taken_at[provider] = now
+        self._held.setdefault(provider, {})[request_id] = trio.current_time()
         self._tasks.ref(request_id).tell(Wake())

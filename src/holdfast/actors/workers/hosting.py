@@ -17,6 +17,7 @@ import trio
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordHosting
 from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.workers.content_claims import ContentClaims
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
@@ -24,7 +25,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
-from holdfast.persistence.claims.contents import Content, claim_content
+from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
@@ -68,7 +69,7 @@ class HostingWorker(Worker):
         self._downloads = downloads
         self._origins_of = origins_of
         self._store = store
-        self._database = database
+        self._claims = ContentClaims(database, now)
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
@@ -143,7 +144,7 @@ class HostingWorker(Worker):
         claimed_at = self._now()
         content = Content(fetched.sha256, fetched.content_type)
         try:
-            if not await self._database.work(claim_content, content, claimed_at):
+            if not await self._claims.claim(content):
                 return HostingFailure(output.index, "storage: the same content is being removed", final=False)
             await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
         except DatabaseAway:

@@ -16,7 +16,7 @@ this), and a delete is finished within its lease.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -30,9 +30,13 @@ LEASE_S = 600
 """After this, any process may repeat a delete that was not finished."""
 
 _CLAIM = text(
-    "insert into contents as c (sha256, content_type, claimed_at) values (:sha256, :content_type, :at) "
+    "insert into contents as c (sha256, content_type, claimed_at) "
+    "select k.sha256, k.content_type, :at "
+    "from unnest(cast(:sha256s as text[]), cast(:content_types as text[])) k (sha256, content_type) "
+    # In one order, so that no two claims wait for each other.
+    "order by k.sha256, k.content_type "
     "on conflict (sha256, content_type) do update set claimed_at = greatest(c.claimed_at, excluded.claimed_at) "
-    "where c.doomed_at is null returning c.claimed_at"
+    "where c.doomed_at is null returning c.sha256, c.content_type"
 )
 _PAGE_END = text(
     "select sha256, content_type from contents where (sha256, content_type) > (:sha256, :content_type) "
@@ -82,10 +86,14 @@ class MarkedContents(NamedTuple):
     next_after: Content
 
 
-def claim_content(connection: Connection, content: Content, at: datetime) -> bool:
-    """Protect a content from deletion for :data:`CLAIM_S`; False while it is being deleted."""
-    claim = {"sha256": content.sha256, "content_type": content.content_type, "at": at}
-    return connection.execute(_CLAIM, claim).first() is not None
+def claim_contents(connection: Connection, contents: Collection[Content], at: datetime) -> frozenset[Content]:
+    """Protect contents from deletion for :data:`CLAIM_S`; return all but those that are being deleted."""
+    claim = {
+        "sha256s": [content.sha256 for content in contents],
+        "content_types": [content.content_type for content in contents],
+        "at": at,
+    }
+    return frozenset(Content(row.sha256, row.content_type) for row in connection.execute(_CLAIM, claim))
 
 
 def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:
