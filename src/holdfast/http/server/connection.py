@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 import math
-import socket
-import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
@@ -22,6 +20,7 @@ import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.http.server.client_socket import ClientSocket
 from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, RECEIVE_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
@@ -38,7 +37,6 @@ Address = tuple[str, int]
 Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop"]
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -81,7 +79,8 @@ class Connection:
         if refusal is not None:
             self._parser.refuse(refusal)
         self._scope = trio.CancelScope()
-        self._call_scope: trio.CancelScope | None = None
+        self._calls = trio.CancelScope()
+        self._is_calling = False
         self._request: Request | None = None
         self._framing = ResponseFraming(close=False)
         self._is_last_write = False
@@ -124,19 +123,15 @@ class Connection:
 
     def close(self) -> None:
         """Close an idle connection; its file descriptor is free on return."""
-        if isinstance(self._stream, trio.SocketStream):
-            self._stream.socket.close()
+        if isinstance(self._stream, ClientSocket):
+            self._stream.close()
         self._scope.cancel()
 
     def abort(self, reason: Cut) -> None:
         """Close the connection immediately with a reset, discarding unsent data."""
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
-        if isinstance(self._stream, trio.SocketStream):
-            try:
-                self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-                self._stream.socket.close()
-            except OSError:
-                pass  # closed already
+        if isinstance(self._stream, ClientSocket):
+            self._stream.reset()
         self._scope.cancel()
 
     # ------------------------------------------------------------------------------------------- reading
@@ -157,8 +152,8 @@ class Connection:
             while self._is_full():
                 await self._reader.park()
         self._is_hung_up = True
-        if self._call_scope is not None and not self._is_last_write:
-            self._call_scope.cancel()
+        if self._is_calling and not self._is_last_write:
+            self._calls.cancel()
         self._responder.unpark_all()
 
     def _is_full(self) -> bool:
@@ -198,26 +193,38 @@ class Connection:
 
     def _cancel_refused_call(self) -> None:
         request = self._request
-        if request is None or request.refusal is None or self._call_scope is None:
+        if request is None or request.refusal is None or not self._is_calling:
             return
         # A response that has started cannot be replaced; it is finished, and then the connection is closed.
         if not self._framing.is_started and not request.is_discarded:
-            self._call_scope.cancel()
+            self._calls.cancel()
 
     # ----------------------------------------------------------------------------------------- answering
 
     async def _answer_requests(self) -> None:
-        while True:
-            request = await self._next_request()
-            if request is None:
-                return
-            self._mark_busy()
-            await self._answer(request)
-            if self._framing.close or not request.keep_alive or self._is_hung_up:
-                await self._linger()
-                return
-            self._mark_idle()
-            self._reader.unpark_all()
+        # One scope for all calls, since a call that is cancelled is the last of its connection.
+        with self._calls:
+            while await self._answer_next():
+                self._mark_idle()
+                self._reader.unpark_all()
+        if self._request is not None:
+            await self._complete(self._request)
+            await self._linger()
+
+    async def _answer_next(self) -> bool:
+        """Pass the next request to the application; return whether another one may follow."""
+        self._request = None
+        request = self._request = await self._next_request()
+        if request is None:
+            return False
+        self._mark_busy()
+        framing = self._framing = ResponseFraming(close=not request.keep_alive)
+        self._is_last_write = False
+        if request.refusal is None:
+            self._is_calling = True
+            await self._call_app(request)
+            self._is_calling = False
+        return framing.is_complete and request.keep_alive and not (framing.close or self._is_hung_up)
 
     async def _next_request(self) -> Request | None:
         """Wait for the next request; None if there will be none. A refusal is sent even after a half-close."""
@@ -229,25 +236,19 @@ class Connection:
         request = ready.popleft()
         return None if self._is_hung_up and request.refusal is None else request
 
-    async def _answer(self, request: Request) -> None:
-        self._request = request
-        self._framing = ResponseFraming(close=not request.keep_alive)
-        self._is_last_write = False
-        if request.refusal is None:
-            with trio.CancelScope() as self._call_scope:
-                await self._call_app(request)
-            self._call_scope = None
+    async def _complete(self, request: Request) -> None:
+        """Complete the last response of the connection, if the application has not."""
         framing = self._framing
-        if not framing.is_complete:
-            refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
-            if framing.is_started:
-                # Closed without its end, so that the client sees an incomplete response.
-                metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
-                self._scope.cancel()
-            elif refusal is not None:
-                framing.close = framing.is_complete = True
-                await self._write(refusal_bytes(refusal))
-        self._request = None
+        if framing.is_complete:
+            return
+        refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
+        if framing.is_started:
+            # Closed without its end, so that the client sees an incomplete response.
+            metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
+            self._scope.cancel()
+        elif refusal is not None:
+            framing.is_complete = True
+            await self._write(refusal_bytes(refusal))
 
     async def _call_app(self, request: Request) -> None:
         async def receive() -> Message:
@@ -319,6 +320,8 @@ class Connection:
         self._is_last_write = not more
         if out:
             await self._write(out)
+        if more:
+            await trio.lowlevel.checkpoint()  # other tasks run between the parts of a long response
 
     async def _discard_rest_of_body(self, request: Request) -> None:
         """Wait briefly for the rest of a body and discard it; without it the connection must close."""

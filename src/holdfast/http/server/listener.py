@@ -17,6 +17,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from holdfast.http.server.client_socket import ClientSocket
 from holdfast.http.server.connection import Address, AsgiApp
 from holdfast.http.server.connections import Connections
 
@@ -105,7 +106,7 @@ class Listener:
                 return False
             self._has_no_file = False
             try:
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+                stream = ClientSocket(accepted)
                 server = _address(accepted.getsockname())
             except OSError:
                 accepted.close()  # closed by the client already

@@ -14,7 +14,7 @@ from holdfast.ledger.refusals import Refusal
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {
-    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+    status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
 _BODILESS: Final = frozenset({204, 304})
 
@@ -66,7 +66,7 @@ class ResponseFraming:
     def _make_head(self, method: str, version: str) -> bytes:
         assert self._head is not None
         status, headers = self._head
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         length: int | None = None
         for name, value in headers:
             if name == b"content-length":
@@ -74,9 +74,7 @@ class ResponseFraming:
             elif name == b"connection":
                 self.close = self.close or value.lower() == b"close"
                 continue
-            if b"\r" in value or b"\n" in value or b"\0" in value:
-                raise BadResponse("a line break in a header")
-            parts.append(b"%b: %b\r\n" % (name, value))
+            parts.append(name + b": " + value)
         self._silent = method == "HEAD" or status in _BODILESS
         if not self._silent:
             self._left_bytes = length
@@ -85,13 +83,15 @@ class ResponseFraming:
                 self._chunked = version == "1.1"
                 self.close = self.close or not self._chunked
                 if self._chunked:
-                    parts.append(b"transfer-encoding: chunked\r\n")
+                    parts.append(b"transfer-encoding: chunked")
         parts.append(date_header())
         if self.close:
-            parts.append(b"connection: close\r\n")
-        parts.append(b"\r\n")
+            parts.append(b"connection: close")
+        head = b"\r\n".join(parts)
+        if not head.count(b"\r") == head.count(b"\n") == len(parts) - 1 or b"\0" in head:
+            raise BadResponse("a line break in a header")
         self.is_started = True
-        return b"".join(parts)
+        return head + b"\r\n\r\n"
 
 
 def refusal_bytes(refusal: Refusal) -> bytes:
@@ -115,9 +115,9 @@ _date = (0, b"")
 
 
 def date_header() -> bytes:
-    """Return the Date header's line, cached for a second."""
+    """Return the Date header, cached for a second."""
     global _date  # noqa: PLW0603 - a cache of one line
     now = int(time.time())
     if _date[0] != now:
-        _date = now, b"date: %b\r\n" % formatdate(now, usegmt=True).encode()
+        _date = now, b"date: %b" % formatdate(now, usegmt=True).encode()
     return _date[1]
