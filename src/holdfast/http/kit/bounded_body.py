@@ -1,23 +1,42 @@
-"""Requests whose body is read on demand, up to a limit."""
+"""Requests as the server delivers them; their body is read on demand, up to a limit."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import trio
-from hypercorn.typing import ASGIReceiveCallable
+from hypercorn.typing import ASGIReceiveCallable, HTTPScope
 from quart_trio.wrappers.request import TrioRequest
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.sansio.request import Request as SansIORequest
 
 
 class HoldfastRequest(TrioRequest):
     """A request whose body stays in the server until it is read."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.receive: ASGIReceiveCallable | None = None
+    def __init__(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> None:
+        client = scope.get("client")
+        headers = Headers()
+        headers[:] = [(name.decode("latin1").title(), value.decode("latin1")) for name, value in scope["headers"]]
+        # Not Quart's own: it makes a lock and a buffer with two events for a body that would be sent to it.
+        SansIORequest.__init__(
+            self,
+            scope["method"],
+            scope["scheme"],
+            scope.get("server"),
+            "",
+            scope["path"],
+            scope["query_string"],
+            headers,
+            client[0] if client else None,
+        )
+        self.http_version = scope["http_version"]
+        self.scope = scope
+        self.receive = receive
         self.started_s = 0.0
         self.id = ""
+
+    async def close(self) -> None:
+        """Do nothing: no files of a form are open."""
 
     async def read_body(self, bytes_max: int) -> bytes:
         """Read the whole body, once.
@@ -25,7 +44,6 @@ class HoldfastRequest(TrioRequest):
         Raises ``RequestEntityTooLarge`` after more than ``bytes_max`` bytes. If the client disconnects it does not
         return: the server cancels the request.
         """
-        assert self.receive is not None
         parts: list[bytes] = []
         count = 0
         while True:

@@ -6,7 +6,7 @@ demand. So a request needs one task, and no part of a body is read before a hand
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, cast
 
 import trio
 from hypercorn.typing import (
@@ -22,22 +22,23 @@ from quart.wrappers.response import DataBody
 
 from holdfast.http.kit.bounded_body import HoldfastRequest
 
+_UNLESS_SET: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+"""The headers that every response has, with these values unless it has others."""
+
 
 class HoldfastConnection(ASGIHTTPConnection):
-    """One request."""
+    """One request. Every response has its id."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer the request."""
-        request = self._create_request_from_scope(send)
-        assert isinstance(request, HoldfastRequest)
-        request.receive = receive
+        request = HoldfastRequest(self.scope, receive)
         response = await self.app.handle_request(request)
         assert isinstance(response, Response)
-        start = {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": encode_headers(response.headers),
-        }
+        headers = encode_headers(response.headers)
+        named = {name for name, _ in headers}
+        headers.append((b"x-request-id", request.id.encode()))
+        headers += [header for header in _UNLESS_SET if header[0] not in named]
+        start = {"type": "http.response.start", "status": response.status_code, "headers": headers}
         await send(cast(HTTPResponseStartEvent, start))
         if request.method == "HEAD":
             await send(_part(b"", more=False))

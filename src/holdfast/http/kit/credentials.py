@@ -38,6 +38,8 @@ KEY_PREFIX_CHARS: Final = 12
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SECRET_CHARS: Final = 32
 _CHECKSUM_CHARS: Final = 6
+_PAIRS: Final = tuple(high + low for high in _BASE62 for low in _BASE62)
+"""The numbers below 62² as two base62 digits."""
 
 _AUTHORIZATION = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,256}=*)", re.ASCII | re.IGNORECASE)
 _OPERATOR_AUTHORIZATION = re.compile(r"bearer +([\x21-\x7e]{1,1024})", re.ASCII | re.IGNORECASE)
@@ -196,9 +198,6 @@ def _kind_of(token: str) -> CredentialKind | None:
 
 
 def _checksum(body: str) -> str:
-    number = zlib.crc32(body.encode("ascii"))
-    digits = ""
-    for _ in range(_CHECKSUM_CHARS):
-        number, digit = divmod(number, len(_BASE62))
-        digits = _BASE62[digit] + digits
-    return digits
+    high, low = divmod(zlib.crc32(body.encode("ascii")), len(_PAIRS))
+    highest, high = divmod(high, len(_PAIRS))
+    return _PAIRS[highest] + _PAIRS[high] + _PAIRS[low]
