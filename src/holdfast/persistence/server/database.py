@@ -34,6 +34,7 @@ READ_MS = 5_000
 READ_DEADLINE_S = 8.0
 """How long a caller waits for a read and for a connection to run it on; less than a request may take."""
 WORK_MS = 15_000
+WORK_SIZE = 2
 WRITE_MS = 15_000
 PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
@@ -46,7 +47,7 @@ RETIRED_MAX = 8
 class Database:
     """A PostgreSQL database at ``url`` (``postgresql://…``), optionally the embedded one this process runs.
 
-    ``pool_size`` limits the reads that run at once, ``work_size`` the transactions of :meth:`work`.
+    ``pool_size`` limits the reads that run at once.
     """
 
     def __init__(
@@ -54,7 +55,6 @@ class Database:
         url: str,
         *,
         pool_size: int = 8,
-        work_size: int = 2,
         read_timeout_ms: int = READ_MS,
         read_deadline_s: float = READ_DEADLINE_S,
         embedded: EmbeddedPostgres | None = None,
@@ -64,11 +64,11 @@ class Database:
         self._embedded = embedded
         self._read_deadline_s = read_deadline_s
         self._reads = trio.CapacityLimiter(pool_size)
-        self._works = trio.CapacityLimiter(work_size)
+        self._works = trio.CapacityLimiter(WORK_SIZE)
         self._probes = trio.CapacityLimiter(1)
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
-        self._work_engine = make_engine(url, pool_size=work_size, statement_timeout_ms=WORK_MS, read_only=False)
+        self._work_engine = make_engine(url, pool_size=WORK_SIZE, statement_timeout_ms=WORK_MS, read_only=False)
 
     @property
     def limiters(self) -> dict[str, trio.CapacityLimiter]:

@@ -26,9 +26,9 @@ class ApiError(Exception):
         }
 
 
-def missing(kind: str, given: str, param: str = "id") -> ApiError:
+def missing(kind: str, given: str) -> ApiError:
     """Return the error for an object that does not exist."""
-    return ApiError(404, f"No such {kind}: '{given}'", code="resource_missing", param=param)
+    return ApiError(404, f"No such {kind}: '{given}'", code="resource_missing", param="id")
 
 
 def unexpected_state(message: str, intent: object) -> ApiError:

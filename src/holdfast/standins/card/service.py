@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,10 +57,7 @@ async def serve_card_emulator(
     changes = Changes(store, StateFile(store, files_dir), webhook_sender, settle_delay_s=settle_delay_s)
     app = create(changes, api_key=api_key)
 
-    async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        await serve_app(app, host=host, port=port, task_status=task_status)
-
     async with trio.open_nursery() as nursery:
         await nursery.start(changes.run)
-        address = await nursery.start(serve_web)
+        address = await nursery.start(partial(serve_app, app, host=host, port=port))
         task_status.started(urlsplit(address).port or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,10 +31,7 @@ async def serve_studio(
     renderer = renderer or Renderer(secret, files_dir)
     app = create_studio(renderer, token=token)
 
-    async def serve_web(*, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        await serve_app(app, host=host, port=port, task_status=task_status)
-
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
-        renderer.base_url = await nursery.start(serve_web)
+        renderer.base_url = await nursery.start(partial(serve_app, app, host=host, port=port))
         task_status.started(urlsplit(renderer.base_url).port or 0)
