@@ -4,39 +4,8 @@ It is one TOML file with JSON Schemas beside it. Prices are strings, never float
 with one line for each fault. The catalog's version is a hash of what was read, defaults filled in: comments,
 blanks, the order of keys and providers' secrets do not change it.
 
-    [catalog]
-    schema = 1
-    currency = "USD"
-    credit_quantum = "0.000001"
-
-    [defaults]                      # any key of a model; tables are merged key by key
-    markup_multiplier = "1.20"
-    hosting = { mode = "rehost", retention_hours = 168, max_bytes = 268435456 }
-    deadlines = { dispatch_s = 60, run_s = 900 }
-    charge = { tolerance_percent = 5, on_mismatch = "smaller" }     # or review
-    hold = "maximum"                # or estimate
-
-    [providers.gpu]
-    kind = "cog"                    # or studio; also previous_secrets, concurrency, polls
-    url = "http://gpu.internal:5000"
-    secret = "…"
-
-    [providers.hosted]
-    kind = "replicate"              # url is the public service, unless given
-    token = "…"                     # authenticates our calls; also for cog
-    secret = "whsec_…"              # signs its webhooks
-
-    [[models]]
-    id = "studio/image-1"
-    modality = "image"
-    type = "async"
-    created = "2026-11-01"
-    pricing = { mode = "per_image", unit_price = "0.010" }
-    units = { n = "n" }
-    upstream = { provider = "studio", model = "image-1" }
-    input_schema = "schemas/image-1.json"
-
-The provider ``studio`` needs no table: a model that names it is run by the studio inside the service.
+``[defaults]`` has any key of a model; tables are merged key by key. ``default_catalog/catalog.toml`` shows the
+format, docs/operating.md describes it. The provider ``studio`` needs no table: the service runs it itself.
 """
 
 from __future__ import annotations
