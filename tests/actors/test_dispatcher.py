@@ -136,6 +136,19 @@ async def test_slots_go_to_the_oldest_tasks_first(setup: Setup) -> None:
     assert (await setup.tasks.count(3))[2] == ("task_1", False)
 
 
+async def test_slots_that_are_freed_together_are_assigned_together(setup: Setup) -> None:
+    for number in range(4):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=number - 10)
+    dispatcher = setup.dispatcher()
+    await dispatcher.on_receive(Tick())
+    for number in range(2):
+        setup.ref.tell(SlotFreed("studio", f"task_{number}"))
+    await dispatcher.on_receive(setup.ref.actor_inbox.get().message)
+    assert [key for key, _ in setup.tasks.woken] == ["task_0", "task_1"]
+    await dispatcher.on_receive(setup.ref.actor_inbox.get().message)
+    assert [key for key, _ in setup.tasks.woken] == ["task_0", "task_1", "task_2", "task_3"]
+
+
 async def test_a_new_task_starts_at_once_only_without_a_backlog(setup: Setup) -> None:
     dispatcher = setup.dispatcher()
 

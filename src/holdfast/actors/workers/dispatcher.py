@@ -55,6 +55,8 @@ FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 FOLLOW_UPS_MAX = 200
 SLOT_CHECK_AFTER_S = 30.0
+CLAIMS_APART_S = 0.05
+"""Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class Dispatcher(Worker):
         self._backlog: dict[str, bool] = {}
         # The account that last got a slot, by provider; the next turn starts with the account after it.
         self._served: dict[str, str] = {}
+        # Providers with waiting tasks whose slots were freed since the last claim, which was at this time.
+        self._freed: set[str] = set()
+        self._claimed_at = 0.0
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
@@ -120,12 +125,24 @@ class Dispatcher(Worker):
             elif isinstance(message, SlotFreed):
                 self._held.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
-                    await self._start_waiting(message.provider)
+                    self._freed.add(message.provider)
             elif isinstance(message, Tick):
                 await self._poll_due()
+            if self._freed and self.actor_inbox.empty():
+                await self._reassign_freed()
         except DatabaseAway as away:
             # What is due stays due; a later tick finds it.
             log.info("dispatch postponed", reason=str(away))
+
+    async def _reassign_freed(self) -> None:
+        """Assign freed slots together: a claim costs much more than a slot that is free for a moment."""
+        await trio.sleep_until(self._claimed_at + CLAIMS_APART_S)
+        if not self.actor_inbox.empty():
+            # They may free further slots; the last of them assigns all.
+            return
+        freed, self._freed = self._freed, set()
+        for provider in freed:
+            await self._start_waiting(provider)
 
     def _dispatch_new(self, created: TaskQueued) -> None:
         if self._backlog.get(created.provider, True) or not self._free(created.provider):
@@ -203,6 +220,7 @@ class Dispatcher(Worker):
         if not free:
             self._backlog[provider] = True
             return
+        self._claimed_at = trio.current_time()
         now, after = self._now(), self._served.get(provider, FIRST)
         waiting, self._served[provider] = await self._database.work(
             claim_waiting, provider, slots=free, after=after, now=now

@@ -10,6 +10,7 @@ probe for each account, however many tasks wait.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -149,13 +150,14 @@ def claim_waiting(
         due = _accounts_in_turn(rows, provider, after, left, now)
         if not due:
             break
+        # With more slots than accounts, each account gets the same share; the rest goes to the next round.
+        share = max(1, left // len(due))
         found = rows.execute(
             _CLAIM_WAITING,
             {
                 "accounts": due,
                 "provider": provider,
-                # With more slots than accounts, each account gets the same share; the rest goes to the next round.
-                "share": max(1, left // len(due)),
+                "share": share,
                 "slots": left,
                 "now": now,
                 "lease_s": LEASE_S,
@@ -165,6 +167,9 @@ def claim_waiting(
             break
         claimed += [row.request_id for row in sorted(found, key=lambda row: (row.due_at, row.request_id))]
         after = due[max(row.position for row in found) - 1]
+        if max(Counter(row.position for row in found).values()) < share:
+            # No account had as many as it could get, so none has more.
+            break
     return claimed, after
 
 
