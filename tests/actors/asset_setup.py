@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
+from tests.content_claims import claim_content
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
@@ -31,7 +31,7 @@ from holdfast.ledger.tasks.task import (
     TaskStatus,
     accept_task,
 )
-from holdfast.persistence.claims.contents import Content, claim_contents
+from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRow
@@ -57,10 +57,6 @@ def picture(number: int) -> bytes:
 
 def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-async def stream(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 @dataclass
@@ -149,11 +145,11 @@ class Setup:
 
     async def claim(self, data: bytes) -> bool:
         content, at = Content(hash_of(data), TYPE), self.at
-        return content in await self.system.database.work(claim_contents, [content], at)
+        return await self.system.database.work(claim_content, content, at)
 
     async def put(self, data: bytes) -> None:
         assert await self.claim(data)
-        await self.store.put(stream(data), hash_of(data), "png")
+        await trio.to_thread.run_sync(self.store.put, data, hash_of(data), "png")
 
     async def task(self, *pictures: bytes, status: TaskStatus = "succeeded") -> str:
         """Create a task in ``status`` that has just stored ``pictures``."""

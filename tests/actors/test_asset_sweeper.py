@@ -27,12 +27,12 @@ from holdfast.ledger.tasks.task import (
     OutputItem,
 )
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
-from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S
+from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, ContentClaims
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.tasks import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
 
-from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture, stream
+from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture
 
 
 def host(*pictures: bytes, request_id: str = "task_other") -> Host:
@@ -49,7 +49,7 @@ async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
         downloads=None,  # type: ignore[arg-type]  # all outputs are inline
         origins_of=lambda _: frozenset(),
         store=setup.store,
-        database=setup.system.database,
+        claims=ContentClaims(setup.system.database.connect_writer),
         incoming_dir=setup.folder / "incoming",
         tasks=messages,
         now=setup.now,
@@ -255,7 +255,7 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
             data, me = rng.choice(pictures), object()
             under_way[me] = setup.at
             if await setup.claim(data):
-                await setup.store.put(stream(data), hash_of(data), "png")
+                await trio.to_thread.run_sync(setup.store.put, data, hash_of(data), "png")
                 asset_id = new_id("asset")
                 row = AssetRow(
                     setup.account_id, new_id("task"), 0, asset_id, hash_of(data), 1, TYPE, setup.at, setup.at

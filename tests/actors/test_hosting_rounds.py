@@ -80,7 +80,7 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
         downloads=unused,
         origins_of=lambda _: frozenset(),
         store=unused,
-        database=unused,
+        claims=unused,
         incoming_dir=tmp_path,
         tasks=tasks,
         now=utc_now,

@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy
 import trio
 from sqlalchemy import Connection, text
+from tests.content_claims import claim_content
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
@@ -45,7 +46,7 @@ from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUp
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.claims.contents import Content, claim_contents
+from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.claims.outbox import claim_due
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
@@ -225,7 +226,7 @@ class Chaos:
             Content(hashlib.sha256(f"{task.request_id}{position}".encode()).hexdigest(), "image/png"),
             self.now,
         )
-        await self.database.work(lambda rows: claim_contents(rows, [content], at))
+        await self.database.work(claim_content, content, at)
         return OutputItem(
             index=position, asset_id=new_id("asset"), sha256=content.sha256, bytes=9,
             content_type=content.content_type, expires_at=at + RETENTION,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +23,11 @@ DATA = bytes(range(256)) * 5
 SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
-async def blocks() -> AsyncIterator[bytes]:
-    yield DATA
-
-
 async def stored_asset(api: Api, *, stored: bool = True, **columns: Any) -> str:
     """Keep an asset; the path of its link."""
     await api.store.prepare()
     if stored:
-        await api.store.put(blocks(), SHA256, "png")
+        await trio.to_thread.run_sync(api.store.put, DATA, SHA256, "png")
     values = {
         "account_id": api.account_id, "request_id": "task_a", "position": 0, "asset_id": "asset_a",
         "sha256": SHA256, "bytes": len(DATA), "content_type": "image/png", "created_at": api.now,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, text
+from tests.content_claims import claim_content, driver_connection
 
 from holdfast.persistence.claims.contents import (
     CLAIM_S,
     LEASE_S,
     START,
     Content,
+    ContentClaims,
     claim_contents,
     delete_marked,
     mark_contents,
@@ -22,6 +26,7 @@ from holdfast.persistence.claims.contents import (
 )
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)
@@ -30,10 +35,6 @@ CLAIM_OVER = NOW - timedelta(seconds=CLAIM_S + 1)
 
 def content(letter: str) -> Content:
     return Content(letter * 64, "image/png")
-
-
-def claim_content(rows: Connection, content: Content, at: datetime) -> bool:
-    return content in claim_contents(rows, [content], at)
 
 
 @pytest.fixture
@@ -92,8 +93,10 @@ def test_a_new_claim_protects_and_an_older_one_shortens_nothing(rows: Connection
 def test_contents_claimed_together_are_claimed_but_for_marked_ones(rows: Connection) -> None:
     claim_content(rows, content("a"), LONG_AGO)
     assert marked(rows) == [content("a")]
-    assert claim_contents(rows, {content(letter) for letter in "cab"}, NOW) == {content("b"), content("c")}
-    assert claim_contents(rows, set(), NOW) == set()
+    connection = driver_connection(rows)
+    letters = {content(letter) for letter in "cab"}
+    assert claim_contents(connection, letters, NOW) == {content("b"), content("c")}
+    assert claim_contents(connection, set(), NOW) == set()
 
 
 def test_a_marked_content_cannot_be_claimed_until_its_row_is_deleted(rows: Connection) -> None:
@@ -154,6 +157,57 @@ def test_of_a_concurrent_claim_and_mark_only_one_succeeds(database_url: str) -> 
             rows.commit()
         thread.join()
         assert outcome["claimed"] != outcome["marked"]
+
+
+def test_claims_of_threads_are_made_together(database_url: str) -> None:
+    connections: list[CountingConnection] = []
+
+    def connect() -> CountingConnection:
+        connections.append(CountingConnection.connect(database_url))
+        return connections[-1]
+
+    with connected(database_url) as rows:
+        claim_content(rows, content("d"), LONG_AGO)
+        assert marked(rows) == [content("d")]
+        rows.commit()
+    claims = ContentClaims(connect)
+    letters = "abcd" * 10
+    with ThreadPoolExecutor(len(letters)) as threads:
+        made = list(threads.map(lambda letter: claims.claim(content(letter), NOW), letters))
+    assert made == [letter != "d" for letter in letters]
+    # A statement that takes a moment is followed by one for all claims that arrived meanwhile.
+    [connection] = connections
+    assert connection.executed < len(letters) / 2
+    connection.close()
+
+
+def test_a_lost_connection_fails_its_claims_and_is_replaced(database_url: str) -> None:
+    connections: list[psycopg.Connection[Any]] = []
+
+    def connect() -> psycopg.Connection[Any]:
+        connections.append(psycopg.connect(database_url))
+        return connections[-1]
+
+    claims = ContentClaims(connect)
+    assert claims.claim(content("a"), NOW)
+    with psycopg.connect(database_url) as other:
+        other.execute("select pg_terminate_backend(%s)", (connections[0].info.backend_pid,))
+    with pytest.raises(DatabaseAway):
+        claims.claim(content("b"), NOW)
+    assert claims.claim(content("b"), NOW)
+    assert [connection.closed for connection in connections] == [True, False]
+    connections[1].close()
+
+
+class CountingConnection(psycopg.Connection[Any]):
+    """Counts its statements, each of which takes a moment."""
+
+    executed = 0
+
+    def execute(self, *args: Any, **options: Any) -> psycopg.Cursor[Any]:
+        self.executed += 1
+        super().execute("select pg_sleep(0.02)")
+        return super().execute(*args, **options)
 
 
 def test_an_uncommitted_claim_prevents_marking(database_url: str) -> None:

@@ -8,7 +8,7 @@ import io
 import struct
 import wave
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.downloads import (
+    MEMORY_BYTES_MAX,
     DeclaredOutput,
     Downloaded,
     DownloadRefused,
@@ -28,7 +29,7 @@ from holdfast.providers.outbound.downloads import (
     download,
 )
 from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES, plain_type, sniff
+from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES, Measure, measure, opened, plain_type, sniff
 
 from .conftest import ServeApp
 
@@ -70,13 +71,27 @@ def serving(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None
     return app
 
 
+def as_found(found: Downloaded) -> Downloaded:
+    return found
+
+
+def files_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
 async def get(
-    serve_app: ServeApp, app: QuartTrio, directory: Path, claim: DeclaredOutput | None = None, **options: Any
+    serve_app: ServeApp,
+    app: QuartTrio,
+    directory: Path,
+    claim: DeclaredOutput | None = None,
+    *,
+    use: Callable[[Downloaded], Any] = as_found,
+    **options: Any,
 ) -> Any:
     async with serve_app(app) as url:
         client = GuardedClient(frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))}))
         try:
-            return await download(client, f"{url}/file", directory, claim, **options)
+            return await download(client, f"{url}/file", directory, claim or DeclaredOutput(), use, **options)
         finally:
             client.close()
 
@@ -99,9 +114,27 @@ async def test_images_are_kept_hashed_and_measured(
     claim = DeclaredOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
     with trio.fail_after(20):
         downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
-    assert downloaded == Downloaded(downloaded.path, digest, len(body), content_type, 12, 8, None)
-    assert await trio.Path(downloaded.path).read_bytes() == body
-    assert downloaded.path.parent == tmp_path
+    assert downloaded == Downloaded(body, digest, len(body), content_type, 12, 8, None)
+    assert files_in(tmp_path) == []
+    (tmp_path / "file").write_bytes(body)
+    with opened(tmp_path / "file") as data:
+        assert measure(data, content_type) == measure(body, content_type) == Measure(12, 8)
+
+
+async def test_a_large_output_is_a_file_while_it_is_used(serve_app: ServeApp, tmp_path: Path) -> None:
+    body = sound(200)
+    assert len(body) > 3 * MEMORY_BYTES_MAX
+
+    def use(found: Downloaded) -> tuple[bytes, Path, str, float | None]:
+        assert isinstance(found.content, Path)
+        return found.content.read_bytes(), found.content.parent, found.sha256, found.duration_s
+
+    with trio.fail_after(20):
+        used = await get(serve_app, serving(body), tmp_path, use=use)
+        refused = await get(serve_app, serving(body), tmp_path, DeclaredOutput(sha256="0" * 64), use=use)
+    assert used == (body, tmp_path, hashlib.sha256(body).hexdigest(), 200.0)
+    assert refused.code == "mismatch"
+    assert files_in(tmp_path) == []
 
 
 async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None:
@@ -146,7 +179,7 @@ async def test_what_is_not_as_promised_is_refused_and_removed(
         refused = await get(serve_app, serving(body, headers=headers), tmp_path, claim)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == (code, True), refused
-    assert [path.name for path in await trio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))] == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -217,7 +250,7 @@ async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
             nursery.start_soon(trio.serve_listeners, cut, [listener])
             port = listener.socket.getsockname()[1]
             client = GuardedClient(frozenset({("127.0.0.1", port)}))
-            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path)
+            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path, DeclaredOutput(), as_found)
             assert isinstance(refused, DownloadRefused)
             assert (refused.code, refused.permanent) == ("unreachable", False)
             client.close()
@@ -226,16 +259,16 @@ async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
 
 async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
     client = GuardedClient()
-    refused = await download(client, "http://127.0.0.1:9/file", tmp_path)
+    refused = await download(client, "http://127.0.0.1:9/file", tmp_path, DeclaredOutput(), as_found)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == ("blocked_address", True)
     client.close()
 
 
-async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:
+async def test_inline_result_passes_the_same_checks() -> None:
     body = image("WEBP")
     downloaded = await accept_inline(
-        base64.b64encode(body).decode(), tmp_path, DeclaredOutput(content_type="image/webp")
+        base64.b64encode(body).decode(), DeclaredOutput(content_type="image/webp"), as_found
     )
     assert isinstance(downloaded, Downloaded)
     assert (downloaded.width, downloaded.bytes) == (12, len(body))
@@ -245,7 +278,7 @@ async def test_inline_result_passes_the_same_checks(tmp_path: Path) -> None:
         (base64.b64encode(body).decode(), DeclaredOutput(bytes_max=10), "too_large"),
         (base64.b64encode(body).decode(), DeclaredOutput(sha256="0" * 64), "mismatch"),
     ]:
-        refused = await accept_inline(data, tmp_path, claim)
+        refused = await accept_inline(data, claim, as_found)
         assert isinstance(refused, DownloadRefused)
         assert refused.code == code
 

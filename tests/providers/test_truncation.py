@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.storage.sniffing import MEDIA_TYPES
+from holdfast.providers.storage.sniffing import MEDIA_TYPES, opened
 from holdfast.providers.storage.truncation import is_complete
 
 
@@ -51,9 +51,13 @@ WHOLE = [
 
 
 def judged(folder: Path, content: bytes, content_type: str) -> bool:
+    """Check a content in memory, and in a file."""
     path = folder / "file"
     path.write_bytes(content)
-    return is_complete(path, content_type)
+    with opened(path) as data:
+        found = is_complete(data, content_type)
+    assert is_complete(content, content_type) == found
+    return found
 
 
 @pytest.mark.parametrize(("content_type", "content"), WHOLE)

@@ -182,7 +182,7 @@ def asset_store(settings: Settings) -> AssetStore:
             raise
         line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
         raise SettingsFault((line,)) from None
-    return S3Store(settings.s3, incoming_dir=settings.data_dir / "incoming")
+    return S3Store(settings.s3)
 
 
 def _emulators(

@@ -21,6 +21,7 @@ from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
+from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
@@ -77,6 +78,8 @@ def worker_children(
         connections_max_count=DELIVERIES_MAX,
     )
 
+    claims = ContentClaims(database.connect_writer)
+
     def render(event: DueEvent) -> bytes:
         return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
 
@@ -102,7 +105,7 @@ def worker_children(
             downloads=downloads,
             origins_of=registry.origins_of,
             store=store,
-            database=database,
+            claims=claims,
             incoming_dir=settings.data_dir / "incoming",
             tasks=tasks,
             now=now,

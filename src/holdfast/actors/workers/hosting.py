@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,7 +18,6 @@ import trio
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordHosting
 from holdfast.actors.task.worker_messages import Host
-from holdfast.actors.workers.content_claims import ContentClaims
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now
@@ -25,8 +25,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
-from holdfast.persistence.claims.contents import Content
-from holdfast.persistence.server.database import Database
+from holdfast.persistence.claims.contents import Content, ContentClaims
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
     DeclaredOutput,
@@ -35,7 +34,6 @@ from holdfast.providers.outbound.downloads import (
     accept_inline,
     clear_directory,
     download,
-    remove,
 )
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
@@ -60,7 +58,7 @@ class HostingWorker(Worker):
         downloads: GuardedClient,
         origins_of: Callable[[str], frozenset[Origin]],
         store: AssetStore,
-        database: Database,
+        claims: ContentClaims,
         incoming_dir: Path,
         tasks: Directory,
         now: Now,
@@ -69,7 +67,7 @@ class HostingWorker(Worker):
         self._downloads = downloads
         self._origins_of = origins_of
         self._store = store
-        self._claims = ContentClaims(database, now)
+        self._claims = claims
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
@@ -120,51 +118,49 @@ class HostingWorker(Worker):
             sha256=output.sha256,
             bytes=output.bytes,
         )
+        store = partial(self._store_checked, output, hosting)
         if output.data is not None:
-            fetched = await accept_inline(output.data, self._incoming_dir, claim)
+            stored = await accept_inline(output.data, claim, store)
         elif output.url is not None:
-            fetched = await download(
+            stored = await download(
                 self._downloads,
                 output.url,
                 self._incoming_dir,
                 claim,
+                store,
                 total_timeout_s=host.output_timeout_s,
                 only=self._origins_of(host.provider),
                 requester=host.provider,
             )
         else:
             return HostingFailure(output.index, "the provider gave neither a URL nor data", final=True)
-        if isinstance(fetched, DownloadRefused):
-            return HostingFailure(output.index, f"{fetched.code}: {fetched.message}", fetched.permanent)
-        return await self._store_file(output, fetched, hosting)
+        if isinstance(stored, DownloadRefused):
+            return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent)
+        return stored
 
-    async def _store_file(
-        self, output: Output, fetched: Downloaded, hosting: Hosting
-    ) -> OutputItem | HostingFailure:
+    def _store_checked(self, output: Output, hosting: Hosting, found: Downloaded) -> OutputItem | HostingFailure:
+        """Claim and store a content; blocks."""
         claimed_at = self._now()
-        content = Content(fetched.sha256, fetched.content_type)
         try:
-            if not await self._claims.claim(content):
+            if not self._claims.claim(Content(found.sha256, found.content_type), claimed_at):
                 return HostingFailure(output.index, "storage: the same content is being removed", final=False)
-            await self._store.put(fetched.path, fetched.sha256, EXTENSIONS[fetched.content_type])
+            self._store.put(found.content, found.sha256, EXTENSIONS[found.content_type])
         except DatabaseAway:
             return HostingFailure(output.index, "storage: not ready", final=False)
         except OSError as fault:
             # The details of a storage fault are for operators only.
             log.warning("output not stored", reason=fault.strerror)
             return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
-        finally:
-            await remove(fetched)
         return OutputItem(
             index=output.index,
             asset_id=new_id("asset"),
-            sha256=fetched.sha256,
-            bytes=fetched.bytes,
-            content_type=fetched.content_type,
+            sha256=found.sha256,
+            bytes=found.bytes,
+            content_type=found.content_type,
             expires_at=claimed_at + timedelta(seconds=hosting.retention_s),
-            width=output.width if fetched.width is None else fetched.width,
-            height=output.height if fetched.height is None else fetched.height,
-            duration_s=output.duration_s if fetched.duration_s is None else fetched.duration_s,
-            size_claimed=fetched.width is None,
-            duration_claimed=fetched.duration_s is None,
+            width=output.width if found.width is None else found.width,
+            height=output.height if found.height is None else found.height,
+            duration_s=output.duration_s if found.duration_s is None else found.duration_s,
+            size_claimed=found.width is None,
+            duration_claimed=found.duration_s is None,
         )

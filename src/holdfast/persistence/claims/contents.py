@@ -16,11 +16,17 @@ this), and a delete is finished within its lease.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import psycopg
 from sqlalchemy import Connection, text
+
+from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 
 CLAIM_S = 3 * 3600
 """How long a claimed content is not deleted although no asset refers to it yet."""
@@ -29,10 +35,9 @@ CLAIM_USABLE_S = CLAIM_S // 2
 LEASE_S = 600
 """After this, any process may repeat a delete that was not finished."""
 
-_CLAIM = text(
+_CLAIM = (
     "insert into contents as c (sha256, content_type, claimed_at) "
-    "select k.sha256, k.content_type, :at "
-    "from unnest(cast(:sha256s as text[]), cast(:content_types as text[])) k (sha256, content_type) "
+    "select k.sha256, k.content_type, %s from unnest(%s::text[], %s::text[]) k (sha256, content_type) "
     # In one order, so that no two claims wait for each other.
     "order by k.sha256, k.content_type "
     "on conflict (sha256, content_type) do update set claimed_at = greatest(c.claimed_at, excluded.claimed_at) "
@@ -86,14 +91,76 @@ class MarkedContents(NamedTuple):
     next_after: Content
 
 
-def claim_contents(connection: Connection, contents: Collection[Content], at: datetime) -> frozenset[Content]:
+class ContentClaims:
+    """Claims contents for the threads that store them, on one connection of its own.
+
+    Claims that arrive while a statement runs are made together by the next one. ``connect`` opens a connection, and
+    raises :class:`DatabaseAway`.
+    """
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
+        self._connection: psycopg.Connection[Any] | None = None
+        self._turn = threading.Lock()
+        self._waiting: deque[_Claim] = deque()
+
+    def claim(self, content: Content, at: datetime) -> bool:
+        """Protect a content from deletion for :data:`CLAIM_S`; False while it is being deleted. Blocks.
+
+        Raises :class:`DatabaseAway`.
+        """
+        mine = _Claim(content, at)
+        self._waiting.append(mine)
+        with self._turn:
+            if mine.result is None:
+                group = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                try:
+                    made = self._claim(group)
+                except Exception as fault:
+                    for each in group:
+                        each.result = fault
+                else:
+                    for each in group:
+                        each.result = each.content in made
+        if isinstance(mine.result, Exception):
+            raise mine.result
+        assert mine.result is not None
+        return mine.result
+
+    def _claim(self, group: list[_Claim]) -> frozenset[Content]:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+                self._connection.autocommit = True
+            return claim_contents(
+                self._connection, {each.content for each in group}, max(each.at for each in group)
+            )
+        except psycopg.Error as fault:
+            lost, self._connection = self._connection, None
+            if lost is not None:
+                lost.close()
+            trouble = trouble_of(fault, writing=True)
+            if trouble is None:
+                raise
+            raise (QueryTimedOut if trouble == "slow" else DatabaseAway)(reason_of(fault)) from fault
+
+
+@dataclass(slots=True, eq=False)
+class _Claim:
+    """A claim of one thread, and its result once it was made."""
+
+    content: Content
+    at: datetime
+    result: bool | Exception | None = None
+
+
+def claim_contents(
+    connection: psycopg.Connection[Any], contents: Collection[Content], at: datetime
+) -> frozenset[Content]:
     """Protect contents from deletion for :data:`CLAIM_S`; return all but those that are being deleted."""
-    claim = {
-        "sha256s": [content.sha256 for content in contents],
-        "content_types": [content.content_type for content in contents],
-        "at": at,
-    }
-    return frozenset(Content(row.sha256, row.content_type) for row in connection.execute(_CLAIM, claim))
+    sha256s = [content.sha256 for content in contents]
+    content_types = [content.content_type for content in contents]
+    return frozenset(Content(*row) for row in connection.execute(_CLAIM, (at, sha256s, content_types)))
 
 
 def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:

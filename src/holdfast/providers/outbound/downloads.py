@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Set
+import threading
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 import trio
 
@@ -29,6 +28,7 @@ from holdfast.providers.storage.sniffing import (
     NotMedia,
     TooManyPixels,
     measure,
+    opened,
     plain_type,
     sniff,
 )
@@ -36,31 +36,37 @@ from holdfast.providers.storage.truncation import is_complete
 
 BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0
-WRITE_BLOCK_BYTES = 256 * 1024
-THREADS_MAX_COUNT = 4
+MEMORY_BYTES_MAX = 1024 * 1024
+"""The most that is held in memory; a larger output is written to a file, in blocks of this size."""
+THREADS_MAX_COUNT = 16
 MEASURED_MAX_COUNT = 2
-"""How many files are measured at once, apart from the threads that write."""
+"""How many of the threads measure a file at once."""
 
+T = TypeVar("T")
 DownloadCode = Literal[
     "too_large", "bad_type", "blocked_address", "not_found", "mismatch", "unreachable", "storage_full"
 ]
 
 _UNDECLARED = frozenset({None, "application/octet-stream", "binary/octet-stream"})
 _threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
-_measuring = trio.CapacityLimiter(MEASURED_MAX_COUNT)
+_measuring = threading.BoundedSemaphore(MEASURED_MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A downloaded file; the caller stores or removes it."""
+    """A checked output: in memory, or in a file that is removed after its use."""
 
-    path: Path
+    content: bytes | Path
     sha256: str
     bytes: int
     content_type: str
     width: int | None
     height: int | None
     duration_s: float | None
+
+
+Use = Callable[[Downloaded], T]
+"""What is done with a checked output; it blocks, in the thread that has checked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class _Refuse(Exception):
         self.refusal = DownloadRefused(code, message, permanent)
 
 
-class _Sink:
+class _Spool:
     """A temporary file that is hashed while it is written; its methods block."""
 
     def __init__(self, directory: Path) -> None:
@@ -97,69 +103,70 @@ class _Sink:
         self._file: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by finish or discard
             dir=directory, prefix="incoming-", delete=False
         )
-        self.path = Path(self._file.name)
-        self.head = b""
-        self.size_bytes = 0
         self._digest = hashlib.sha256()
+        self.path = Path(self._file.name)
 
-    def write(self, block: bytes) -> None:
-        if len(self.head) < HEAD_BYTES:
-            self.head += block[: HEAD_BYTES - len(self.head)]
-        self._digest.update(block)
-        self._file.write(block)
-        self.size_bytes += len(block)
+    def write(self, blocks: list[bytes]) -> None:
+        for block in blocks:
+            self._digest.update(block)
+            self._file.write(block)
 
-    def finish(self, claim: DeclaredOutput, declared: str | None) -> Downloaded:
+    def finish(self, blocks: list[bytes]) -> str:
+        """Write the last blocks and return the hash of all."""
+        self.write(blocks)
         self._file.close()
-        sha256 = self._digest.hexdigest()
-        if claim.bytes is not None and claim.bytes != self.size_bytes:
-            raise _Refuse("mismatch", f"{self.size_bytes} bytes were received, but {claim.bytes} were declared")
-        if claim.sha256 is not None and claim.sha256.lower() != sha256:
-            raise _Refuse("mismatch", "the content does not have the declared hash")
-        content_type = _agreed_type(self.head, claim, declared)
-        try:
-            found = measure(self.path, content_type)
-        except NotMedia as fault:
-            raise _Refuse("bad_type", str(fault)) from fault
-        except TooManyPixels as fault:
-            raise _Refuse("too_large", "the image has too many pixels") from fault
-        if not is_complete(self.path, content_type):
-            raise _Refuse("bad_type", "the content is truncated")
-        return Downloaded(
-            self.path, sha256, self.size_bytes, content_type, found.width, found.height, found.duration_s
-        )
+        return self._digest.hexdigest()
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        self._file.close()
+        self.path.unlink(missing_ok=True)
 
 
 async def download(
     client: GuardedClient,
     url: str,
     directory: Path,
-    claim: DeclaredOutput | None = None,
+    claim: DeclaredOutput,
+    use: Use[T],
     *,
     total_timeout_s: float = TOTAL_TIMEOUT_S,
     only: Set[Origin] | None = None,
     requester: str = "",
-) -> Downloaded | DownloadRefused:
-    """Download ``url`` into a new file in ``directory``. Errors of the network or the provider are not raised.
+) -> T | DownloadRefused:
+    """Download ``url``, check it and return what ``use`` returns; the checks and ``use`` run in one thread.
 
-    ``only`` and ``requester`` are those of :meth:`GuardedClient.open`.
+    Large outputs are written to a file in ``directory``. Errors of the network or the provider are not raised. A
+    cancelled caller does not wait for ``use`` to end. ``only`` and ``requester`` are those of
+    :meth:`GuardedClient.open`.
     """
-    claim = claim or DeclaredOutput()
+    spool: _Spool | None = None
+    blocks: list[bytes] = []
+    waiting_bytes = size_bytes = 0
     try:
-        async with _sink(directory) as sink:
-            with trio.move_on_after(total_timeout_s) as whole:
-                async with client.open("GET", url, only=only, requester=requester) as response:
-                    declared = _check_answer(response, claim)
-                    await _receive(response, sink, claim.bytes_max)
-            if whole.cancelled_caught:
-                raise _Refuse("unreachable", "the download took too long", permanent=False)
-            return await trio.to_thread.run_sync(sink.finish, claim, declared, limiter=_measuring)
+        with trio.move_on_after(total_timeout_s) as whole:
+            async with client.open("GET", url, only=only, requester=requester) as response:
+                declared = _check_answer(response, claim)
+                while block := await response.receive():
+                    size_bytes += len(block)
+                    if size_bytes > claim.bytes_max:
+                        raise BodyTooLarge(claim.bytes_max)
+                    blocks.append(block)
+                    waiting_bytes += len(block)
+                    if waiting_bytes > MEMORY_BYTES_MAX:
+                        if spool is None:
+                            spool = await trio.to_thread.run_sync(_Spool, directory, limiter=_threads)
+                        await trio.to_thread.run_sync(spool.write, blocks, limiter=_threads)
+                        blocks, waiting_bytes = [], 0
+        if whole.cancelled_caught:
+            raise _Refuse("unreachable", "the download took too long", permanent=False)
+
+        def finish() -> T:
+            if spool is None:
+                content = b"".join(blocks)
+                return use(_checked(content, hashlib.sha256(content).hexdigest(), size_bytes, claim, declared))
+            return use(_checked(spool.path, spool.finish(blocks), size_bytes, claim, declared))
+
+        return await trio.to_thread.run_sync(finish, limiter=_threads, abandon_on_cancel=True)
     except _Refuse as refused:
         return refused.refusal
     except BodyTooLarge:
@@ -170,39 +177,30 @@ async def download(
         return DownloadRefused("unreachable", str(fault), permanent=False)
     except OSError as fault:
         return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
+    finally:
+        if spool is not None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(spool.discard, limiter=_threads)
 
 
-async def accept_inline(
-    data: str, directory: Path, claim: DeclaredOutput | None = None
-) -> Downloaded | DownloadRefused:
-    """Write an output that an update contained as base64, with the same checks as for a downloaded one."""
-    claim = claim or DeclaredOutput()
+async def accept_inline(data: str, claim: DeclaredOutput, use: Use[T]) -> T | DownloadRefused:
+    """Check an output that an update contained as base64; like :func:`download` otherwise."""
     if len(data) > (claim.bytes_max + 2) // 3 * 4:
         return DownloadRefused("too_large", f"more than {claim.bytes_max} bytes", permanent=True)
 
-    def take(sink: _Sink) -> Downloaded:
+    def finish() -> T:
         try:
             content = base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError) as fault:
             raise _Refuse("bad_type", "the data is not base64") from fault
         if len(content) > claim.bytes_max:
             raise _Refuse("too_large", f"more than {claim.bytes_max} bytes")
-        sink.write(content)
-        return sink.finish(claim, None)
+        return use(_checked(content, hashlib.sha256(content).hexdigest(), len(content), claim, None))
 
     try:
-        async with _sink(directory) as sink:
-            return await trio.to_thread.run_sync(take, sink, limiter=_measuring)
+        return await trio.to_thread.run_sync(finish, limiter=_threads, abandon_on_cancel=True)
     except _Refuse as refused:
         return refused.refusal
-    except OSError as fault:
-        return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
-
-
-async def remove(downloaded: Downloaded) -> None:
-    """Remove a file, even if the caller is being cancelled."""
-    with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(partial(downloaded.path.unlink, missing_ok=True), limiter=_threads)
 
 
 async def clear_directory(directory: Path) -> None:
@@ -210,29 +208,25 @@ async def clear_directory(directory: Path) -> None:
     await trio.to_thread.run_sync(clear_leftovers, directory, limiter=_threads)
 
 
-@contextlib.asynccontextmanager
-async def _sink(directory: Path) -> AsyncIterator[_Sink]:
-    """Create a temporary file, removed unless the block succeeds."""
-    sink = await trio.to_thread.run_sync(_Sink, directory, limiter=_threads)
-    try:
-        yield sink
-    except BaseException:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(sink.discard, limiter=_threads)
-        raise
-
-
-async def _receive(response: Response, sink: _Sink, bytes_max: int) -> None:
-    waiting, received = bytearray(), 0
-    while block := await response.receive():
-        received += len(block)
-        if received > bytes_max:
-            raise BodyTooLarge(bytes_max)
-        waiting += block
-        if len(waiting) >= WRITE_BLOCK_BYTES:
-            full, waiting = bytes(waiting), bytearray()
-            await trio.to_thread.run_sync(sink.write, full, limiter=_threads)
-    await trio.to_thread.run_sync(sink.write, bytes(waiting), limiter=_threads)
+def _checked(
+    content: bytes | Path, sha256: str, size_bytes: int, claim: DeclaredOutput, declared: str | None
+) -> Downloaded:
+    """Check a content against what is claimed of it; blocks. Raises ``_Refuse``."""
+    if claim.bytes is not None and claim.bytes != size_bytes:
+        raise _Refuse("mismatch", f"{size_bytes} bytes were received, but {claim.bytes} were declared")
+    if claim.sha256 is not None and claim.sha256.lower() != sha256:
+        raise _Refuse("mismatch", "the content does not have the declared hash")
+    with _measuring, opened(content) as data:
+        content_type = _agreed_type(data[:HEAD_BYTES], claim, declared)
+        try:
+            found = measure(data, content_type)
+        except NotMedia as fault:
+            raise _Refuse("bad_type", str(fault)) from fault
+        except TooManyPixels as fault:
+            raise _Refuse("too_large", "the image has too many pixels") from fault
+        if not is_complete(data, content_type):
+            raise _Refuse("bad_type", "the content is truncated")
+    return Downloaded(content, sha256, size_bytes, content_type, found.width, found.height, found.duration_s)
 
 
 def _check_answer(response: Response, claim: DeclaredOutput) -> str | None:

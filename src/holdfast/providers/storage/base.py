@@ -7,7 +7,7 @@ links to it are signed (:mod:`holdfast.ledger.links`).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 from errno import EIO
 from pathlib import Path
 from types import TracebackType
@@ -57,8 +57,11 @@ class AssetStore(Protocol):
     async def prepare(self) -> None:
         """Prepare the store and check that content can be stored. Raises ``OSError`` if it cannot."""
 
-    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
-        """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
+    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+        """Store the content and return its key, durably. Raises :class:`AssetCorrupt`.
+
+        Blocks, and may be called in any thread.
+        """
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
         """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing`."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from collections.abc import AsyncIterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+from uuid import uuid4
 
 import trio
 
@@ -41,20 +40,28 @@ class LocalStore:
         """Create the folders, and remove partial files older than a day."""
         await trio.to_thread.run_sync(clear_leftovers, self._aside, limiter=self._threads)
 
-    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
-        """Store the content and return its key, durably. Raises :class:`AssetCorrupt`."""
+    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+        """Store the content and return its key, durably; blocks. Raises :class:`AssetCorrupt`."""
         key = asset_key(sha256, extension)
-        if isinstance(source, Path):
-            await trio.to_thread.run_sync(self._put_file, source, key, sha256, limiter=self._threads)
-            return key
-        entry = await trio.to_thread.run_sync(_Entry, self._aside, limiter=self._threads)
+        target = self._path(key)
+        self._aside.mkdir(parents=True, exist_ok=True)
+        aside = self._aside / uuid4().hex
         try:
-            async for block in source:
-                await trio.to_thread.run_sync(entry.write, block, limiter=self._threads)
-            await trio.to_thread.run_sync(entry.commit, self._path(key), sha256, limiter=self._threads)
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(entry.discard, limiter=self._threads)
+            with aside.open("xb") as file:
+                os.fchmod(file.fileno(), 0o640)
+                if _write(content, file) != sha256:
+                    raise AssetCorrupt("the content does not have the announced hash")
+                file.flush()
+                os.fsync(file.fileno())
+            shard_is_new = not target.parent.is_dir()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside.replace(target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        _sync_directory(target.parent)
+        if shard_is_new:
+            _sync_directory(target.parent.parent)
         return key
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
@@ -73,51 +80,6 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)
-
-    def _put_file(self, source: Path, key: str, sha256: str) -> None:
-        entry = _Entry(self._aside)
-        try:
-            with source.open("rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    entry.write(block)
-            entry.commit(self._path(key), sha256)
-        finally:
-            entry.discard()
-
-
-class _Entry:
-    """Content being written; its methods block."""
-
-    def __init__(self, aside: Path) -> None:
-        aside.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = tempfile.NamedTemporaryFile(dir=aside, delete=False)  # noqa: SIM115
-        self._path: Path | None = Path(self._file.name)
-        self._digest = hashlib.sha256()
-
-    def write(self, block: bytes) -> None:
-        self._digest.update(block)
-        self._file.write(block)
-
-    def commit(self, target: Path, sha256: str) -> None:
-        if self._digest.hexdigest() != sha256:
-            raise AssetCorrupt("the content does not have the announced hash")
-        assert self._path is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        shard_is_new = not target.parent.is_dir()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._path.chmod(0o640)
-        self._path.replace(target)
-        self._path = None
-        _sync_directory(target.parent)
-        if shard_is_new:
-            _sync_directory(target.parent.parent)
-
-    def discard(self) -> None:
-        self._file.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 class _LocalReader:
@@ -153,6 +115,19 @@ def _open(path: Path, start: int) -> tuple[IO[bytes], int]:
     file = path.open("rb")
     file.seek(start)
     return file, os.fstat(file.fileno()).st_size
+
+
+def _write(content: bytes | Path, target: IO[bytes]) -> str:
+    """Write a content's bytes and return their hash."""
+    if isinstance(content, bytes):
+        target.write(content)
+        return hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256()
+    with content.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            target.write(block)
+    return digest.hexdigest()
 
 
 def _sync_directory(directory: Path) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import obstore
 import trio
@@ -34,7 +33,6 @@ from holdfast.providers.storage.base import (
     asset_key,
     checked_key,
 )
-from holdfast.providers.storage.leftovers import clear_leftovers
 from holdfast.settings import S3Bucket
 
 if TYPE_CHECKING:
@@ -57,18 +55,16 @@ _PROBE = b"holdfast was here"
 
 
 class S3Store:
-    """Assets as objects of one bucket. ``incoming_dir`` is for streams whose hash is not known yet."""
+    """Assets as objects of one bucket."""
 
     def __init__(
         self,
         place: S3Bucket,
         *,
-        incoming_dir: Path,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         retries_max: int = RETRIES_MAX,
     ) -> None:
         self._place = place
-        self._incoming_dir = incoming_dir
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
         endpoint = place.endpoint or f"https://s3.{place.region}.amazonaws.com"
         # The endpoint, the region and the credentials are all passed: the library would read what is missing from
@@ -103,27 +99,21 @@ class S3Store:
             obstore.get(self._bucket, key).bytes()
             obstore.delete(self._bucket, key)
 
-        await trio.to_thread.run_sync(clear_leftovers, self._incoming_dir, limiter=self._threads)
         await self._run(probe)
 
-    async def put(self, source: Path | AsyncIterable[bytes], sha256: str, extension: str) -> str:
-        """Store the content and return its key, durably. Raises :class:`AssetCorrupt` and :class:`StoreFault`.
+    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+        """Store the content and return its key, durably; blocks.
 
-        The hash is verified before anything is sent.
+        The hash is verified before anything is sent. Raises :class:`AssetCorrupt` and :class:`StoreFault`.
         """
         key = asset_key(sha256, extension)
-        if isinstance(source, Path):
-            await self._run(lambda: self._send(source, key, sha256))
-            return key
-        spool = await trio.to_thread.run_sync(_Spool, self._incoming_dir, limiter=self._threads)
-        try:
-            async for block in source:
-                await trio.to_thread.run_sync(spool.file.write, block, limiter=self._threads)
-            await trio.to_thread.run_sync(spool.file.flush, limiter=self._threads)
-            await self._run(lambda: self._send(spool.path, key, sha256))
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(spool.discard, limiter=self._threads)
+        if _hash_of(content) != sha256:
+            raise AssetCorrupt("the content does not have the announced hash")
+        self._mapped(
+            lambda: obstore.put(
+                self._bucket, key, content, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE_MAX
+            )
+        )
         return key
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
@@ -161,16 +151,6 @@ class S3Store:
             "expires_at": None,
         }
 
-    def _send(self, source: Path, key: str, sha256: str) -> None:
-        try:
-            with source.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as fault:
-            raise StoreFault("the file to be stored cannot be read") from fault
-        if found != sha256:
-            raise AssetCorrupt("the content does not have the announced hash")
-        obstore.put(self._bucket, key, source, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE_MAX)
-
     async def _piece(self, key: str, start: int, stop: int) -> bytes:
         def ask() -> bytes:
             return bytes(obstore.get_range(self._bucket, key, start=start, end=stop))
@@ -178,10 +158,15 @@ class S3Store:
         return await self._run(ask, key=key)
 
     async def _run(self, call: Callable[[], T], *, key: str | None = None) -> T:
-        """Run a blocking call and map its errors. With ``key``, a missing object is :class:`AssetMissing`."""
+        # A cancelled caller need not wait for the server: the call has a timeout and ends by itself.
+        return await trio.to_thread.run_sync(
+            lambda: self._mapped(call, key=key), limiter=self._threads, abandon_on_cancel=True
+        )
+
+    def _mapped(self, call: Callable[[], T], *, key: str | None = None) -> T:
+        """Make a blocking call and map its errors. With ``key``, a missing object is :class:`AssetMissing`."""
         try:
-            # A cancelled caller need not wait for the server: the call has a timeout and ends by itself.
-            return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
+            return call()
         except FileNotFoundError as fault:
             if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
                 raise AssetMissing(key) from None
@@ -213,19 +198,14 @@ def _scrubbed(fault: Exception) -> Exception:
     return RuntimeError(type(fault).__name__)
 
 
-class _Spool:
-    """A temporary file for a stream; its methods block."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.file: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            dir=directory, prefix="incoming-", delete=False
-        )
-        self.path = Path(self.file.name)
-
-    def discard(self) -> None:
-        self.file.close()
-        self.path.unlink(missing_ok=True)
+def _hash_of(content: bytes | Path) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    try:
+        with content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as fault:
+        raise StoreFault("the file to be stored cannot be read") from fault
 
 
 class _PieceReader:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import IO, TypeAlias, cast
 
 from PIL import Image, UnidentifiedImageError
 
-from holdfast.providers.storage.durations import duration_of_file
+from holdfast.providers.storage.durations import duration_of
 from holdfast.providers.storage.durations.reading import Contradiction, TooManySteps
+
+MediaData: TypeAlias = bytes | mmap.mmap
 
 HEAD_BYTES = 4096
 """How much of a file's beginning :func:`sniff` needs."""
@@ -122,17 +129,27 @@ def sniff(head: bytes) -> str | None:
     return None
 
 
-def measure(path: Path, content_type: str) -> Measure:
-    """Measure a file of a sniffed type without decoding it; blocking.
+@contextmanager
+def opened(content: bytes | Path) -> Iterator[MediaData]:
+    """Give a content's bytes; a file, which must not be empty, is mapped into memory. Blocks."""
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def measure(data: MediaData, content_type: str) -> Measure:
+    """Measure media of a sniffed type without decoding them; blocking.
 
     The duration is None if measuring it requires decoding, or would take too long.
 
     Raises :class:`NotMedia` and :class:`TooManyPixels`.
     """
     if content_type in _FORMATS:
-        return _measure_image(path, _FORMATS[content_type])
+        return _measure_image(data, _FORMATS[content_type])
     try:
-        return Measure(duration_s=duration_of_file(path, content_type))
+        return Measure(duration_s=duration_of(data, content_type))
     except Contradiction as fault:
         raise NotMedia(str(fault)) from fault
     except TooManySteps:
@@ -143,9 +160,10 @@ def _box_size(head: bytes) -> int:
     return int.from_bytes(head[:4], "big")
 
 
-def _measure_image(path: Path, form: str) -> Measure:
+def _measure_image(data: MediaData, form: str) -> Measure:
+    file = BytesIO(data) if isinstance(data, bytes) else cast("IO[bytes]", data)
     try:
-        with Image.open(path, formats=(form,)) as image:
+        with Image.open(file, formats=(form,)) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as fault:
         raise TooManyPixels from fault

@@ -6,11 +6,10 @@ length or an end marker (MP3, Ogg, FLAC, WebM) are not checked.
 
 from __future__ import annotations
 
-import mmap
 import struct
-from pathlib import Path
 
 from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN
+from holdfast.providers.storage.sniffing import MediaData
 
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 """Markers without a length."""
@@ -18,25 +17,24 @@ _NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
 """The box that is required; it may be the last."""
 
 
-def is_complete(path: Path, content_type: str) -> bool:
-    """Return False if a file of a sniffed type is certainly truncated; blocking."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            if content_type == "image/png":
-                return _png(data)
-            if content_type == "image/jpeg":
-                return _jpeg(data)
-            if content_type == "image/gif":
-                return data.rfind(b"\x3b", len(data) - 1024 if len(data) > 1024 else 0) >= 0
-            if content_type in {"image/webp", "audio/wav"}:
-                return _riff(data)
-            needed = _NEEDED_BOX.get(content_type)
-            return needed is None or _boxes(data, needed)
-        except struct.error:
-            return False
+def is_complete(data: MediaData, content_type: str) -> bool:
+    """Return False if media of a sniffed type are certainly truncated; blocking."""
+    try:
+        if content_type == "image/png":
+            return _png(data)
+        if content_type == "image/jpeg":
+            return _jpeg(data)
+        if content_type == "image/gif":
+            return data.rfind(b"\x3b", len(data) - 1024 if len(data) > 1024 else 0) >= 0
+        if content_type in {"image/webp", "audio/wav"}:
+            return _riff(data)
+        needed = _NEEDED_BOX.get(content_type)
+        return needed is None or _boxes(data, needed)
+    except struct.error:
+        return False
 
 
-def _png(data: mmap.mmap) -> bool:
+def _png(data: MediaData) -> bool:
     """Walk the chunks to the closing one."""
     place = 8
     while True:
@@ -48,7 +46,7 @@ def _png(data: mmap.mmap) -> bool:
             return True
 
 
-def _jpeg(data: mmap.mmap) -> bool:
+def _jpeg(data: MediaData) -> bool:
     """Walk the segments to the image data, and find the end marker after it."""
     place = 2
     while True:
@@ -66,12 +64,12 @@ def _jpeg(data: mmap.mmap) -> bool:
             place += 2 + max(2, length)
 
 
-def _riff(data: mmap.mmap) -> bool:
+def _riff(data: MediaData) -> bool:
     (length,) = struct.unpack_from("<I", data, 4)
     return not 0 < length < LENGTH_UNKNOWN_MIN or 8 + length <= len(data)
 
 
-def _boxes(data: mmap.mmap, needed: bytes) -> bool:
+def _boxes(data: MediaData, needed: bytes) -> bool:
     """Walk the boxes, none of which may exceed the file; other bytes after them are ignored."""
     place, is_there = 0, False
     while place + 8 <= len(data):

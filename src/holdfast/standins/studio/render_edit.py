@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import trio
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from holdfast.providers.outbound.downloads import DeclaredOutput, DownloadRefused, download
+from holdfast.providers.outbound.downloads import DeclaredOutput, Downloaded, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
@@ -27,7 +26,6 @@ FETCH_TIMEOUT_S = 30.0
 
 _READABLE = ("PNG", "JPEG", "WEBP", "GIF")
 _SOURCE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
-_files = trio.CapacityLimiter(2)
 _names = NameLookups("studio")
 """Shared by all edits, each of which has a client of its own."""
 
@@ -54,14 +52,14 @@ class Edit:
         client = self.guard()
         try:
             claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
-            found = await download(client, self.source_url, directory, claim, total_timeout_s=FETCH_TIMEOUT_S)
+            found = await download(
+                client, self.source_url, directory, claim, _content, total_timeout_s=FETCH_TIMEOUT_S
+            )
         finally:
             client.close()
         if isinstance(found, DownloadRefused):
             raise BadInput(f"image_url could not be fetched: {found.message}")
-        with trio.CancelScope(shield=True):
-            content = await trio.to_thread.run_sync(_take, found.path, limiter=_files)
-        return replace(self, content=content, source_url=None)
+        return replace(self, content=found, source_url=None)
 
     def render(self, context: RenderContext) -> list[Rendered]:
         """Edit the image."""
@@ -123,11 +121,8 @@ def _decode(data: str) -> bytes:
         raise BadInput("image is base64") from fault
 
 
-def _take(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    finally:
-        path.unlink()
+def _content(found: Downloaded) -> bytes:
+    return found.content if isinstance(found.content, bytes) else found.content.read_bytes()
 
 
 def _open(content: bytes) -> Image.Image:

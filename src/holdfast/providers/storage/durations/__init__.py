@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from holdfast.providers.storage.durations.flac import flac_duration_s
@@ -32,18 +31,12 @@ DURATION_S_MIN: Final = 0.001
 """The duration of a file with a single frame."""
 
 
-def duration_of_file(path: Path, content_type: str) -> float | None:
-    """Return the duration of a file of a sniffed type in seconds, to the millisecond; blocking.
-
-    None if the file would have to be decoded for it. Raises :class:`Contradiction` if the file is truncated,
-    contradicts itself or has nothing to play, :class:`TooManySteps` if measuring it takes too long.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return duration_of(data, content_type)
-
-
 def duration_of(data: mmap.mmap | bytes, content_type: str, *, steps_max: int = STEPS_MAX) -> float | None:
-    """Return the duration of media in memory, like :func:`duration_of_file`."""
+    """Return the duration of media of a sniffed type in seconds, to the millisecond; blocking.
+
+    None if it would have to be decoded for it. Raises :class:`Contradiction` if the media are truncated, contradict
+    themselves or have nothing to play, :class:`TooManySteps` if measuring them takes too long.
+    """
     found_s = _READERS[content_type](MediaBytes(data, steps_max=steps_max))
     if found_s is None:
         return None
