@@ -109,16 +109,13 @@ class KeyedDirectory:
         return KeyedRef(self, key)
 
     async def _ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
-        self._refuse_if_unavailable()
-        child = self._child(key)
-        if child.state == "quarantined" and not self._quarantine.begin_trial(child):
-            raise self._quarantine.refusal(child)
         asker = asking_from.get()
-        if asker is not None:
-            refuse_cycle(asker, child)
+        if asker is not None and key in self._children:
+            refuse_cycle(asker, self._children[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
-        self._put(child, Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get()))
+        envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get())
+        child = self.accept(key, envelope)
         if asker is not None:
             asker.waiting_on = child
         self._deadlines.add(future, now + deadline_s, deadline_s)
@@ -129,6 +126,15 @@ class KeyedDirectory:
             self._deadlines.remove(future)
             if asker is not None:
                 asker.waiting_on = None
+
+    def accept(self, key: str, envelope: Envelope) -> KeyedChild:
+        """Put an ask into its actor's mailbox. Raises :class:`Unavailable` or :class:`Overloaded`."""
+        self._refuse_if_unavailable()
+        child = self._child(key)
+        if child.state == "quarantined" and not self._quarantine.begin_trial(child):
+            raise self._quarantine.refusal(child)
+        self._put(child, envelope)
+        return child
 
     def _tell(self, key: str, message: Command[object]) -> None:
         child = self._child(key)
@@ -165,8 +171,6 @@ class KeyedDirectory:
         if child.state == "asleep":
             self._activate(child)
 
-    # ------------------------------------------------------------------------------------------- incarnations
-
     def _activate(self, child: KeyedChild) -> None:
         """Start the child's next incarnation. The state is tested and set without an await in between."""
         if self._nursery is None:
@@ -202,7 +206,7 @@ class KeyedDirectory:
                 child.state = "asleep"
                 if child.mailbox.empty():
                     # A cancelled one is retained, since the journal may still return its messages.
-                    if not was_cancelled and not self._has_crashed_lately(child):
+                    if not was_cancelled and not child.has_crashed_lately:
                         self._forget(child)
                 elif not was_cancelled and not self._stopping.is_set():
                     self._activate(child)
@@ -212,17 +216,12 @@ class KeyedDirectory:
     def _on_requeued(self, child: KeyedChild) -> None:
         """Handle the messages that the journal returned to a child whose task had been cancelled."""
         current = self._child(child.key)
-        if current is not child:
-            # The child had been forgotten meanwhile.
+        if current is not child:  # it had been forgotten meanwhile
             current.mailbox.requeue(child.mailbox.take_all())
         if current.state == "quarantined":
             self._quarantine.clear_mailbox(current)
         elif current.state == "asleep" and not current.mailbox.empty():
             self._activate(current)
-
-    def _has_crashed_lately(self, child: KeyedChild) -> bool:
-        """Whether a sleeping child is retained for its crash count: one crash a message is a crash loop too."""
-        return child.window is not None and child.window.count(trio.current_time()) > 0
 
     def _forget(self, child: KeyedChild) -> None:
         if self._children.get(child.key) is child:
@@ -397,4 +396,4 @@ class KeyedDirectory:
     def _is_forgettable(self, child: KeyedChild) -> bool:
         if child.state == "quarantined":
             return self._quarantine.is_long_over(child)
-        return child.state == "asleep" and not self._has_crashed_lately(child)
+        return child.state == "asleep" and not child.has_crashed_lately

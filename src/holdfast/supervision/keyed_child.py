@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import trio
+
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
@@ -94,3 +96,8 @@ class KeyedChild:
     def is_idle(self) -> bool:
         """Whether its actor is awake with no message to handle."""
         return self.state == "awake" and self.mailbox.empty() and not self.mailbox.has_system
+
+    @property
+    def has_crashed_lately(self) -> bool:
+        """Whether a sleeping child is retained for its crash count: one crash a message is a crash loop too."""
+        return self.window is not None and self.window.count(trio.current_time()) > 0

@@ -1,0 +1,194 @@
+"""The other end of a link: the asks of one other member, answered over the connection that it opened.
+
+An ask is never forwarded again, so that two members with different views of the placement cannot pass it back and
+forth. No task waits for an answer: the future of the ask's envelope sends it when the actor sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import structlog
+import trio
+
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.trace import trace_id
+from holdfast.cluster.codec import CannotEncode, Codec
+from holdfast.cluster.faults import NotAccepted, fault_frame
+from holdfast.cluster.frames import (
+    BODY_BYTES_MAX,
+    PROTOCOL,
+    Ask,
+    Frame,
+    FrameStream,
+    Hello,
+    MalformedFrames,
+    MembersChanged,
+    Ping,
+    Pong,
+    QueueFull,
+    Reply,
+    Tell,
+)
+from holdfast.cluster.link import ASKS_MAX
+
+log = structlog.get_logger(__name__)
+
+
+class LocalGroup(Protocol):
+    """The actors of one kind that live in this process."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def accept(self, key: str, envelope: Envelope) -> object:
+        """Put a message into the mailbox of an actor. Raises the faults of an ask."""
+        ...
+
+    def ref(self, key: str) -> TrioActorRef: ...
+
+
+class Answering:
+    """Answers the asks of one other member.
+
+    ``on_member`` is called with its id once it has introduced itself, ``on_change`` when its row has changed.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        me: str,
+        codecs: Mapping[str, Codec],
+        groups: Mapping[str, LocalGroup],
+        on_member: Callable[[str], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._me = me
+        self._codecs = codecs
+        self._groups = groups
+        self._on_member = on_member
+        self._on_change = on_change
+        self._frames = FrameStream(stream, self._take)
+        self._member_id: str | None = None
+        self._open_asks = 0
+        self._is_closed = False
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve until the connection closes."""
+        self._frames.send(Hello(PROTOCOL, self._me))
+        try:
+            with self._scope:
+                await self._frames.run()
+        except MalformedFrames as exc:
+            log.warning("link closed: malformed frames", member=self._member_id, reason=str(exc))
+        finally:
+            self._is_closed = True
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Hello(protocol=protocol, member_id=member_id) if self._member_id is None:
+                if protocol != PROTOCOL:
+                    raise MalformedFrames(f"{member_id[:40]!r} speaks protocol {protocol}")
+                self._member_id = member_id[:80]
+                self._on_member(member_id)
+            case _ if self._member_id is None:
+                raise MalformedFrames("the first frame is no hello")
+            case Ask():
+                self._take_ask(frame)
+            case Tell(group=group, key=key, name=name):
+                local, command = self._groups.get(group), self._decode(group, name, frame.body)
+                if local is not None:
+                    token = trace_id.set(frame.trace_id)
+                    try:
+                        local.ref(key).tell(command)
+                    finally:
+                        trace_id.reset(token)
+            case Ping():
+                self._send(Pong())
+            case MembersChanged():
+                self._on_change()
+            case _:
+                raise MalformedFrames(f"{type(frame).__name__} does not belong here")
+
+    def _take_ask(self, ask: Ask) -> None:
+        command = self._decode(ask.group, ask.name, ask.body)
+        now = trio.current_time()
+        answer = _Answer(self, ask.number)
+        self._open_asks += 1
+        envelope = Envelope(command, answer, deadline=now + ask.within_s, sent_at=now, trace_id=ask.trace_id)
+        local = self._groups.get(ask.group)
+        try:
+            if local is None or not local.is_ready:
+                raise NotAccepted(f"{ask.group} are not running")
+            if self._open_asks > ASKS_MAX:
+                raise Overloaded(f"{ASKS_MAX} asks of {self._member_id} are open")
+            local.accept(ask.key, envelope)
+        except (AskFault, NotAccepted) as fault:
+            answer.fail(fault)
+
+    def _decode(self, group: str, name: str, body: bytes) -> Command[object]:
+        codec = self._codecs.get(group)
+        if codec is None:
+            raise MalformedFrames(f"the group {group[:40]!r} is not known")
+        try:
+            return codec.decode_command(name, body)
+        except (msgspec.DecodeError, TypeError, ValueError) as exc:
+            raise MalformedFrames(f"{name[:40]}: {exc}") from None
+
+    def answer(self, number: int, reply: object) -> None:
+        """Send the reply to an ask."""
+        try:
+            form, body = Codec.encode_reply(reply)
+            if len(body) > BODY_BYTES_MAX:
+                raise CannotEncode(f"a reply of {len(body)} bytes")
+        except CannotEncode as exc:
+            log.error("reply cannot be sent", member=self._member_id, reason=str(exc))
+            self.fail(number, OutcomeUnknown("the reply cannot be sent to the member that asked"))
+            return
+        self._open_asks -= 1
+        self._send(Reply(number, form, body))
+
+    def fail(self, number: int, fault: BaseException) -> None:
+        """Send the fault of an ask."""
+        self._open_asks -= 1
+        self._send(fault_frame(number, fault))
+
+    def _send(self, frame: Frame) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._frames.send(frame)
+        except QueueFull as full:
+            # The asker does not read its replies. Their outcome is unknown to it once the link closes.
+            self._is_closed = True
+            self._scope.cancel()
+            log.warning("link closed: replies are not read", member=self._member_id, reason=str(full))
+
+
+class _Answer(TrioFuture[object]):
+    """The future of an ask's envelope: what it is set to is sent to the asker."""
+
+    __slots__ = ("_answering", "_number")
+
+    def __init__(self, answering: Answering, number: int) -> None:
+        super().__init__()
+        self._answering = answering
+        self._number = number
+
+    def set(self, value: object | None = None) -> None:
+        """Send the reply."""
+        super().set(value)
+        self._answering.answer(self._number, value)
+
+    def fail(self, exception: BaseException) -> None:
+        """Send the fault."""
+        super().fail(exception)
+        self._answering.fail(self._number, exception)

@@ -1,0 +1,165 @@
+"""A link: the asks of this member to one other, over a connection that this member opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from holdfast.actors.runtime.faults import Overloaded
+from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.trace import trace_id
+from holdfast.cluster.codec import CannotEncode, Codec
+from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
+from holdfast.cluster.frames import (
+    BODY_BYTES_MAX,
+    PROTOCOL,
+    Ask,
+    Fault,
+    Frame,
+    FrameStream,
+    Hello,
+    MalformedFrames,
+    MembersChanged,
+    Ping,
+    Pong,
+    QueueFull,
+    Reply,
+    Tell,
+)
+from holdfast.supervision.ask_deadlines import AskDeadlines
+
+log = structlog.get_logger(__name__)
+
+ASKS_MAX: Final = 20_000
+"""The most asks that wait for replies on one link."""
+PING_S: Final = 1.0
+SILENT_S: Final = 4.0
+"""A member that sends nothing for so long, though pinged, counts as gone: it is frozen, or cannot be reached."""
+
+
+class Link:
+    """Asks to the member ``member_id``. It accepts asks while it :attr:`is_up`."""
+
+    def __init__(self, stream: trio.abc.Stream, member_id: str, *, me: str, codecs: Mapping[str, Codec]) -> None:
+        self.member_id = member_id
+        self.is_up = False
+        self._me = me
+        self._codecs = codecs
+        self._frames = FrameStream(stream, self._take)
+        self._numbers = 0
+        self._waiting: dict[int, tuple[TrioFuture[object], Codec, str]] = {}
+        self._deadlines = AskDeadlines()
+        self._on_up: Callable[[], None] = lambda: None
+
+    async def run(self, on_up: Callable[[], None]) -> None:
+        """Serve until the connection closes. ``on_up`` is called once the other member has introduced itself."""
+        self._on_up = on_up
+        self._frames.send(Hello(PROTOCOL, self._me))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, nursery.cancel_scope)
+                try:
+                    await self._frames.run()
+                except MalformedFrames as exc:
+                    log.warning("link closed: malformed frames", member=self.member_id, reason=str(exc))
+                nursery.cancel_scope.cancel()
+        finally:
+            self._close()
+
+    async def ask(self, group: str, key: str, command: Command[object], deadline_s: float) -> object:
+        """Return the reply. Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
+
+        Raises :class:`CannotEncode` or :class:`NotAccepted` if the command may be sent elsewhere, and
+        :class:`LinkLost` if the link closes first.
+        """
+        name, codec = type(command).__name__, self._codecs[group]
+        body = _encode(codec, command)
+        if not self.is_up:
+            raise NotAccepted(f"no link to {self.member_id}")
+        if len(self._waiting) >= ASKS_MAX:
+            raise Overloaded(f"{ASKS_MAX} asks wait on the link to {self.member_id}")
+        self._numbers = number = self._numbers + 1
+        self._send(Ask(number, group, key, name, body, deadline_s, trace_id.get()))
+        future: TrioFuture[object] = TrioFuture()
+        self._waiting[number] = future, codec, name
+        self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)
+        try:
+            return await future.wait()
+        finally:
+            self._waiting.pop(number, None)
+            self._deadlines.remove(future)
+
+    def tell(self, group: str, key: str, command: Command[object]) -> None:
+        """Send a command without reply. Raises ``Overloaded``, and as :meth:`ask` if it may be sent elsewhere."""
+        body = _encode(self._codecs[group], command)
+        if not self.is_up:
+            raise NotAccepted(f"no link to {self.member_id}")
+        self._send(Tell(group, key, type(command).__name__, body, trace_id.get()))
+
+    def announce_change(self) -> None:
+        """Have the other member read the members again."""
+        if self.is_up:
+            self._frames.send(MembersChanged())
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._frames.send(frame)
+        except QueueFull as full:
+            raise Overloaded(f"the link to {self.member_id}: {full}") from full
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Reply(number=number):
+                waiting = self._waiting.get(number)
+                if waiting is not None and not waiting[0].is_set:
+                    future, codec, name = waiting
+                    try:
+                        future.set(codec.decode_reply(name, frame.form, frame.body))
+                    except msgspec.DecodeError as exc:
+                        raise MalformedFrames(f"the reply to {name}: {exc}") from None
+            case Fault(number=number):
+                waiting = self._waiting.get(number)
+                if waiting is not None and not waiting[0].is_set:
+                    waiting[0].fail(fault_of(frame))
+            case Pong():
+                pass
+            case Hello(protocol=protocol, member_id=member_id) if not self.is_up:
+                if (protocol, member_id) != (PROTOCOL, self.member_id):
+                    raise MalformedFrames(f"{member_id[:40]!r} answered, with protocol {protocol}")
+                self.is_up = True
+                self._on_up()
+            case _:
+                raise MalformedFrames(f"{type(frame).__name__} does not belong here")
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        """Close the link when the other member has been silent for too long."""
+        started_at = trio.current_time()
+        while True:
+            await trio.sleep(PING_S)
+            silent_s = trio.current_time() - max(started_at, self._frames.received_at)
+            if silent_s >= SILENT_S:
+                log.warning("link closed: no answer", member=self.member_id, for_s=round(silent_s, 1))
+                scope.cancel()
+            elif silent_s >= PING_S and self.is_up:
+                self._frames.send(Ping())
+
+    def _close(self) -> None:
+        self.is_up = False
+        unsent = {frame.number for frame in self._frames.unsent() if isinstance(frame, Ask)}
+        for number, (future, _, _) in self._waiting.items():
+            if not future.is_set:
+                lost = NotAccepted if number in unsent else LinkLost
+                future.fail(lost(f"the link to {self.member_id} closed"))
+        self._waiting.clear()
+
+
+def _encode(codec: Codec, command: Command[object]) -> bytes:
+    body = codec.encode_command(command)
+    if len(body) > BODY_BYTES_MAX:
+        raise CannotEncode(f"{type(command).__name__} of {len(body)} bytes")
+    return body
