@@ -418,3 +418,18 @@ def test_s3_settings_are_read_and_the_key_is_not_shown(development: dict[str, st
     assert settings.s3.endpoint == "https://s3.example.org"
     assert "s3-secret" not in repr(settings)
     assert "s3-secret" in settings.secret_values()
+
+
+def test_links_between_machines_need_all_tls_files(
+    development: dict[str, str], production: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    with pytest.raises(SettingsFault) as fault:
+        load_settings(development | {"HOLDFAST_MEMBER_CA": str(tmp_path / "ca.pem")})
+    assert [line.split()[0] for line in fault.value.lines] == ["HOLDFAST_MEMBER_CERTIFICATE", "HOLDFAST_MEMBER_KEY"]
+    with pytest.raises(SettingsFault) as fault:
+        load_settings(production | {"HOLDFAST_MEMBER_ADDRESS": "10.0.0.5:7400"})
+    assert len(fault.value.lines) == 3
+    assert load_settings(development | {"HOLDFAST_MEMBER_ADDRESS": "127.0.0.1:7400"}).member_certificate is None
+    with pytest.raises(SettingsFault, match="HOLDFAST_MEMBER_ADDRESS must be a host and a port"):
+        load_settings(development | {"HOLDFAST_MEMBER_ADDRESS": "10.0.0.5"})

@@ -45,6 +45,12 @@ ACTOR_EVENTS = Counter(
     "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
+MEMBERS = Gauge("holdfast_members", "Members that own accounts, as this process sees them.")
+FORWARDED = Counter(
+    "holdfast_forwarded_asks",
+    "Asks sent to the member that owns their actor, by result: answered, served_here (not accepted there), lost.",
+    ["result"],
+)
 DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages that were not answered or read, by reason.", ["reason"])
 DATABASE_AWAY = Counter("holdfast_database_away", "How often the database became unreachable.")
 ORDER_CHECKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])

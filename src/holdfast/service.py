@@ -194,6 +194,7 @@ async def _handle_signals(assembly: Assembly) -> None:
                 elif not is_stopping:
                     is_stopping = True
                     log.info("stopping", signal=signal.Signals(number).name)
+                    await assembly.members.drain()
                     await tree.stop()
                 else:
                     cut = [child.child_id for child in tree.children() if child.state != "stopped"]

@@ -74,6 +74,13 @@ def _database_url(text: str) -> str:
     return text.replace("postgresql+psycopg:", "postgresql:", 1)
 
 
+def _host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise ValueError("must be a host and a port, such as 10.0.0.5:7400")
+    return text
+
+
 def _url(text: str, *schemes: str) -> str:
     try:
         parts = urlsplit(text)
@@ -166,9 +173,10 @@ class Settings(Locations):
 
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a
     key for each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
-    stored in ``data_dir``. ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
-    ``ops_port`` None: operators' routes are on the public port. ``webhook_local_allowed``: events may go to http
-    and to private addresses. Secrets are left out of the repr.
+    stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
+    the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
+    public port. ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of
+    the repr.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -241,6 +249,10 @@ class Settings(Locations):
     s3_endpoint: BaseUrl | None = None
     s3_access_key_id: str = ""
     s3_secret_access_key: str = Field("", repr=False)
+    member_address: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    member_certificate: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
+    member_key: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
+    member_ca: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True

@@ -16,6 +16,7 @@ REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
 OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
 """Secrets of this service, which development generates."""
 
+MEMBER_TLS = ("MEMBER_CERTIFICATE", "MEMBER_KEY", "MEMBER_CA")
 CARD_KEY_CHARS_MIN = 16
 CARD_WEBHOOK_SECRET_CHARS_MIN = 24
 _CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
@@ -37,10 +38,21 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
         for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"):
             if name not in given:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
+    yield from _member_faults(given)
     if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
         yield "CARD_PUBLISHABLE_KEY", "is a secret key, which would be sent to browsers"
     if given.get("ENV") == "production":
         yield from _production_faults(given)
+
+
+def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield what links between machines lack: TLS needs three files, and production needs TLS."""
+    missing = [name for name in MEMBER_TLS if name not in given]
+    if missing and (
+        len(missing) < len(MEMBER_TLS) or ("MEMBER_ADDRESS" in given and given.get("ENV") == "production")
+    ):
+        for name in missing:
+            yield name, f"is missing; links between machines need {', '.join(MEMBER_TLS)}"
 
 
 def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:

@@ -14,14 +14,14 @@ import pytest
 import holdfast.actors
 from holdfast.actors.account.messages import Recharge
 from holdfast.actors.runtime.messages import Command, Replayed
-from holdfast.actors.task.messages import RecordHosting, TaskReply
+from holdfast.actors.task.messages import RecordHosting
 from holdfast.cluster.codec import CannotEncode, Codec, reply_type
 from holdfast.cluster.groups import codecs
 from holdfast.ledger.refusals import Refusal
 
 from .samples import samples
 
-IN_ONE_PROCESS = {"Cancel", "EventsDue", "Host", "Poll", "Submit", "Tick"}
+IN_ONE_PROCESS = {"CallProvider", "EventsDue", "Host", "Tick"}
 """Messages between a task's actor and the workers of its own process."""
 REFUSAL = Refusal(code="insufficient_credit", message="no credit", required_micro=5, available_micro=2**62)
 
@@ -72,7 +72,7 @@ def test_what_has_no_encoding_is_refused() -> None:
     with pytest.raises(CannotEncode):
         codec.encode_command(RecordHosting(1, 1, ()))
     with pytest.raises(CannotEncode):
-        Codec([RecordHosting]).encode_command(RecordHosting(1, 1, (TaskReply("a", "b"),)))  # type: ignore[arg-type]
+        Codec([RecordHosting]).encode_command(RecordHosting(1, 1, (REFUSAL,)))  # type: ignore[arg-type]
     with pytest.raises(CannotEncode):
         Codec.encode_reply({"number": 2**70})
 

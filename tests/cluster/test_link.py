@@ -29,7 +29,7 @@ from holdfast.cluster import answering, frames, link
 from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.faults import LinkLost, NotAccepted
-from holdfast.cluster.frames import PROTOCOL, Ask, Frame, Hello, Ping, Pong, Reply
+from holdfast.cluster.frames import PROTOCOL, AskFrame, Frame, Hello, Ping, Pong, Reply
 from holdfast.cluster.groups import ACCOUNTS, TASKS, codecs
 from holdfast.cluster.link import PING_S, SILENT_S, Link
 from holdfast.ledger.clock import utc_now
@@ -40,15 +40,15 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 Stream = trio.StapledStream[MemorySendStream, MemoryReceiveStream]
 
 
-class Told(TrioActorRef):
-    """The address of an actor that keeps what it is told."""
+class Recorder(TrioActorRef):
+    """The address of an actor that keeps what it receives."""
 
     def __init__(self, accounts: Accounts, key: str) -> None:
         super().__init__(key)
         self._accounts = accounts
 
     def tell(self, message: Command[object]) -> None:
-        self._accounts.told.append((self.actor_urn, message, trace_id.get()))
+        self._accounts.received.append((self.actor_urn, message, trace_id.get()))
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Accounts:
 
     is_ready: bool = True
     asked: list[tuple[str, Envelope]] = field(default_factory=list)
-    told: list[tuple[str, Command[object], str | None]] = field(default_factory=list)
+    received: list[tuple[str, Command[object], str | None]] = field(default_factory=list)
     fault: Exception | None = None
 
     def accept(self, key: str, envelope: Envelope) -> None:
@@ -66,7 +66,7 @@ class Accounts:
         self.asked.append((key, envelope))
 
     def ref(self, key: str) -> TrioActorRef:
-        return Told(self, key)
+        return Recorder(self, key)
 
 
 @dataclass
@@ -91,11 +91,12 @@ class Joined:
 async def joined(wrap: Callable[[Stream], trio.abc.Stream] = lambda stream: stream) -> AsyncIterator[Joined]:
     near, far = memory_stream_pair()
     accounts = Accounts()
-    asker = Link(wrap(near), "far", me="near", codecs=codecs())
+    asker = Link(wrap(near), "far", me="near", cluster="c", codecs=codecs())
     pair = Joined(asker, accounts, near, far)
     answers = Answering(
         wrap(far),
         me="far",
+        cluster="c",
         codecs=codecs(),
         groups={ACCOUNTS: accounts},
         on_member=pair.members.append,
@@ -242,7 +243,7 @@ async def test_a_tell_and_a_change_arrive() -> None:
         with trio.fail_after(5):
             while not pair.changes:
                 await trio.lowlevel.checkpoint()
-    assert pair.accounts.told == [("acct_1", use, "req_8")]
+    assert pair.accounts.received == [("acct_1", use, "req_8")]
 
 
 async def test_an_ask_without_a_reply_ends_at_its_deadline(autojump_clock: MockClock) -> None:
@@ -250,7 +251,7 @@ async def test_an_ask_without_a_reply_ends_at_its_deadline(autojump_clock: MockC
         with pytest.raises(OutcomeUnknown, match="no answer within 2 s"):
             await pair.link.ask(ACCOUNTS, "acct_1", SignOut("ses_1"), 2.0)
         [(_, envelope)] = pair.accounts.asked
-        # The late reply finds nobody.
+        # The late reply is dropped.
         envelope.reply(signed_out("ses_1"))
         async with trio.open_nursery() as nursery:
 
@@ -294,7 +295,7 @@ async def test_a_lost_link_fails_its_asks(how: str) -> None:
 async def link_alone() -> AsyncIterator[tuple[Link, Stream, trio.Event]]:
     """A link whose other end is the test."""
     near, far = memory_stream_pair()
-    asker = Link(near, "far", me="near", codecs=codecs())
+    asker = Link(near, "far", me="near", cluster="c", codecs=codecs())
     ended = trio.Event()
 
     async def run() -> None:
@@ -315,7 +316,7 @@ def batch(*sent: Frame) -> bytes:
 async def test_a_silent_member_counts_as_gone(autojump_clock: MockClock) -> None:
     started_at = trio.current_time()
     async with link_alone() as (asker, far, ended):
-        await far.send_all(batch(Hello(PROTOCOL, "far")))
+        await far.send_all(batch(Hello(PROTOCOL, "c", "far")))
         await wait_all_tasks_blocked()
         assert asker.is_up
         with pytest.raises(LinkLost):
@@ -324,18 +325,19 @@ async def test_a_silent_member_counts_as_gone(autojump_clock: MockClock) -> None
         await ended.wait()
 
 
-HELLO = batch(Hello(PROTOCOL, "far"))
+HELLO = batch(Hello(PROTOCOL, "c", "far"))
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        batch(Hello(PROTOCOL + 1, "far")),
-        batch(Hello(PROTOCOL, "another")),
+        batch(Hello(PROTOCOL + 1, "c", "far")),
+        batch(Hello(PROTOCOL, "c", "another")),
+        batch(Hello(PROTOCOL, "another", "far")),
         batch(Ping()),
         batch(Reply(1, 0, b""))[:-1] + b"\xff",
         HELLO + HELLO,
-        HELLO + batch(Ask(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
+        HELLO + batch(AskFrame(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
         (2**31).to_bytes(4),
         (3).to_bytes(4) + b"\xff\xff\xff",
         (1).to_bytes(4) + b"\x01",
@@ -370,11 +372,12 @@ async def test_a_malformed_reply_closes_the_link() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        batch(Ask(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
-        batch(Hello(PROTOCOL + 1, "near")),
-        HELLO + batch(Ask(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
-        HELLO + batch(Ask(1, ACCOUNTS, "acct_1", "CancelTask", b"\x80", 1.0)),
-        HELLO + batch(Ask(1, "processes", "acct_1", "SignOut", b"\x80", 1.0)),
+        batch(AskFrame(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
+        batch(Hello(PROTOCOL + 1, "c", "near")),
+        batch(Hello(PROTOCOL, "another", "near")),
+        HELLO + batch(AskFrame(1, ACCOUNTS, "acct_1", "SignOut", b"\x80", 1.0)),
+        HELLO + batch(AskFrame(1, ACCOUNTS, "acct_1", "CancelTask", b"\x80", 1.0)),
+        HELLO + batch(AskFrame(1, "processes", "acct_1", "SignOut", b"\x80", 1.0)),
         HELLO + batch(Pong()),
         HELLO + batch(Reply(1, 0, b"\xc0")),
         (2**32 - 1).to_bytes(4),
@@ -386,6 +389,7 @@ async def test_malformed_frames_close_the_connection_that_they_came_from(sent: b
     answers = Answering(
         far,
         me="far",
+        cluster="c",
         codecs=codecs(),
         groups={ACCOUNTS: accounts},
         on_member=lambda _: None,
@@ -433,7 +437,7 @@ async def test_what_does_not_fit_is_refused_at_the_asker(monkeypatch: pytest.Mon
         await wait_all_tasks_blocked()
         pair.link.tell(ACCOUNTS, "acct_1", use)
         await wait_all_tasks_blocked()
-    assert len(pair.accounts.told) == 3
+    assert len(pair.accounts.received) == 3
 
 
 async def test_the_number_of_open_asks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

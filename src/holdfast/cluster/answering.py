@@ -24,7 +24,7 @@ from holdfast.cluster.faults import NotAccepted, fault_frame
 from holdfast.cluster.frames import (
     BODY_BYTES_MAX,
     PROTOCOL,
-    Ask,
+    AskFrame,
     Frame,
     FrameStream,
     Hello,
@@ -34,11 +34,14 @@ from holdfast.cluster.frames import (
     Pong,
     QueueFull,
     Reply,
-    Tell,
+    TellFrame,
 )
 from holdfast.cluster.link import ASKS_MAX
 
 log = structlog.get_logger(__name__)
+
+
+ASKER_SILENT_S = 15.0
 
 
 class LocalGroup(Protocol):
@@ -65,12 +68,13 @@ class Answering:
         stream: trio.abc.Stream,
         *,
         me: str,
+        cluster: str,
         codecs: Mapping[str, Codec],
         groups: Mapping[str, LocalGroup],
         on_member: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
-        self._me = me
+        self._hello = Hello(PROTOCOL, cluster, me)
         self._codecs = codecs
         self._groups = groups
         self._on_member = on_member
@@ -83,27 +87,49 @@ class Answering:
 
     async def run(self) -> None:
         """Serve until the connection closes."""
-        self._frames.send(Hello(PROTOCOL, self._me))
+        self._frames.send(self._hello)
         try:
-            with self._scope:
-                await self._frames.run()
-        except MalformedFrames as exc:
-            log.warning("link closed: malformed frames", member=self._member_id, reason=str(exc))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                with self._scope:
+                    await self._serve()
+                nursery.cancel_scope.cancel()
         finally:
             self._is_closed = True
 
+    async def flush(self) -> None:
+        """Wait until all replies so far are written."""
+        await self._frames.flush()
+
+    async def _serve(self) -> None:
+        try:
+            await self._frames.run()
+        except MalformedFrames as exc:
+            log.warning("link closed: malformed frames", member=self._member_id, reason=str(exc))
+
+    async def _watch(self) -> None:
+        """Close the connection of a member that is silent, though it would ping at least."""
+        since = trio.current_time()
+        while True:
+            await trio.sleep_until(since + ASKER_SILENT_S)
+            if self._frames.received_at <= since:
+                self._scope.cancel()
+            since = max(since, self._frames.received_at)
+
     def _take(self, frame: Frame) -> None:
         match frame:
-            case Hello(protocol=protocol, member_id=member_id) if self._member_id is None:
-                if protocol != PROTOCOL:
-                    raise MalformedFrames(f"{member_id[:40]!r} speaks protocol {protocol}")
+            case Hello(protocol=protocol, cluster=cluster, member_id=member_id) if self._member_id is None:
+                if (protocol, cluster) != (PROTOCOL, self._hello.cluster):
+                    # It has this member's hello, and logs the difference.
+                    self._scope.cancel()
+                    return
                 self._member_id = member_id[:80]
                 self._on_member(member_id)
             case _ if self._member_id is None:
                 raise MalformedFrames("the first frame is no hello")
-            case Ask():
+            case AskFrame():
                 self._take_ask(frame)
-            case Tell(group=group, key=key, name=name):
+            case TellFrame(group=group, key=key, name=name):
                 local, command = self._groups.get(group), self._decode(group, name, frame.body)
                 if local is not None:
                     token = trace_id.set(frame.trace_id)
@@ -118,7 +144,7 @@ class Answering:
             case _:
                 raise MalformedFrames(f"{type(frame).__name__} does not belong here")
 
-    def _take_ask(self, ask: Ask) -> None:
+    def _take_ask(self, ask: AskFrame) -> None:
         command = self._decode(ask.group, ask.name, ask.body)
         now = trio.current_time()
         answer = _Answer(self, ask.number)

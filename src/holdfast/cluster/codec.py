@@ -50,7 +50,7 @@ class _Kind:
         if not self._is_plain:
             wire_types = [(n, hints[n] if v is None else v.wire_type) for n, v in self._variants.items()]
             self._wire = msgspec.defstruct(command.__name__, wire_types, kw_only=True)
-        self._decoder = msgspec.msgpack.Decoder(self._wire)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._wire)
         self._replies: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(reply_type(command))
 
     def encode(self, command: Command[object]) -> bytes:
@@ -64,7 +64,7 @@ class _Kind:
     def decode(self, body: bytes) -> Command[object]:
         decoded = self._decoder.decode(body)
         if self._is_plain:
-            return decoded  # type: ignore[no-any-return]  # of the command's own type
+            return decoded  # type: ignore[no-any-return]  # the decoder's type is the command
         values = {n: getattr(decoded, n) for n in self._variants}
         return self._command(**{n: v.decode(values[n]) if v else values[n] for n, v in self._variants.items()})
 
@@ -77,7 +77,9 @@ class _Variants:
 
     def __init__(self, classes: Iterable[type], *, are_many: bool) -> None:
         self._are_many = are_many
-        self._decoders = {each.__name__: msgspec.msgpack.Decoder(each) for each in classes}
+        self._decoders: dict[str, msgspec.msgpack.Decoder[object]] = {
+            each.__name__: msgspec.msgpack.Decoder(each) for each in classes
+        }
         self.wire_type = tuple[_Named, ...] if are_many else _Named
 
     @staticmethod

@@ -33,13 +33,14 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(_Frame, frozen=True, tag=0):
-    """The first frame in each direction."""
+    """The first frame in each direction. ``cluster`` is equal for all members with the same secrets."""
 
     protocol: int
+    cluster: str
     member_id: str
 
 
-class Ask(_Frame, frozen=True, tag=1):
+class AskFrame(_Frame, frozen=True, tag=1):
     """A command of the type ``name`` to the actor ``key`` of a group; it is answered under its number."""
 
     number: int
@@ -51,7 +52,7 @@ class Ask(_Frame, frozen=True, tag=1):
     trace_id: str | None = None
 
 
-class Tell(_Frame, frozen=True, tag=2):
+class TellFrame(_Frame, frozen=True, tag=2):
     """A command that expects no reply."""
 
     group: str
@@ -90,7 +91,7 @@ class MembersChanged(_Frame, frozen=True, tag=7):
     """The sender's row has changed: read the members again."""
 
 
-Frame: TypeAlias = Hello | Ask | Tell | Reply | Fault | Ping | Pong | MembersChanged
+Frame: TypeAlias = Hello | AskFrame | TellFrame | Reply | Fault | Ping | Pong | MembersChanged
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Frame]).decode
@@ -113,12 +114,13 @@ class FrameStream:
         self._queue: list[Frame] = []
         self._queued_bytes = 0
         self._writer: trio.lowlevel.Task | None = None
+        self._flushed: trio.Event | None = None
         self.received_at = -math.inf
         """When the last bytes arrived (trio's clock)."""
 
     def send(self, frame: Frame) -> None:
         """Queue a frame. Raises :class:`QueueFull`."""
-        size = len(frame.body) + _FRAME_BYTES if isinstance(frame, Ask | Reply | Tell) else _FRAME_BYTES
+        size = len(frame.body) + _FRAME_BYTES if isinstance(frame, AskFrame | Reply | TellFrame) else _FRAME_BYTES
         if self._queued_bytes + size > QUEUE_BYTES_MAX:
             raise QueueFull(f"{self._queued_bytes} bytes wait to be sent")
         self._queue.append(frame)
@@ -130,6 +132,12 @@ class FrameStream:
     def unsent(self) -> list[Frame]:
         """Return the frames of which no byte has been written."""
         return list(self._queue)
+
+    async def flush(self) -> None:
+        """Wait until all frames are written."""
+        if self._queue or self._writer is None:
+            self._flushed = self._flushed or trio.Event()
+            await self._flushed.wait()
 
     async def run(self) -> None:
         """Read and write until either side closes the stream, and close it.
@@ -146,8 +154,8 @@ class FrameStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             nursery.cancel_scope.cancel()
-        for exc in malformed:
-            raise exc
+        if malformed:
+            raise malformed[0]
 
     async def _write(self, scope: trio.CancelScope) -> None:
         try:
@@ -162,6 +170,9 @@ class FrameStream:
 
     async def _wait_for_frames(self) -> None:
         self._writer = trio.lowlevel.current_task()
+        if self._flushed is not None:
+            self._flushed.set()
+            self._flushed = None
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             self._writer = None
@@ -178,7 +189,9 @@ class FrameStream:
         for frame in self._queue:
             if size >= BATCH_BYTES:
                 break
-            size += len(frame.body) + _FRAME_BYTES if isinstance(frame, Ask | Reply | Tell) else _FRAME_BYTES
+            size += (
+                len(frame.body) + _FRAME_BYTES if isinstance(frame, AskFrame | Reply | TellFrame) else _FRAME_BYTES
+            )
             count += 1
         taken = self._queue[:count]
         del self._queue[:count]

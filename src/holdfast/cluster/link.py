@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
-import structlog
 import trio
 
 from holdfast.actors.runtime.faults import Overloaded
@@ -18,7 +17,7 @@ from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
 from holdfast.cluster.frames import (
     BODY_BYTES_MAX,
     PROTOCOL,
-    Ask,
+    AskFrame,
     Fault,
     Frame,
     FrameStream,
@@ -29,11 +28,9 @@ from holdfast.cluster.frames import (
     Pong,
     QueueFull,
     Reply,
-    Tell,
+    TellFrame,
 )
 from holdfast.supervision.ask_deadlines import AskDeadlines
-
-log = structlog.get_logger(__name__)
 
 ASKS_MAX: Final = 20_000
 """The most asks that wait for replies on one link."""
@@ -45,10 +42,12 @@ SILENT_S: Final = 4.0
 class Link:
     """Asks to the member ``member_id``. It accepts asks while it :attr:`is_up`."""
 
-    def __init__(self, stream: trio.abc.Stream, member_id: str, *, me: str, codecs: Mapping[str, Codec]) -> None:
+    def __init__(
+        self, stream: trio.abc.Stream, member_id: str, *, me: str, cluster: str, codecs: Mapping[str, Codec]
+    ) -> None:
         self.member_id = member_id
         self.is_up = False
-        self._me = me
+        self._hello = Hello(PROTOCOL, cluster, me)
         self._codecs = codecs
         self._frames = FrameStream(stream, self._take)
         self._numbers = 0
@@ -56,20 +55,25 @@ class Link:
         self._deadlines = AskDeadlines()
         self._on_up: Callable[[], None] = lambda: None
 
-    async def run(self, on_up: Callable[[], None]) -> None:
-        """Serve until the connection closes. ``on_up`` is called once the other member has introduced itself."""
+    async def run(self, on_up: Callable[[], None]) -> str:
+        """Serve until the connection closes, and return why it did.
+
+        ``on_up`` is called once the other member has introduced itself.
+        """
         self._on_up = on_up
-        self._frames.send(Hello(PROTOCOL, self._me))
+        self._frames.send(self._hello)
+        self._ending = "the connection closed"
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 try:
                     await self._frames.run()
                 except MalformedFrames as exc:
-                    log.warning("link closed: malformed frames", member=self.member_id, reason=str(exc))
+                    self._ending = f"malformed frames: {exc}"
                 nursery.cancel_scope.cancel()
         finally:
             self._close()
+        return self._ending
 
     async def ask(self, group: str, key: str, command: Command[object], deadline_s: float) -> object:
         """Return the reply. Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
@@ -84,7 +88,7 @@ class Link:
         if len(self._waiting) >= ASKS_MAX:
             raise Overloaded(f"{ASKS_MAX} asks wait on the link to {self.member_id}")
         self._numbers = number = self._numbers + 1
-        self._send(Ask(number, group, key, name, body, deadline_s, trace_id.get()))
+        self._send(AskFrame(number, group, key, name, body, deadline_s, trace_id.get()))
         future: TrioFuture[object] = TrioFuture()
         self._waiting[number] = future, codec, name
         self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)
@@ -99,7 +103,7 @@ class Link:
         body = _encode(self._codecs[group], command)
         if not self.is_up:
             raise NotAccepted(f"no link to {self.member_id}")
-        self._send(Tell(group, key, type(command).__name__, body, trace_id.get()))
+        self._send(TellFrame(group, key, type(command).__name__, body, trace_id.get()))
 
     def announce_change(self) -> None:
         """Have the other member read the members again."""
@@ -128,9 +132,13 @@ class Link:
                     waiting[0].fail(fault_of(frame))
             case Pong():
                 pass
-            case Hello(protocol=protocol, member_id=member_id) if not self.is_up:
-                if (protocol, member_id) != (PROTOCOL, self.member_id):
-                    raise MalformedFrames(f"{member_id[:40]!r} answered, with protocol {protocol}")
+            case Hello() if not self.is_up:
+                wanted = Hello(PROTOCOL, self._hello.cluster, self.member_id)
+                if frame != wanted:
+                    other = [
+                        name for name in frame.__struct_fields__ if getattr(frame, name) != getattr(wanted, name)
+                    ]
+                    raise MalformedFrames(f"it differs in {', '.join(other)}")
                 self.is_up = True
                 self._on_up()
             case _:
@@ -143,14 +151,14 @@ class Link:
             await trio.sleep(PING_S)
             silent_s = trio.current_time() - max(started_at, self._frames.received_at)
             if silent_s >= SILENT_S:
-                log.warning("link closed: no answer", member=self.member_id, for_s=round(silent_s, 1))
+                self._ending = f"no answer for {silent_s:.1f} s"
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:
                 self._frames.send(Ping())
 
     def _close(self) -> None:
         self.is_up = False
-        unsent = {frame.number for frame in self._frames.unsent() if isinstance(frame, Ask)}
+        unsent = {frame.number for frame in self._frames.unsent() if isinstance(frame, AskFrame)}
         for number, (future, _, _) in self._waiting.items():
             if not future.is_set:
                 lost = NotAccepted if number in unsent else LinkLost

@@ -5,6 +5,7 @@
     holdfast            rest_for_one   each part relies on those before it
     ├── database                       watches the connection, restarts the embedded server
     ├── journal                        the one write path; needs the database
+    ├── members                        links to the other members; closed once the actors have answered
     ├── accounts        keyed          need the journal
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
@@ -82,6 +83,7 @@ def build_tree(
     shutdown_s: float,
     database: Callable[[], Child],
     journal: Callable[[], Child],
+    members: Callable[[], Child],
     accounts: KeyedDirectory,
     sign_ins: KeyedDirectory,
     tasks: KeyedDirectory,
@@ -111,6 +113,7 @@ def build_tree(
     specs = [
         ChildSpec("database", database, shutdown_s=5.0),
         ChildSpec("journal", journal, shutdown_s=drain_s),
+        ChildSpec("members", members, shutdown_s=2.0),
         ChildSpec("accounts", lambda: accounts, shutdown_s=drain_s),
         ChildSpec("sign-in", lambda: sign_ins, shutdown_s=drain_s),
         ChildSpec("tasks", lambda: tasks, shutdown_s=drain_s),

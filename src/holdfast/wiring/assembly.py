@@ -16,8 +16,11 @@ from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.provider_calls import SubmitKey
+from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
+from holdfast.cluster.members import Members
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
@@ -35,6 +38,7 @@ from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, stored_port
+from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
 from holdfast.wiring.http_server import ListeningSockets, http_supervisor
 from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 from holdfast.wiring.workers import WorkerRefs, worker_children
@@ -49,6 +53,7 @@ class Assembly:
     settings: Settings
     database: Database
     tree: Supervisor
+    members: Members
     registry: ProviderRegistry
     store: AssetStore
     card: CardSetup | None
@@ -84,16 +89,20 @@ def assemble(
         database.gate,
     )
 
+    members = cluster_members(settings, presence)
     refs = WorkerRefs()
     submits: set[SubmitKey] = set()
+    dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
-    accounts = account_directory(
-        settings, database, journal, reporter, dispatcher=refs.dispatcher, new_tasks=new_tasks, now=now
+    local_accounts = account_directory(
+        settings, database, journal, reporter, dispatcher=dispatcher, new_tasks=new_tasks, now=now
     )
-    sign_ins = sign_in_directory(settings, database, journal, reporter)
+    accounts = placed(ACCOUNTS, local_accounts, members, place_of)
+    local_sign_ins = sign_in_directory(settings, database, journal, reporter)
+    sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(
         accounts=accounts,
-        dispatcher=refs.dispatcher,
+        dispatcher=dispatcher,
         provider_calls=refs.provider_calls,
         hosting=refs.hosting,
         outbox=refs.outbox,
@@ -105,16 +114,18 @@ def assemble(
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
-    tasks = task_directory(settings, database, journal, reporter, task_dependencies, new_tasks=new_tasks)
+    local_tasks = task_directory(settings, database, journal, reporter, task_dependencies, new_tasks=new_tasks)
+    tasks = placed(TASKS, local_tasks, members, place_carried_by)
 
     tree = build_tree(
         reporter,
         shutdown_s=settings.shutdown_s,
         database=lambda: RunningChild(database.run),
         journal=lambda: RunningChild(journal.run, journal.stop),
-        accounts=accounts,
-        sign_ins=sign_ins,
-        tasks=tasks,
+        members=lambda: RunningChild(members.run, members.stop),
+        accounts=local_accounts,
+        sign_ins=local_sign_ins,
+        tasks=local_tasks,
         emulators=_emulators(settings, registry, studio_port, card),
         workers=worker_children(
             settings,
@@ -151,7 +162,9 @@ def assemble(
             urls=urls,
         )
         add_http_server(tree, partial(http_supervisor, sockets, settings, deps, reporter, tree))
-    return Assembly(settings=settings, database=database, tree=tree, registry=registry, store=store, card=card)
+    return Assembly(
+        settings=settings, database=database, tree=tree, members=members, registry=registry, store=store, card=card
+    )
 
 
 @dataclass(frozen=True, slots=True)

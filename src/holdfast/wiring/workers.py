@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
@@ -30,7 +31,6 @@ from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage.base import AssetStore
 from holdfast.settings import Settings
-from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import CardSetup
@@ -53,8 +53,8 @@ def worker_children(
     *,
     database: Database,
     journal: Journal,
-    accounts: KeyedDirectory,
-    tasks: KeyedDirectory,
+    accounts: Directory,
+    tasks: Directory,
     registry: ProviderRegistry,
     store: AssetStore,
     card: CardSetup | None,
@@ -95,6 +95,7 @@ def worker_children(
             removed=registry.removed,
             leases_are_reliable=presence.leases_are_reliable,
             silences=lambda provider: registry.health_of(provider).silences(),
+            assigns_slots=partial(presence.holds, "dispatcher"),
         ),
         "provider-calls": lambda: ProviderCaller(
             refs.provider_calls, providers=registry.providers, tasks=tasks, submits=submits
@@ -122,12 +123,30 @@ def worker_children(
             now=now,
             rng=random.Random(),  # noqa: S311 - spreads retries
         ),
-        "reconciler": lambda: RunningChild(Reconciler(database=database, order_checks=order_checks).run),
-        "order-sweeper": lambda: RunningChild(OrderSweeper(database=database, order_checks=order_checks).run),
+        "reconciler": lambda: RunningChild(
+            Reconciler(
+                database=database, order_checks=order_checks, is_ours=partial(presence.holds, "reconciler")
+            ).run
+        ),
+        "order-sweeper": lambda: RunningChild(
+            OrderSweeper(
+                database=database, order_checks=order_checks, is_ours=partial(presence.holds, "order-sweeper")
+            ).run
+        ),
         "asset-sweeper": lambda: RunningChild(
-            AssetSweeper(database=database, tasks=tasks, store=store, now=now).run
+            AssetSweeper(
+                database=database,
+                tasks=tasks,
+                store=store,
+                now=now,
+                is_ours=partial(presence.holds, "asset-sweeper"),
+            ).run
         ),
         "sweeper": lambda: RunningChild(
-            Sweeper(database=database, idempotency_ttl_s=settings.idempotency_ttl_s).run
+            Sweeper(
+                database=database,
+                idempotency_ttl_s=settings.idempotency_ttl_s,
+                is_ours=partial(presence.holds, "sweeper"),
+            ).run
         ),
     }

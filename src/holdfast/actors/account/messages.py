@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
 
 import msgspec
 
@@ -98,5 +99,7 @@ class RecordKeyUse(Command[None]):
 @dataclass(frozen=True, slots=True)
 class SignOut(Command[SessionRevokedRow]):
     """Revoke a session. Reply: the row that was written."""
+
+    is_idempotent: ClassVar[bool] = True
 
     session_id: str

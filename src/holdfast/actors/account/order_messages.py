@@ -7,7 +7,7 @@ account's is refused with ``payment_order_not_found``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.orders.facts import PaymentEvent
@@ -32,6 +32,8 @@ class CreateOrder(Command[OrderResult | Replayed[OrderResult]]):
 class AttachIntent(Command[OrderResult]):
     """The card provider created this intent for the order; repeating the message changes nothing."""
 
+    is_idempotent: ClassVar[bool] = True
+
     order_id: str
     payment_id: str
 
@@ -47,6 +49,8 @@ class RecordIntentRefused(Command[OrderResult]):
 @dataclass(frozen=True, slots=True)
 class ReceivePaymentEvent(Command[OrderResult]):
     """A card provider's verified event about the order; ``body`` is stored even if it has no effect."""
+
+    is_idempotent: ClassVar[bool] = True
 
     order_id: str
     event: PaymentEvent
@@ -69,12 +73,16 @@ class PaySandboxOrder(Command[OrderResult]):
 class ExpireOrder(Command[OrderResult]):
     """Expire the order if its deadline has passed. The caller has canceled a card order's intent."""
 
+    is_idempotent: ClassVar[bool] = True
+
     order_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder(Command[OrderResult]):
     """A snapshot of the order's objects at the provider; None if they could not be read."""
+
+    is_idempotent: ClassVar[bool] = True
 
     order_id: str
     snapshot: ProviderSnapshot | None

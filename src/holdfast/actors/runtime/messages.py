@@ -7,7 +7,7 @@ next to the actor that receives them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from holdfast.ledger.refusals import Refusal
 
@@ -18,6 +18,14 @@ class Command(Generic[R_co]):
     """A message whose reply is an ``R_co`` or a :class:`Refusal`."""
 
     __slots__ = ()
+
+    is_idempotent: ClassVar[bool] = False
+    """Whether a second message that is equal changes nothing, by the ids in it or by what it asks for."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be sent again when its reply was lost: it is idempotent, or has an Idempotency-Key."""
+        return self.is_idempotent or getattr(self, "idempotency", None) is not None
 
 
 @dataclass(frozen=True, slots=True)

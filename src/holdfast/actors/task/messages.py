@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
@@ -25,6 +25,8 @@ class TaskReply:
 class CancelTask(Command[TaskReply]):
     """Cancel the task for its owner."""
 
+    is_idempotent: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
 class DecideReview(Command[TaskReply]):
@@ -32,6 +34,8 @@ class DecideReview(Command[TaskReply]):
 
     ``approve`` False: the task fails and its hold is released. ``note`` is shown in the task's progress.
     """
+
+    is_idempotent: ClassVar[bool] = True
 
     approve: bool
     note: str | None = None
@@ -43,6 +47,8 @@ class ReceiveProviderUpdate(Command[TaskReply]):
 
     Refuses with ``task_not_found`` a task of another provider.
     """
+
+    is_idempotent: ClassVar[bool] = True
 
     update: ProviderUpdate
     body: bytes
@@ -100,10 +106,14 @@ class RecordHosting(Command[TaskReply]):
 class ExpireAssets(Command[TaskReply]):
     """Delete the rows of an ended task's stored outputs: their retention is over."""
 
+    is_idempotent: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
 class DropInput(Command[TaskReply]):
     """Delete an ended task's large input: its retention is over."""
+
+    is_idempotent: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ concurrent storing of the same content.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,7 +19,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
-from holdfast.actors.workers.loops import repeat
+from holdfast.actors.workers.loops import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
     LEASE_S,
@@ -55,7 +56,16 @@ class Swept:
 class AssetSweeper:
     """Sweeps every few seconds, a bounded number of rows at a time."""
 
-    def __init__(self, *, database: Database, tasks: Directory, store: AssetStore, now: Now) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        tasks: Directory,
+        store: AssetStore,
+        now: Now,
+        is_ours: Callable[[], bool] = always,
+    ) -> None:
+        self._is_ours = is_ours
         self._database = database
         self._tasks = tasks
         self._store = store
@@ -66,7 +76,7 @@ class AssetSweeper:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Sweep every few seconds until cancelled."""
         task_status.started()
-        await repeat(self.sweep, every_s=SWEEP_S, name="sweep of assets")
+        await repeat(self.sweep, every_s=SWEEP_S, name="sweep of assets", is_ours=self._is_ours)
 
     async def sweep(self) -> Swept:
         """Expire results, remove unreferenced contents and drop old inputs. Raises ``DatabaseAway``."""

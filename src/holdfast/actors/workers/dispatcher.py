@@ -29,6 +29,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
+from holdfast.actors.workers.loops import always
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -65,7 +66,9 @@ class Tick(Command[None]):
 
 
 class Dispatcher(Worker):
-    """Tracks which of this process's tasks occupy slots, and assigns the free ones.
+    """Tracks which tasks occupy slots, and assigns the free ones, while ``assigns_slots``: in one process for all.
+
+    Every process takes over tasks of ended ones, and follows up its own.
 
     ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider left the
     catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
@@ -84,6 +87,7 @@ class Dispatcher(Worker):
         removed: Callable[[str], bool] = lambda _: False,
         leases_are_reliable: Callable[[], bool] = lambda: True,
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
+        assigns_slots: Callable[[], bool] = always,
     ) -> None:
         super().__init__(ref)
         self._database = database
@@ -94,6 +98,7 @@ class Dispatcher(Worker):
         self._removed = removed
         self._leases_are_reliable = leases_are_reliable
         self._silences = silences
+        self._assigns_slots = assigns_slots
         self._held: dict[str, dict[str, float]] = {}
         # Providers for which tasks may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
@@ -105,7 +110,7 @@ class Dispatcher(Worker):
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
-        self._has_found_held = False
+        self._knows_held = False
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second."""
@@ -120,14 +125,17 @@ class Dispatcher(Worker):
     async def on_receive(self, message: object) -> None:
         """Dispatch a new task, reassign a freed slot, or check for due tasks."""
         try:
-            if isinstance(message, TaskQueued):
+            if isinstance(message, Tick):
+                await self._poll_due()
+            elif not self._knows_held:
+                # Another process assigns slots, or this one will find the task in its row.
+                return
+            elif isinstance(message, TaskQueued):
                 self._dispatch_new(message)
             elif isinstance(message, SlotFreed):
                 self._held.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
                     self._freed.add(message.provider)
-            elif isinstance(message, Tick):
-                await self._poll_due()
             if self._freed and self.actor_inbox.empty():
                 await self._reassign_freed()
         except DatabaseAway as away:
@@ -151,28 +159,36 @@ class Dispatcher(Worker):
             self._take(created.provider, created.request_id)
 
     async def _poll_due(self) -> None:
-        if not self._has_found_held:
-            await self._find_held()
         self._ticks += 1
+        check_all = self._ticks % FOLLOW_UP_TICKS == 0
+        if check_all or self._ticks == 1:
+            await self._take_over()
+        if not self._assigns_slots():
+            self._knows_held = False
+            self._freed.clear()
+        else:
+            await self._poll_waiting(check_all)
+        if check_all:
+            await self._follow_up()
+
+    async def _poll_waiting(self, check_all: bool) -> None:
+        """Assign the free slots of all providers, as the only process that does."""
+        if not self._knows_held:
+            await self._find_held()
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_slots()
             await self._wake_overdue()
-        check_all = self._ticks % FOLLOW_UP_TICKS == 0
-        if self._ticks == 1:
-            await self._take_over()
         for provider in self._slots():
-            # Known backlogs are checked at every tick, tasks queued by other processes less often.
+            # Known backlogs are checked at every tick; a new task of which no message came, less often.
             if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
-        if check_all:
-            await self._take_over()
-            await self._follow_up()
 
     async def _find_held(self) -> None:
-        """Find the tasks of this process that occupy slots, for example after a restart of this worker."""
-        now, started_at, me = self._now(), self._started_at, self._process.process_id
-        self._hold(await self._database.work(dispatched_tasks, me=me, before=started_at, now=now))
-        self._has_found_held = True
+        """Find the tasks that occupy slots: slots were assigned by another process, or before a restart."""
+        now, started_at = self._now(), self._started_at
+        self._held, self._backlog = {}, {}
+        self._hold(await self._database.work(dispatched_tasks, before=started_at, now=now))
+        self._knows_held = True
 
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""

@@ -1,13 +1,23 @@
-"""The heartbeat: renews this process's lease and measures service time."""
+"""The heartbeat: renews this process's lease, measures service time, and reads the other members."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import structlog
 import trio
 
-from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Process, beat, end_lease
+from holdfast.persistence.claims.processes import (
+    BEAT_S,
+    LEASE_S,
+    Beat,
+    Member,
+    Membership,
+    Process,
+    beat,
+    end_lease,
+)
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.service_clock import ServiceClock
@@ -18,11 +28,20 @@ END_LEASE_TIMEOUT_S = 1.0
 
 
 class Presence:
-    """This process's lease and service clock, shared by the incarnations of its heartbeat."""
+    """This process's lease and service clock, shared by the incarnations of its heartbeat.
+
+    Every beat writes ``membership``, claims the singletons that ``wanted`` returns, and passes the other members to
+    ``on_members``.
+    """
 
     def __init__(self, process: Process, clock: ServiceClock) -> None:
         self.process = process
         self.clock = clock
+        self.membership = Membership()
+        self.wanted: Callable[[], Collection[str]] = frozenset
+        self.on_members: Callable[[Sequence[Member], Membership], None] = lambda _members, _written: None
+        self._held: frozenset[str] = frozenset()
+        self._beat_due = trio.Event()
         self._renewed_at: float | None = None
         self._reachable_since = 0.0
 
@@ -35,12 +54,39 @@ class Presence:
             and now - self._reachable_since >= LEASE_S
         )
 
-    def record_renewal(self) -> None:
-        """Record a durable renewal."""
+    def holds(self, singleton: str) -> bool:
+        """Whether this process does a singleton's work: it has claimed the name, and its lease is still valid."""
+        return singleton in self._held and self._has_lease()
+
+    def beat_soon(self) -> None:
+        """Renew the lease now: something has changed that belongs into the rows, or in the rows."""
+        self._beat_due.set()
+
+    async def wait_due(self) -> None:
+        """Wait until the next renewal is due."""
+        with trio.move_on_after(BEAT_S):
+            await self._beat_due.wait()
+        self._beat_due = trio.Event()
+
+    def begin_beat(self) -> frozenset[str]:
+        """Return the singletons to hold from now on; the work of others ends before their names are released."""
+        wanted = frozenset(self.wanted())
+        self._held &= wanted
+        return wanted
+
+    def end_beat(self, found: Beat, written: Membership) -> None:
+        """Record a durable renewal, and what it found."""
         now = trio.current_time()
+        if self._renewed_at is not None and not self._has_lease():
+            log.warning("lease was lost", for_s=round(now - self._renewed_at - LEASE_S, 1))
         if self._renewed_at is None or now - self._renewed_at >= LEASE_S / 2:
             self._reachable_since = now
         self._renewed_at = now
+        self._held = found.held
+        self.on_members(found.members, written)
+
+    def _has_lease(self) -> bool:
+        return self._renewed_at is not None and trio.current_time() - self._renewed_at < LEASE_S
 
 
 class Heartbeat:
@@ -50,31 +96,39 @@ class Heartbeat:
         self._database = database
         self._presence = presence
         self._providers = providers
-        self._stopping = trio.Event()
+        self._is_stopping = False
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Renew the lease until stopped, then end it. Started once service time has been measured."""
         await self._beat()
         task_status.started()
-        while not self._stopping.is_set():
-            with trio.move_on_after(BEAT_S):
-                await self._stopping.wait()
-            if not self._stopping.is_set():
+        while not self._is_stopping:
+            await self._presence.wait_due()
+            if not self._is_stopping:
                 await self._beat()
         await self._end_lease()
 
     async def stop(self) -> None:
         """End the lease and return from :meth:`run`."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._presence.beat_soon()
 
     async def _beat(self) -> None:
-        presence, providers = self._presence, sorted(self._providers())
+        presence = self._presence
+        renew = partial(
+            beat,
+            process=presence.process,
+            clock=presence.clock,
+            providers=sorted(self._providers()),
+            membership=(written := presence.membership),
+            wanted=presence.begin_beat(),
+        )
         try:
-            await self._database.work(beat, presence.process, presence.clock, providers)
+            found = await self._database.work(renew)
         except DatabaseAway as away:
             log.info("heartbeat failed", reason=str(away))
         else:
-            presence.record_renewal()
+            presence.end_beat(found, written)
 
     async def _end_lease(self) -> None:
         """End the lease, so that other processes need not wait until it lapses."""

@@ -13,14 +13,22 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 log = structlog.get_logger(__name__)
 
 
-async def repeat(work: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> NoReturn:
-    """Call ``work`` forever, with a pause of ``every_s`` after each call.
+def always() -> bool:
+    """Return True: the work is this process's own."""
+    return True
+
+
+async def repeat(
+    work: Callable[[], Awaitable[object]], *, every_s: float, name: str, is_ours: Callable[[], bool] = always
+) -> NoReturn:
+    """Call ``work`` forever, with a pause of ``every_s`` after each call; not while it is another process's.
 
     While the database is away the work is postponed; a later call finds it in the rows.
     """
     while True:
         try:
-            await work()
+            if is_ours():
+                await work()
         except DatabaseAway as away:
             log.info(f"{name} postponed", reason=str(away))
         await trio.sleep(every_s)

@@ -15,7 +15,7 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed
-from holdfast.actors.workers.loops import repeat
+from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
 from holdfast.persistence.queries.orders import operator_backlog
@@ -36,14 +36,17 @@ class OrderWorker:
 
     claim: ClassVar[Callable[..., list[str]]]
 
-    def __init__(self, *, database: Database, order_checks: OrderChecks) -> None:
+    def __init__(
+        self, *, database: Database, order_checks: OrderChecks, is_ours: Callable[[], bool] = always
+    ) -> None:
+        self._is_ours = is_ours
         self._database = database
         self._order_checks = order_checks
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Check due orders every few seconds until cancelled."""
         task_status.started()
-        await repeat(self._poll_all, every_s=TICK_S, name="checks of due orders")
+        await repeat(self._poll_all, every_s=TICK_S, name="checks of due orders", is_ours=self._is_ours)
 
     async def _poll_all(self) -> None:
         while await self.poll_due() == ORDERS_MAX:

@@ -1,11 +1,13 @@
-"""The sweeper: deletes expired rows. Sweeps are idempotent, and several processes may run them at once."""
+"""The sweeper: deletes expired rows, in one process for all. Sweeps are idempotent."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import structlog
 import trio
 
-from holdfast.actors.workers.loops import repeat
+from holdfast.actors.workers.loops import always, repeat
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.journal.journal import MARKER_RETENTION_S
@@ -26,7 +28,8 @@ OUTBOX_RETENTION_S = 30 * 24 * 3600
 class Sweeper:
     """Sweeps once a minute, a bounded number of rows per statement."""
 
-    def __init__(self, *, database: Database, idempotency_ttl_s: int) -> None:
+    def __init__(self, *, database: Database, idempotency_ttl_s: int, is_ours: Callable[[], bool] = always) -> None:
+        self._is_ours = is_ours
         self._database = database
         self._retention_s = {
             "idempotency_records": idempotency_ttl_s,
@@ -42,7 +45,7 @@ class Sweeper:
         """Sweep once a minute until cancelled, the first time a minute after the start."""
         task_status.started()
         await trio.sleep(SWEEP_S)
-        await repeat(self.sweep, every_s=SWEEP_S, name="sweep")
+        await repeat(self.sweep, every_s=SWEEP_S, name="sweep", is_ours=self._is_ours)
 
     async def sweep(self) -> dict[str, int]:
         """Delete expired rows and return their number by table. Raises ``DatabaseAway``."""

@@ -1,19 +1,22 @@
-"""The processes that serve the database, and how the tasks of one that has ended are taken over.
+"""The processes that serve the database, what each does for all, and how an ended one's tasks are taken over.
 
 Each process has a lease in service time and renews it. Its work at media providers (submissions under way, polls,
 downloads) is left to it until that lease has expired, or until another process on the same machine finds that it
 does not run. Then another process becomes the owner of its tasks, all at once, and repeats or ends what waits for
 a response that the ended process would have received.
+
+Some work is done by one process for all (a singleton). The process that should do it claims its name, and the claim
+counts while that process's lease does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, text
 
@@ -29,10 +32,24 @@ TAKEN_OVER_MAX = 1_000
 """How many tasks of one process are taken over at a time."""
 
 _RENEW = text(
-    "insert into processes (process_id, machine, pid, started, lease_until, providers) "
-    "values (:process_id, :machine, :pid, :started, :lease_until, :providers) "
-    "on conflict (process_id) do update set lease_until = excluded.lease_until, providers = excluded.providers"
+    "insert into processes (process_id, machine, pid, started, lease_until, providers, state, addresses, protocol) "
+    "values (:process_id, :machine, :pid, :started, :lease_until, :providers, :state, :addresses, :protocol) "
+    "on conflict (process_id) do update set lease_until = excluded.lease_until, providers = excluded.providers, "
+    "state = excluded.state, addresses = excluded.addresses, protocol = excluded.protocol"
 )
+_MEMBERS = text(
+    "select process_id, machine, state, addresses, protocol from processes "
+    "where process_id <> :me and lease_until > :now and state is not null order by process_id"
+)
+_RELEASE_NAMES = text("delete from singletons where process_id = :me and name <> all(:wanted)")
+_CLAIM_NAMES = text(
+    "insert into singletons (name, process_id) select unnest(cast(:wanted as text[])), :me on conflict do nothing"
+)
+_HOLDERS = text(
+    "select s.name, s.process_id, p.machine, p.pid, p.started, p.lease_until from singletons s "
+    "left join processes p using (process_id) where s.name = any(:wanted) order by s.name for update of s"
+)
+_MOVE_NAME = text("update singletons set process_id = :me where name = :name")
 _END = text("update processes set lease_until = :ended_at where process_id = :process_id")
 _OTHERS = text("select process_id, machine, pid, started, lease_until from processes where process_id <> :me")
 _LOCK = text("select from processes where process_id = :gone for update skip locked")
@@ -57,20 +74,66 @@ class Process:
     started: str | None
 
 
+MemberState: TypeAlias = Literal["joining", "ready", "draining"]
+"""Other members send asks to a ``ready`` one only. A ``draining`` one is about to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What other processes need to send asks to this one: see :mod:`holdfast.cluster`."""
+
+    state: MemberState = "joining"
+    addresses: tuple[str, ...] = ()
+    protocol: int = 0
+
+
+class Member(NamedTuple):
+    """Another process with a valid lease."""
+
+    process_id: str
+    machine: str | None
+    membership: Membership
+
+
+class Beat(NamedTuple):
+    """What a heartbeat found: the other members, and the names of singletons that this process holds now."""
+
+    members: Sequence[Member]
+    held: frozenset[str]
+
+
 def this_process() -> Process:
     """Return a new id for this process, with the system's identification of it."""
     pid = os.getpid()
     return Process(new_id("proc"), _machine(), pid, _started(pid))
 
 
-def beat(rows: Connection, process: Process, clock: ServiceClock, providers: Sequence[str]) -> None:
-    """Measure service time, and renew the lease by it."""
+def beat(
+    rows: Connection,
+    process: Process,
+    clock: ServiceClock,
+    *,
+    providers: Sequence[str],
+    membership: Membership,
+    wanted: Collection[str],
+) -> Beat:
+    """Measure service time, renew the lease by it, read the members, and hold the singletons in ``wanted``."""
     clock.measure(rows)
-    renew_lease(rows, process, clock.now(), providers)
+    now = clock.now()
+    renew_lease(rows, process, now, providers, membership)
+    found = rows.execute(_MEMBERS, {"me": process.process_id, "now": now}).all()
+    members = [Member(r.process_id, r.machine, Membership(r.state, tuple(r.addresses), r.protocol)) for r in found]
+    return Beat(members, hold_singletons(rows, process, now, wanted))
 
 
-def renew_lease(rows: Connection, process: Process, now: datetime, providers: Sequence[str]) -> None:
-    """Extend this process's lease by :data:`LEASE_S`, and record which providers it can reach."""
+def renew_lease(
+    rows: Connection,
+    process: Process,
+    now: datetime,
+    providers: Sequence[str],
+    membership: Membership = Membership(),
+) -> None:
+    """Extend this process's lease by :data:`LEASE_S`, and record what other processes need to know of it."""
     lease = {
         "process_id": process.process_id,
         "machine": process.machine,
@@ -78,6 +141,9 @@ def renew_lease(rows: Connection, process: Process, now: datetime, providers: Se
         "started": process.started,
         "lease_until": now + timedelta(seconds=LEASE_S),
         "providers": sorted(providers),
+        "state": membership.state,
+        "addresses": list(membership.addresses),
+        "protocol": membership.protocol,
     }
     rows.execute(_RENEW, lease)
 
@@ -85,6 +151,26 @@ def renew_lease(rows: Connection, process: Process, now: datetime, providers: Se
 def end_lease(rows: Connection, process: Process) -> None:
     """Record that this process has ended; the next process that checks takes over its tasks."""
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
+
+
+def hold_singletons(rows: Connection, process: Process, now: datetime, wanted: Collection[str]) -> frozenset[str]:
+    """Claim the ``wanted`` names, release all others, and return those held.
+
+    A name is claimed from its holder only once that has ended or lost its lease.
+    """
+    names = {"me": process.process_id, "wanted": sorted(wanted)}
+    rows.execute(_RELEASE_NAMES, names)
+    if not wanted:
+        return frozenset()
+    rows.execute(_CLAIM_NAMES, names)
+    held: set[str] = set()
+    for row in rows.execute(_HOLDERS, names).all():
+        if row.process_id == process.process_id:
+            held.add(row.name)
+        elif row.lease_until is None or row.lease_until <= now or has_ended(process, row):
+            rows.execute(_MOVE_NAME, {"me": process.process_id, "name": row.name})
+            held.add(row.name)
+    return frozenset(held)
 
 
 def take_over(

@@ -100,9 +100,9 @@ _REACHED_ELSEWHERE = text(
     "select exists (select from processes where process_id <> :me and lease_until > :now "
     "and :provider = any(providers))"
 )
-_OWN = text(
+_DISPATCHED = text(
     f"select request_id, provider, {OCCUPIES} as occupies "
-    "from tasks t where wake_at is not null and dispatched and owner = :me"
+    "from tasks t where wake_at is not null and dispatched and owner is not null"
 )
 _LEFT_WITHOUT_OWNER = text(
     "update tasks t set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
@@ -237,14 +237,14 @@ _WAITS_FOR = {
 """The deadline that limits each kind of waiting, and its default where a task's terms do not set it."""
 
 
-def dispatched_tasks(rows: Connection, *, me: str, before: datetime, now: datetime) -> list[DispatchedTask]:
-    """Return this process's dispatched tasks, and those without an owner that were last changed before ``before``.
+def dispatched_tasks(rows: Connection, *, before: datetime, now: datetime) -> list[DispatchedTask]:
+    """Return all dispatched tasks; of those without an owner, the ones that were last changed before ``before``.
 
     The latter were dispatched by a release that recorded no owners; they are made due.
     """
-    own = rows.execute(_OWN, {"me": me}).all()
+    owned = rows.execute(_DISPATCHED).all()
     without_owner = rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now})
-    return [DispatchedTask._make(row) for row in (*own, *without_owner)]
+    return [DispatchedTask._make(row) for row in (*owned, *without_owner)]
 
 
 def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:

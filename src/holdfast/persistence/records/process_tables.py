@@ -18,6 +18,19 @@ processes = Table(
     Column("lease_until", Time, nullable=False),
     # The names of the media providers it can reach.
     Column("providers", ARRAY(Text), nullable=False),
+    # Whether other members send it asks, where they reach it, and the version of the frames it understands; null in
+    # rows of older releases.
+    Column("state", Text),
+    Column("addresses", ARRAY(Text)),
+    Column("protocol", SmallInteger),
+)
+
+singletons = Table(
+    "singletons",
+    metadata,
+    # A kind of work that one process does for all, and that process; it counts while the process's lease does.
+    Column("name", Text, primary_key=True),
+    Column("process_id", Text, nullable=False),
 )
 
 service_clock = Table(

@@ -25,13 +25,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-from holdfast.persistence.records.process_tables import processes, service_clock
+from holdfast.persistence.records.process_tables import processes, service_clock, singletons
 from holdfast.persistence.records.table_base import Time, metadata
 
 __all__ = [
     "accounts", "api_keys", "assets", "contents", "holds", "idempotency_records", "journal_batches", "metadata",
     "operations", "orders", "outbox", "outbox_attempts", "payment_events", "postings", "processes", "service_clock",
-    "sessions", "sign_ins", "task_events", "tasks", "usage_entries", "webhook_secrets",
+    "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries", "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(

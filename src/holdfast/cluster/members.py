@@ -1,0 +1,268 @@
+"""The members of the cluster as this process sees them, and which of them owns what.
+
+The rows say who is ready; a place belongs to a member only while there is a link to it. So when a link closes, the
+places of its member move at once, whether it was stopped, killed, frozen or cut off. Members may disagree for a
+moment: then two of them serve an account, which the fence makes slow but harmless.
+
+A process joins, opens its links, and is then ready. Before it ends it drains: others send it nothing more, and it
+sends what it still receives to the members that took over its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.actors.workers.heartbeat import Presence
+from holdfast.cluster.answering import Answering, LocalGroup
+from holdfast.cluster.codec import Codec
+from holdfast.cluster.endpoints import DIAL_TIMEOUT_S, MemberEndpoint
+from holdfast.cluster.frames import PROTOCOL
+from holdfast.cluster.link import Link
+from holdfast.cluster.placement import owner_of_name, owners_of_places
+from holdfast.persistence.claims.processes import Member, Membership, MemberState
+
+log = structlog.get_logger(__name__)
+
+SINGLETONS = frozenset({"dispatcher", "reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
+"""The work that one member does for all."""
+JOIN_S = 2.0
+"""How long a new member waits for its links before it is ready without some of them."""
+DRAIN_S = 1.0
+"""How long a draining member waits until its row says so."""
+REDIAL_FIRST_S = 0.05
+REDIAL_S = 2.0
+"""The time between two attempts to open a link, at first and at most."""
+
+
+class Peer:
+    """Another member, and the link to it while that is up."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.link: Link | None = None
+        self.scope = trio.CancelScope()
+        self.tried = trio.Event()
+        self.failures = 0
+        self.has_left = False
+        self.logged = ""
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether it may own places."""
+        is_ready = self.member.membership.state == "ready" and not self.has_left
+        return is_ready and self.link is not None and self.link.is_up
+
+
+class Members:
+    """This process's membership, and its links to the others."""
+
+    def __init__(
+        self, presence: Presence, endpoint: MemberEndpoint, *, cluster: str, codecs: Mapping[str, Codec]
+    ) -> None:
+        self._presence = presence
+        self._endpoint = endpoint
+        self._cluster = cluster
+        self._codecs = codecs
+        self._groups: dict[str, LocalGroup] = {}
+        self._me = presence.process.process_id
+        self._peers: dict[str, Peer] = {}
+        self._links: Sequence[Link | None] | None = None
+        self.owners: tuple[str, ...] = ()
+        """The members that own places."""
+        self._known = trio.Event()
+        self._announced = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._answering: set[Answering] = set()
+        presence.wanted = self._wanted
+        presence.on_members = self._on_members
+
+    def serve(self, group: str, local: LocalGroup) -> None:
+        """Answer the asks of other members to a group of actors."""
+        self._groups[group] = local
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process serves everything itself."""
+        return self._links is None
+
+    def link_to(self, place: int) -> Link | None:
+        """Return the link to the owner of a place; None if asks are served here."""
+        return None if self._links is None else self._links[place]
+
+    def link_for_name(self, singleton: str) -> Link | None:
+        """Return the link to the member that does a singleton's work; None if this process does."""
+        if self._links is None:
+            return None
+        peer = self._peers.get(owner_of_name(singleton, self.owners))
+        return None if peer is None else peer.link
+
+    # ------------------------------------------------------------------------------------------------ its run
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Listen, and keep a link to every other member."""
+        listeners, addresses = self._endpoint.listen(self._me[-12:])
+        self._set_state("joining", addresses)
+        self._known = trio.Event()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                for listener in listeners:
+                    self._nursery.start_soon(partial(trio.serve_listeners, self._answer, [listener]))
+                self._nursery.start_soon(self._join)
+                self._nursery.start_soon(trio.sleep_forever)
+                task_status.started()
+        finally:
+            self._nursery = None
+            self._peers.clear()
+            self._set_state("joining")
+            self._endpoint.forget(addresses)
+
+    async def drain(self) -> None:
+        """Give up all places, and wait until the others can know it."""
+        self._set_state("draining")
+        if self._peers:
+            with trio.move_on_after(DRAIN_S):
+                await self._announced.wait()
+
+    async def stop(self) -> None:
+        """Write the last replies, and close all links."""
+        with trio.move_on_after(DRAIN_S):
+            for answering in list(self._answering):
+                await answering.flush()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    def _set_state(self, state: MemberState, addresses: tuple[str, ...] | None = None) -> None:
+        before = self._presence.membership
+        self._presence.membership = Membership(
+            state, before.addresses if addresses is None else addresses, PROTOCOL
+        )
+        self._announced = trio.Event()
+        self._place()
+        self._presence.beat_soon()
+
+    async def _join(self) -> None:
+        await self._known.wait()
+        with trio.move_on_after(JOIN_S):
+            for peer in list(self._peers.values()):
+                await peer.tried.wait()
+        self._set_state("ready")
+
+    # --------------------------------------------------------------------------------------------- the others
+
+    def _on_members(self, members: Sequence[Member], written: Membership) -> None:
+        """Take the rows that a heartbeat has read, after it wrote ``written``."""
+        if self._nursery is None:
+            return
+        found = {member.process_id: member for member in members}
+        for process_id in self._peers.keys() - found.keys():
+            self._remove(self._peers[process_id])
+        for process_id, member in found.items():
+            peer = self._peers.get(process_id)
+            if peer is not None:
+                peer.member, peer.has_left = member, False
+            elif member.membership.protocol == PROTOCOL and self._presence.membership.addresses:
+                peer = self._peers[process_id] = Peer(member)
+                self._nursery.start_soon(self._keep_link, peer)
+        self._place()
+        self._known.set()
+        if written is self._presence.membership and not self._announced.is_set():
+            self._announced.set()
+            for peer in self._peers.values():
+                if peer.link is not None:
+                    peer.link.announce_change()
+
+    def _remove(self, peer: Peer) -> None:
+        """Forget a member without a lease; if it is stopping, it still answers what it has been asked."""
+        peer.has_left = True
+        if peer.link is None:
+            peer.scope.cancel()
+            del self._peers[peer.member.process_id]
+
+    async def _keep_link(self, peer: Peer) -> None:
+        """Open a link to another member, again and again, as long as its lease is valid."""
+        with peer.scope:
+            while True:
+                stream = await self._dial(peer.member)
+                if stream is not None:
+                    link = peer.link = Link(
+                        stream,
+                        peer.member.process_id,
+                        me=self._me,
+                        cluster=self._cluster,
+                        codecs=self._codecs,
+                    )
+                    self._on_down(peer, await link.run(partial(self._on_up, peer)))
+                    if peer.has_left:
+                        self._remove(peer)
+                peer.tried.set()
+                await trio.sleep(min(REDIAL_FIRST_S * 2**peer.failures, REDIAL_S))
+                peer.failures = min(peer.failures + 1, 10)
+
+    async def _dial(self, member: Member) -> trio.abc.Stream | None:
+        with trio.move_on_after(DIAL_TIMEOUT_S):
+            try:
+                return await self._endpoint.dial(member)
+            except (OSError, trio.BrokenResourceError) as exc:
+                log.debug("member not reached", member=member.process_id, reason=str(exc))
+        return None
+
+    def _on_up(self, peer: Peer) -> None:
+        log.info("link opened", member=peer.member.process_id)
+        peer.tried.set()
+        peer.failures = 0
+        peer.logged = ""
+        self._place()
+
+    def _on_down(self, peer: Peer, reason: str) -> None:
+        peer.link = None
+        if reason != peer.logged:
+            log.warning("link closed", member=peer.member.process_id, reason=reason)
+            peer.logged = reason
+        self._place()
+        # The member may have ended: then its row is read as it is now, and what it did for all is claimed.
+        self._presence.beat_soon()
+
+    async def _answer(self, stream: trio.abc.Stream) -> None:
+        """Answer another member's asks until it closes the connection."""
+        answering = Answering(
+            stream,
+            me=self._me,
+            cluster=self._cluster,
+            codecs=self._codecs,
+            groups=self._groups,
+            on_member=self._on_hello,
+            on_change=self._presence.beat_soon,
+        )
+        self._answering.add(answering)
+        try:
+            await answering.run()
+        except Exception:
+            # Only this connection is at fault, or what it sent.
+            log.exception("link crashed")
+        finally:
+            self._answering.remove(answering)
+
+    def _on_hello(self, member_id: str) -> None:
+        if member_id not in self._peers:
+            self._presence.beat_soon()
+
+    # ---------------------------------------------------------------------------------------------- placement
+
+    def _place(self) -> None:
+        """Compute who owns which place."""
+        links = {peer.member.process_id: peer.link for peer in self._peers.values() if peer.is_eligible}
+        is_ready = self._presence.membership.state == "ready"
+        self.owners = (*links, *([self._me] if is_ready else []))
+        metrics.MEMBERS.set(len(self.owners))
+        self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else None
+
+    def _wanted(self) -> frozenset[str]:
+        """Return the singletons that belong to this process."""
+        if self._me not in self.owners:
+            return frozenset()
+        return frozenset(name for name in SINGLETONS if owner_of_name(name, self.owners) == self._me)

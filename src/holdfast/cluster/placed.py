@@ -1,0 +1,114 @@
+"""Addresses of actors wherever they live: asks go to the member that owns the actor's place, or are served here.
+
+An ask is forwarded at most once. What the owner did not accept is served here, and the fence makes that safe. An
+ask whose link closed may have taken effect: it is repeated once, at the new owner, if repeating it changes nothing;
+otherwise its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
+
+import trio
+
+from holdfast import metrics
+from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, Directory, TrioActorRef
+from holdfast.cluster.codec import CannotEncode
+from holdfast.cluster.faults import LinkLost, NotAccepted
+from holdfast.cluster.groups import DISPATCHER
+from holdfast.cluster.link import Link
+from holdfast.cluster.members import Members
+from holdfast.ledger.refusals import Refusal
+
+R = TypeVar("R")
+
+
+class PlacedRef(TrioActorRef):
+    """The address of an actor that may live in another process."""
+
+    def __init__(self, directory: PlacedDirectory, key: str) -> None:
+        self._directory = directory
+        self._key = key
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]  # computed: most addresses are used once
+        """The directory and the key."""
+        return f"urn:holdfast:{self._directory.name}:{self._key}"
+
+    def ask(  # type: ignore[override]  # as in TrioActorRef
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+    ) -> Awaitable[R | Refusal]:
+        """Send a command; await the returned object for its reply."""
+        return self._directory.ask(self._key, message, deadline_s)
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command without waiting for a reply."""
+        self._directory.tell(self._key, message)
+
+
+class PlacedDirectory:
+    """The actors of one kind in all members. ``place_of`` returns the place of a key."""
+
+    def __init__(self, name: str, local: Directory, members: Members, place_of: Callable[[str], int]) -> None:
+        self.name = name
+        self._local = local
+        self._members = members
+        self._place_of = place_of
+
+    def ref(self, key: str) -> TrioActorRef:
+        """Return an actor's address."""
+        return self._local.ref(key) if self._members.is_alone else PlacedRef(self, key)
+
+    async def ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
+        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
+        deadline, is_repeated = trio.current_time() + deadline_s, False
+        while (link := self._members.link_to(self._place_of(key))) is not None:
+            left_s = deadline - trio.current_time()
+            try:
+                reply = await link.ask(self.name, key, message, left_s)
+            except (CannotEncode, NotAccepted):
+                metrics.FORWARDED.labels("served_here").inc()
+                break
+            except LinkLost as lost:
+                metrics.FORWARDED.labels("lost").inc()
+                if is_repeated or not message.is_repeatable:
+                    raise OutcomeUnknown(str(lost)) from lost
+                is_repeated = True
+            else:
+                metrics.FORWARDED.labels("answered").inc()
+                # The actor's handler of a Command[R] replies with an R.
+                return cast("R | Refusal", reply)
+        return await self._local.ref(key).ask(message, deadline_s=deadline - trio.current_time())
+
+    def tell(self, key: str, message: Command[object]) -> None:
+        """Tell the actor of a key."""
+        tell_via(self._members.link_to(self._place_of(key)), self.name, key, message, self._local.ref(key))
+
+
+class DispatcherRef(TrioActorRef):
+    """The address of the dispatcher, which one member runs for all."""
+
+    def __init__(self, local: TrioActorRef, members: Members) -> None:
+        super().__init__(local.actor_urn)
+        self._local = local
+        self._members = members
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command to the dispatcher of all members."""
+        tell_via(self._members.link_for_name(DISPATCHER), DISPATCHER, "", message, self._local)
+
+
+def tell_via(link: Link | None, group: str, key: str, message: Command[object], local: TrioActorRef) -> None:
+    """Tell over a link, or here if there is none or it does not take the message. A full link drops it."""
+    if link is None:
+        local.tell(message)
+        return
+    try:
+        link.tell(group, key, message)
+    except Overloaded:
+        metrics.DEAD_LETTERS.labels("full").inc()
+    except (CannotEncode, NotAccepted):
+        local.tell(message)

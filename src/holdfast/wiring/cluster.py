@@ -1,0 +1,71 @@
+"""This process as a member of the cluster: where others reach it, and which of its actors they may ask."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from holdfast.actors.runtime.faults import Unavailable
+from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.workers.heartbeat import Presence
+from holdfast.actors.workers.worker import WorkerRef
+from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
+from holdfast.cluster.groups import DISPATCHER, codecs
+from holdfast.cluster.members import Members
+from holdfast.cluster.placed import DispatcherRef, PlacedDirectory
+from holdfast.settings import PREFIX, Settings, SettingsFault
+from holdfast.supervision.directory import KeyedDirectory
+
+
+class WorkerGroup:
+    """A worker, as other members tell it something."""
+
+    is_ready = True
+
+    def __init__(self, worker: WorkerRef) -> None:
+        self._worker = worker
+
+    def accept(self, key: str, envelope: Envelope) -> object:  # noqa: ARG002 - as every group
+        """Refuse an ask: workers send no replies."""
+        raise Unavailable(f"{self._worker} sends no replies")
+
+    def ref(self, key: str) -> TrioActorRef:  # noqa: ARG002 - as every group
+        """Return the worker's address, which needs no key."""
+        return self._worker
+
+
+def cluster_members(settings: Settings, presence: Presence) -> Members:
+    """Return this process's membership. Raises :class:`SettingsFault` if the TLS files cannot be used."""
+    address = None
+    if settings.member_address is not None:
+        host, _, port = settings.member_address.rpartition(":")
+        address = host.strip("[]"), int(port)
+    folder, machine = settings.data_dir / "members", presence.process.machine
+    endpoint = MemberEndpoint(folder, machine, address, _tls(settings))
+    # Members with other secrets could not read each other's codes and signatures, and serve their callers alone.
+    cluster = hashlib.sha256(settings.derived_key("members")).hexdigest()[:16]
+    return Members(presence, endpoint, cluster=cluster, codecs=codecs())
+
+
+def _tls(settings: Settings) -> MutualTls | None:
+    certificate, key, authority = settings.member_certificate, settings.member_key, settings.member_ca
+    if certificate is None or key is None or authority is None:
+        return None
+    try:
+        return mutual_tls(certificate=certificate, key=key, authority=authority)
+    except OSError as exc:
+        line = f"{PREFIX}MEMBER_CERTIFICATE, {PREFIX}MEMBER_KEY and {PREFIX}MEMBER_CA cannot be used: {exc}"
+        raise SettingsFault((line,)) from None
+
+
+def placed(group: str, local: KeyedDirectory, members: Members, place_of: Callable[[str], int]) -> PlacedDirectory:
+    """Return the directory of a group in all members; other members may ask the actors of ``local``."""
+    members.serve(group, local)
+    return PlacedDirectory(group, local, members, place_of)
+
+
+def dispatcher_of_all(worker: WorkerRef, members: Members) -> DispatcherRef:
+    """Return the address of the one dispatcher; other members may send messages to ``worker``, which may be it."""
+    members.serve(DISPATCHER, WorkerGroup(worker))
+    return DispatcherRef(worker, members)

@@ -1,0 +1,200 @@
+"""Members on a real database, joined by real sockets: one owner an account, and the fence for everything else."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from tests.actors.actor_system import ActorSystem, create_task, make_system
+
+from holdfast import metrics
+from holdfast.actors.account.messages import Recharge, Recharged, TaskAccepted
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.actors.workers.heartbeat import Heartbeat, Presence
+from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
+from holdfast.cluster.groups import ACCOUNTS, codecs
+from holdfast.cluster.members import SINGLETONS, Members
+from holdfast.cluster.placed import PlacedDirectory
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.places import place_of
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.claims.processes import this_process
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.service_clock import ServiceClock
+
+CREDIT = 100_000_000
+STALE_MAX = 2
+"""Units that two members may decide while they find each other."""
+
+
+class Node:
+    """A process's worth of accounts, as a member. Each has a machine of its own if it has an address."""
+
+    def __init__(self, url: str, folder: Path, name: str, tls: MutualTls | None = None) -> None:
+        self.database = Database(url, pool_size=2)
+        self.system: ActorSystem = make_system(self.database)
+        machine = "one machine" if tls is None else name
+        process = replace(this_process(), process_id=new_id("proc"), machine=machine)
+        self.presence = Presence(process, ServiceClock(process.process_id))
+        endpoint = MemberEndpoint(folder, machine, None if tls is None else ("127.0.0.1", 30_000), tls)
+        self.members = Members(self.presence, endpoint, cluster="c", codecs=codecs())
+        self.members.serve(ACCOUNTS, self.system.accounts)
+        self.accounts = PlacedDirectory(ACCOUNTS, self.system.accounts, self.members, place_of)
+        self.scope = trio.CancelScope()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        heartbeat = Heartbeat(database=self.database, presence=self.presence, providers=tuple)
+        await self.database.open()
+        try:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    for part in (
+                        self.system.journal.run,
+                        self.members.run,
+                        self.system.accounts.run,
+                        heartbeat.run,
+                    ):
+                        await nursery.start(part)
+                    task_status.started()
+        finally:
+            self.database.close()
+
+
+@asynccontextmanager
+async def running(nodes: list[Node]) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        await until_members(nodes)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll a condition until it is true."""
+    with trio.fail_after(30):
+        while True:
+            if condition():
+                return
+            await trio.sleep(0.01)
+
+
+async def until_members(nodes: list[Node]) -> None:
+    """Wait until every member sees them all."""
+    await until(lambda: all(len(node.members.owners) == len(nodes) for node in nodes))
+
+
+def stale_units() -> float:
+    [found] = metrics.FENCE_STALE.collect()
+    return sum(sample.value for sample in found.samples if sample.name.endswith("_total"))
+
+
+async def create_mixed(nodes: list[Node], opened: list[tuple[str, str]], batch: str) -> None:
+    """Create tasks in all accounts, each ask through the next member, and the same ask again through another."""
+    replies: dict[str, set[str]] = {}
+
+    async def one(number: int) -> None:
+        account_id, key_id = opened[number % len(opened)]
+        key = f"{batch} {number}"
+        command = create_task(key_id, key=key)
+        for asker in (nodes[number % len(nodes)], nodes[(number + 1) % len(nodes)]):
+            reply = await asker.accounts.ref(account_id).ask(command)
+            accepted = reply.reply if isinstance(reply, Replayed) else reply
+            assert isinstance(accepted, TaskAccepted)
+            replies.setdefault(key, set()).add(accepted.request_id)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(one, number)
+    assert all(len(request_ids) == 1 for request_ids in replies.values())
+    assert len(set.union(*replies.values())) == 60
+
+
+async def open_accounts(node: Node) -> list[tuple[str, str]]:
+    opened = [await node.system.open_account() for _ in range(10)]
+    for account_id, _ in opened:
+        recharged = await node.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey("r", "k", b"f")))
+        assert isinstance(recharged, Recharged)
+    return opened
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_path: Path, count: int) -> None:
+    nodes = [Node(database_url, tmp_path, f"machine {number}") for number in range(count)]
+    async with running(nodes):
+        opened = await open_accounts(nodes[0])
+        stale_before = stale_units()
+        await create_mixed(nodes, opened, "all")
+        assert stale_units() - stale_before <= STALE_MAX
+        for node in nodes:
+            owned = [opened_id for opened_id, _ in opened if node.members.link_to(place_of(opened_id)) is None]
+            assert node.system.accounts.awake_count == len(owned)
+        await until(
+            lambda: sum(node.presence.holds(name) for node in nodes for name in SINGLETONS) == len(SINGLETONS)
+        )
+        # One ends without a word; the others answer for its accounts at once, from the rows.
+        nodes[-1].scope.cancel()
+        await until_members(nodes[:-1])
+        await create_mixed(nodes[:-1], opened, "without the last")
+    with connected(database_url) as connection:
+        assert [check.detail for check in run_audit(connection) if not check.ok] == []
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An authority with a certificate of 127.0.0.1, and a stranger's certificate that it has not signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+    for name in ("ca", "other"):
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        openssl("req", "-x509", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    for name, issuer in (("member", "ca"), ("stranger", "other")):
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}"]
+        openssl("req", "-new", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+        signed = ["-CA", f"{issuer}.pem", "-CAkey", f"{issuer}.key", "-CAcreateserial", "-days", "2"]
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-extfile", "names", "-out", f"{name}.pem")
+    return {path.name: path for path in folder.iterdir()}
+
+
+def tls_of(certificates: dict[str, Path], name: str) -> MutualTls:
+    return mutual_tls(
+        certificate=certificates[f"{name}.pem"], key=certificates[f"{name}.key"], authority=certificates["ca.pem"]
+    )
+
+
+async def test_members_of_different_machines_are_linked_by_tls(
+    database_url: str, tmp_path: Path, certificates: dict[str, Path]
+) -> None:
+    nodes = [Node(database_url, tmp_path, f"machine {n}", tls_of(certificates, "member")) for n in range(2)]
+    async with running(nodes):
+        assert all(node.presence.membership.addresses[-1].startswith("tcp:127.0.0.1:") for node in nodes)
+        await create_mixed(nodes, await open_accounts(nodes[0]), "tls")
+        # A stranger's certificate opens no link, in either direction.
+        address = nodes[0].presence.membership.addresses[-1].removeprefix("tcp:")
+        stranger = tls_of(certificates, "stranger").dial
+        stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
+        async with trio.SSLStream(stream, stranger, server_hostname="127.0.0.1") as secured:
+            with trio.fail_after(10), pytest.raises(trio.BrokenResourceError):
+                await secured.receive_some()
+    assert tls_of(certificates, "member").accept.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_socket_has_a_short_path_even_in_a_deep_folder(tmp_path: Path) -> None:
+    assert socket_path(Path("/run/holdfast"), "0123456789ab") == Path("/run/holdfast/0123456789ab.sock")
+    deep = tmp_path / ("d" * 100)
+    path = socket_path(deep, "0123456789ab")
+    assert len(str(path)) <= 107
+    assert path.parent != deep
+    assert path == socket_path(deep, "0123456789ab")

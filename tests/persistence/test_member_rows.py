@@ -1,0 +1,73 @@
+"""Rows of members and of singletons: what a heartbeat writes and finds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from holdfast.persistence.claims.processes import (
+    LEASE_S,
+    Beat,
+    Member,
+    Membership,
+    Process,
+    beat,
+    end_lease,
+    renew_lease,
+    this_process,
+)
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.service_clock import ServiceClock
+
+READY = Membership("ready", ("unix:/run/a.sock", "tcp:10.0.0.5:7400"), 1)
+
+
+async def beat_of(database: Database, process: Process, wanted: Collection[str] = ()) -> Beat:
+    clock = ServiceClock(process.process_id)
+    return await database.work(
+        lambda rows: beat(rows, process, clock, providers=["studio"], membership=READY, wanted=wanted)
+    )
+
+
+def elsewhere(name: str) -> Process:
+    return replace(this_process(), process_id=name, machine=f"machine of {name}")
+
+
+async def test_a_heartbeat_finds_the_members_with_a_valid_lease(database: Database) -> None:
+    first, second, gone, older = (elsewhere(name) for name in ("proc_a", "proc_b", "proc_gone", "proc_older"))
+    assert (await beat_of(database, first)).members == []
+    clock = ServiceClock("proc_gone")
+    lapsed = clock.now() - timedelta(seconds=LEASE_S + 1)
+    await database.work(lambda rows: renew_lease(rows, gone, lapsed, [], READY))
+    assert (await beat_of(database, second)).members == [Member("proc_a", "machine of proc_a", READY)]
+    await database.work(lambda rows: renew_lease(rows, older, clock.now(), []))
+    found = (await beat_of(database, first)).members
+    assert found == [
+        Member("proc_b", "machine of proc_b", READY),
+        Member("proc_older", "machine of proc_older", Membership()),
+    ]
+    await database.work(lambda rows: end_lease(rows, second))
+    assert [member.process_id for member in (await beat_of(database, first)).members] == ["proc_older"]
+
+
+async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database: Database) -> None:
+    first, second = elsewhere("proc_a"), elsewhere("proc_b")
+    assert (await beat_of(database, first, {"sweeper", "dispatcher"})).held == {"sweeper", "dispatcher"}
+    assert (await beat_of(database, second, {"sweeper", "dispatcher", "reconciler"})).held == {"reconciler"}
+    assert (await beat_of(database, first, {"sweeper"})).held == {"sweeper"}
+    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).held == {"dispatcher"}
+    await database.work(lambda rows: end_lease(rows, first))
+    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).held == {"sweeper", "dispatcher"}
+    assert (await beat_of(database, first, {"sweeper"})).held == set()
+
+
+async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(database: Database) -> None:
+    here = this_process()
+    if here.machine is None:
+        pytest.skip("this system does not list running processes")
+    killed = replace(here, process_id="proc_killed", started="0")
+    assert (await beat_of(database, killed, {"dispatcher"})).held == {"dispatcher"}
+    assert (await beat_of(database, here, {"dispatcher"})).held == {"dispatcher"}
