@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from prometheus_client import Histogram
@@ -46,8 +46,9 @@ OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(ro
 class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
-    Without extensions a request is matched by Quart's URL map and its view is called directly; with extensions
-    Quart dispatches it with request context, hooks, signals and error handlers (docs/decisions.md has the figures).
+    Without extensions a request is matched by its path, or by Quart's URL map if that has parameters, and its view
+    is called directly. With extensions Quart dispatches it, with request context, hooks, signals and error handlers
+    (docs/decisions.md has the figures).
     """
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
@@ -62,6 +63,12 @@ class HoldfastApp(QuartTrio):
         for route in routes:
             self.add_url_rule(route.rule, route.name, self._view(route), methods=[route.method])
         self._adapter = self.url_map.bind("holdfast")
+        self._fixed = {
+            (rule.rule, method): rule
+            for rule in self.url_map.iter_rules()
+            if not rule.arguments
+            for method in rule.methods or ()
+        }
         self._has_extensions = bool(extensions)
         self.before_request(self._begin_in_context)
         self.after_request(self._finish_in_context)
@@ -76,7 +83,10 @@ class HoldfastApp(QuartTrio):
         assert isinstance(request, HoldfastRequest)
         try:
             _begin(request)
-            rule, path = self._adapter.match(request.path, request.method, return_rule=True)
+            path: Mapping[str, str] = {}
+            rule = self._fixed.get((request.path, request.method))
+            if rule is None:
+                rule, path = self._adapter.match(request.path, request.method, return_rule=True)
             request.url_rule = cast(QuartRule, rule)
             if request.method == "OPTIONS":
                 response = _options(self._adapter, request)

@@ -35,6 +35,12 @@ class HoldfastRequest(TrioRequest):
         self.started_s = 0.0
         self.id = ""
 
+    @property
+    def content_length(self) -> int | None:
+        """The length of the body; None for no body or one in chunks. The server has checked it."""
+        sent = self.headers.getlist("Content-Length")
+        return int(sent[0]) if sent else None
+
     async def close(self) -> None:
         """Do nothing: no files of a form are open."""
 

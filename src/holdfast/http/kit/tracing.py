@@ -16,7 +16,7 @@ def current_request_id() -> str:
 def start_trace() -> str:
     """Create the id of the current request; an id sent by the caller is ignored.
 
-    Each request runs in a task of its own, so the id ends with its context.
+    It ends with the context of its task, or with the next request of the same connection.
     """
     request_id = new_id("req")
     trace_id.set(request_id)

@@ -6,6 +6,7 @@ The structs mirror the file: a field's type and description say which values are
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -160,7 +161,7 @@ class ChargeTable(msgspec.Struct, frozen=True, kw_only=True):
     on_mismatch: OnMismatch = "smaller"
 
 
-class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """One ``[[models]]`` with the defaults filled in.
 
     ``hold``: whether the maximum or the expected cost of a run is held. The charge never exceeds the hold, so with
@@ -189,7 +190,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """When the model was created, in seconds since the epoch at 00:00 UTC."""
         return epoch_s(self.created_on)
 
-    @property
+    @cached_property
     def hosting(self) -> Hosting:
         """How a task of this model stores its outputs."""
         table = self.hosting_table
@@ -221,7 +222,7 @@ class Model(ModelTable, frozen=True, kw_only=True, eq=False):
     base: Tariff
     tiers: tuple[Tariff, ...]
 
-    @property
+    @cached_property
     def tier_fields(self) -> list[str]:
         """The input fields that select a tier."""
         return sorted({name for tier in self.tiers for name in tier.when})
