@@ -191,6 +191,7 @@ async def _handle_signals(assembly: Assembly) -> None:
             async for number in signals:
                 if number == signal.SIGHUP:
                     await assembly.registry.reload()
+                    assembly.members.beat_soon()
                 elif not is_stopping:
                     is_stopping = True
                     log.info("stopping", signal=signal.Signals(number).name)

@@ -43,7 +43,7 @@ class Rows:
 
     def beat(self, node: Node, membership: Membership, wanted: frozenset[str]) -> Beat:
         now = trio.current_time()
-        self.leases[node.name] = Member(node.name, None, membership), now + LEASE_S
+        self.leases[node.name] = Member(node.name, None, membership, node.providers), now + LEASE_S
         alive = {name: member for name, (member, until) in self.leases.items() if until > now}
         self.holders = {
             name: holder
@@ -135,6 +135,7 @@ class Node:
     def __init__(self, rows: Rows, name: str, *, cluster: str = "c") -> None:
         self.rows = rows
         self.name = name
+        self.providers = frozenset({"studio"})
         self.handled: list[tuple[str, str]] = []
         self.running, self.may_answer = trio.Event(), trio.Event()
         self.running.set()
@@ -197,7 +198,7 @@ class Node:
         while True:
             if not self.rows.is_away:
                 written = self.presence.membership
-                wanted = self.presence.begin_beat()
+                wanted = self.presence.begin_beat(self.providers)
                 self.presence.end_beat(self.rows.beat(self, written, wanted), written)
             await self.presence.wait_due()
             await self.running.wait()

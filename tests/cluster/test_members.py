@@ -11,12 +11,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.cluster.link import PING_S, SILENT_S
-from holdfast.cluster.members import SINGLETONS
+from holdfast.cluster.members import SINGLETONS as FIXED
+from holdfast.cluster.members import slots_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S
 from holdfast.persistence.records.accounts import SessionRevokedRow
 
 from .nodes import Node, Rows, running
 
+SINGLETONS = FIXED | {slots_of("studio")}
 ACCOUNTS = [f"acct_{number}" for number in range(40)]
 
 
@@ -212,10 +214,25 @@ async def test_a_process_without_a_lease_does_nothing_for_all(autojump_clock: Mo
     rows = Rows()
     node = Node(rows, "proc_a")
     async with running(node):
-        assert node.presence.holds("dispatcher")
+        assert node.presence.holds(slots_of("studio"))
         rows.is_away = True
         await trio.sleep(LEASE_S + 1)
-        assert not node.presence.holds("dispatcher")
+        assert not node.presence.holds(slots_of("studio"))
         rows.is_away = False
         await trio.sleep(BEAT_S)
-        assert node.presence.holds("dispatcher")
+        assert node.presence.holds(slots_of("studio"))
+
+
+async def test_members_with_other_providers_serve_alone_until_they_agree(autojump_clock: MockClock) -> None:
+    rows = Rows()
+    nodes = [Node(rows, "proc_a"), Node(rows, "proc_b")]
+    async with running(*nodes):
+        assert not nodes[0].members.is_alone
+        nodes[1].providers |= {"new"}
+        await trio.sleep(3 * BEAT_S)
+        assert [node.members.is_alone for node in nodes] == [True, True]
+        assert nodes[1].presence.holds(slots_of("new"))
+        nodes[0].providers = nodes[1].providers
+        await trio.sleep(3 * BEAT_S)
+        assert {node.owner_of("acct_1") for node in nodes} == {nodes[0].owner_of("acct_1")}
+        assert [node.members.is_alone for node in nodes] == [False, False]

@@ -12,12 +12,13 @@ import trio
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Totals, loopback_client, ok
+from .service_process import Customer, Service, Totals, loopback_client, ok, until
 
 STALE = "holdfast_fence_stale_units_total"
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 STALE_MAX = 3
 """Units decided while the second process joined."""
+MEMBERS = "holdfast_members"
 FORWARDED = "holdfast_forwarded_asks_total"
 
 
@@ -98,3 +99,64 @@ async def test_two_processes_never_overspend_an_account(
     assert services[1].audit() == []
     for service in services:
         assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def test_accounts_of_a_killed_process_move_to_the_other(
+    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = str(provider.write_catalog(tmp_path))
+    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog, SERVER_KEY=SERVER_KEY) for _ in range(2)]
+    for service in services:
+        await trio.to_thread.run_sync(service.start)
+    customers = [await new_customer(services[0], credit="50.00") for _ in range(6)]
+    outcomes: Counter[int] = Counter()
+
+    async def create_through_all(turns: range) -> None:
+        """Create tasks of every account through every process. What is lost is sent again, to the first process."""
+
+        async def create(customer: Customer, service: Service, key: str) -> None:
+            url = service.url
+
+            async def created() -> bool:
+                nonlocal url
+                async with loopback_client(base_url=url, timeout=30) as http:
+                    try:
+                        answer = await replace(customer, http=http).create(MODEL, key=key)
+                    except httpx2.TransportError:
+                        url = services[0].url
+                        return False
+                outcomes[answer.status_code] += 1
+                return answer.status_code == 200
+
+            await until(created)
+
+        async with trio.open_nursery() as nursery:
+            for service in filter(Service.is_alive, services):
+                for customer in customers:
+                    for turn in turns:
+                        nursery.start_soon(create, customer, service, f"{services.index(service)}-{turn}")
+
+    await create_through_all(range(3))
+    assert outcomes == {200: 36}
+    forwarded = [service.metric(FORWARDED) for service in services]
+    assert min(forwarded) > 0
+    assert [service.metric(MEMBERS) for service in services] == [2, 2]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(create_through_all, range(3, 6))
+        await trio.to_thread.run_sync(services[1].kill)
+    await create_through_all(range(6, 8))
+    assert outcomes.keys() <= {200, 503}
+    assert services[0].metric(MEMBERS) == 1
+    await trio.to_thread.run_sync(services[1].start)
+    await until(lambda: both_are_members(services))
+    await create_through_all(range(8, 10))
+    # Each key created one task, though some were sent again.
+    assert [len(await customer.tasks()) for customer in customers] == [6 + 6 + 2 + 4] * len(customers)
+    assert services[0].audit() == []
+    for service in services:
+        assert service.faults() == []
+        assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+async def both_are_members(services: list[Service]) -> bool:
+    return [service.metric(MEMBERS) for service in services] == [2, 2]

@@ -22,6 +22,7 @@ from holdfast.persistence.claims.processes import (
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
 
+STUDIO = frozenset({"studio"})
 READY = Membership("ready", ("unix:/run/a.sock", "tcp:10.0.0.5:7400"), 1)
 
 
@@ -42,11 +43,11 @@ async def test_a_heartbeat_finds_the_members_with_a_valid_lease(database: Databa
     clock = ServiceClock("proc_gone")
     lapsed = clock.now() - timedelta(seconds=LEASE_S + 1)
     await database.work(lambda rows: renew_lease(rows, gone, lapsed, [], READY))
-    assert (await beat_of(database, second)).members == [Member("proc_a", "machine of proc_a", READY)]
+    assert (await beat_of(database, second)).members == [Member("proc_a", "machine of proc_a", READY, STUDIO)]
     await database.work(lambda rows: renew_lease(rows, older, clock.now(), []))
     found = (await beat_of(database, first)).members
     assert found == [
-        Member("proc_b", "machine of proc_b", READY),
+        Member("proc_b", "machine of proc_b", READY, STUDIO),
         Member("proc_older", "machine of proc_older", Membership()),
     ]
     await database.work(lambda rows: end_lease(rows, second))

@@ -4,6 +4,8 @@ The rows say who is ready; a place belongs to a member only while there is a lin
 places of its member move at once, whether it was stopped, killed, frozen or cut off. Members may disagree for a
 moment: then two of them serve an account, which the fence makes slow but harmless.
 
+Members that can call different providers, as while a catalog changes, do not send each other anything.
+
 A process joins, opens its links, and is then ready. Before it ends it drains: others send it nothing more, and it
 sends what it still receives to the members that took over its places.
 """
@@ -28,8 +30,8 @@ from holdfast.persistence.claims.processes import Member, Membership, MemberStat
 
 log = structlog.get_logger(__name__)
 
-SINGLETONS = frozenset({"dispatcher", "reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
-"""The work that one member does for all."""
+SINGLETONS = frozenset({"reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
+"""The work that one member does for all, besides assigning the slots of each provider."""
 JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""
 DRAIN_S = 1.0
@@ -37,6 +39,11 @@ DRAIN_S = 1.0
 REDIAL_FIRST_S = 0.05
 REDIAL_S = 2.0
 """The time between two attempts to open a link, at first and at most."""
+
+
+def slots_of(provider: str) -> str:
+    """Return the name of a singleton: assigning the slots of a provider."""
+    return f"slots of {provider}"
 
 
 class Peer:
@@ -51,11 +58,10 @@ class Peer:
         self.has_left = False
         self.logged = ""
 
-    @property
-    def is_eligible(self) -> bool:
-        """Whether it may own places."""
+    def may_own(self, providers: frozenset[str]) -> bool:
+        """Whether it may own places: it is ready, linked, and can call these providers and no others."""
         is_ready = self.member.membership.state == "ready" and not self.has_left
-        return is_ready and self.link is not None and self.link.is_up
+        return is_ready and self.member.providers == providers and self.link is not None and self.link.is_up
 
 
 class Members:
@@ -70,6 +76,7 @@ class Members:
         self._codecs = codecs
         self._groups: dict[str, LocalGroup] = {}
         self._me = presence.process.process_id
+        self._providers: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
         self._links: Sequence[Link | None] | None = None
         self.owners: tuple[str, ...] = ()
@@ -120,6 +127,10 @@ class Members:
             self._peers.clear()
             self._set_state("joining")
             self._endpoint.forget(addresses)
+
+    def beat_soon(self) -> None:
+        """Have the heartbeat write and claim what has changed."""
+        self._presence.beat_soon()
 
     async def drain(self) -> None:
         """Give up all places, and wait until the others can know it."""
@@ -255,14 +266,18 @@ class Members:
 
     def _place(self) -> None:
         """Compute who owns which place."""
-        links = {peer.member.process_id: peer.link for peer in self._peers.values() if peer.is_eligible}
+        links = {
+            peer.member.process_id: peer.link for peer in self._peers.values() if peer.may_own(self._providers)
+        }
         is_ready = self._presence.membership.state == "ready"
         self.owners = (*links, *([self._me] if is_ready else []))
         metrics.MEMBERS.set(len(self.owners))
         self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else None
 
-    def _wanted(self) -> frozenset[str]:
-        """Return the singletons that belong to this process."""
+    def _wanted(self, providers: frozenset[str]) -> frozenset[str]:
+        """Return the singletons that belong to this process, which can call ``providers``."""
+        self._providers = providers
         if self._me not in self.owners:
             return frozenset()
-        return frozenset(name for name in SINGLETONS if owner_of_name(name, self.owners) == self._me)
+        names = SINGLETONS | {slots_of(provider) for provider in providers}
+        return frozenset(name for name in names if owner_of_name(name, self.owners) == self._me)

@@ -16,11 +16,12 @@ from holdfast import metrics
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, Directory, TrioActorRef
+from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.faults import LinkLost, NotAccepted
 from holdfast.cluster.groups import DISPATCHER
 from holdfast.cluster.link import Link
-from holdfast.cluster.members import Members
+from holdfast.cluster.members import Members, slots_of
 from holdfast.ledger.refusals import Refusal
 
 R = TypeVar("R")
@@ -89,7 +90,7 @@ class PlacedDirectory:
 
 
 class DispatcherRef(TrioActorRef):
-    """The address of the dispatcher, which one member runs for all."""
+    """The address of the dispatcher that assigns the slots of a message's provider, for all members."""
 
     def __init__(self, local: TrioActorRef, members: Members) -> None:
         super().__init__(local.actor_urn)
@@ -97,8 +98,10 @@ class DispatcherRef(TrioActorRef):
         self._members = members
 
     def tell(self, message: Command[object]) -> None:
-        """Send a command to the dispatcher of all members."""
-        tell_via(self._members.link_for_name(DISPATCHER), DISPATCHER, "", message, self._local)
+        """Send a command about a provider's slots."""
+        assert isinstance(message, TaskQueued | SlotFreed)
+        link = self._members.link_for_name(slots_of(message.provider))
+        tell_via(link, DISPATCHER, "", message, self._local)
 
 
 def tell_via(link: Link | None, group: str, key: str, message: Command[object], local: TrioActorRef) -> None:

@@ -19,6 +19,7 @@ from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerRef
+from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
@@ -95,7 +96,7 @@ def worker_children(
             removed=registry.removed,
             leases_are_reliable=presence.leases_are_reliable,
             silences=lambda provider: registry.health_of(provider).silences(),
-            assigns_slots=partial(presence.holds, "dispatcher"),
+            assigns_slots=lambda provider: presence.holds(slots_of(provider)),
         ),
         "provider-calls": lambda: ProviderCaller(
             refs.provider_calls, providers=registry.providers, tasks=tasks, submits=submits

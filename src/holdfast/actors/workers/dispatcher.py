@@ -29,7 +29,6 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.loops import always
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -66,9 +65,9 @@ class Tick(Command[None]):
 
 
 class Dispatcher(Worker):
-    """Tracks which tasks occupy slots, and assigns the free ones, while ``assigns_slots``: in one process for all.
+    """Tracks which tasks occupy slots, and assigns the free ones, of the providers for which ``assigns_slots``.
 
-    Every process takes over tasks of ended ones, and follows up its own.
+    One process does that for all. Every process takes over tasks of ended ones, and follows up its own.
 
     ``slots`` returns the number of slots by provider. ``removed`` returns whether a provider left the
     catalog longer than its grace period ago, ``leases_are_reliable`` whether an expired lease proves that its
@@ -87,7 +86,7 @@ class Dispatcher(Worker):
         removed: Callable[[str], bool] = lambda _: False,
         leases_are_reliable: Callable[[], bool] = lambda: True,
         silences: Callable[[str], Sequence[Silence]] = lambda _: (),
-        assigns_slots: Callable[[], bool] = always,
+        assigns_slots: Callable[[str], bool] = lambda _: True,
     ) -> None:
         super().__init__(ref)
         self._database = database
@@ -110,7 +109,8 @@ class Dispatcher(Worker):
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
-        self._knows_held = False
+        # The providers whose slots this process assigns, with all their tasks in ``_held``.
+        self._assigned: frozenset[str] = frozenset()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second."""
@@ -127,12 +127,9 @@ class Dispatcher(Worker):
         try:
             if isinstance(message, Tick):
                 await self._poll_due()
-            elif not self._knows_held:
-                # Another process assigns slots, or this one will find the task in its row.
-                return
-            elif isinstance(message, TaskQueued):
+            elif isinstance(message, TaskQueued) and message.provider in self._assigned:
                 self._dispatch_new(message)
-            elif isinstance(message, SlotFreed):
+            elif isinstance(message, SlotFreed) and message.provider in self._assigned:
                 self._held.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
                     self._freed.add(message.provider)
@@ -163,32 +160,30 @@ class Dispatcher(Worker):
         check_all = self._ticks % FOLLOW_UP_TICKS == 0
         if check_all or self._ticks == 1:
             await self._take_over()
-        if not self._assigns_slots():
-            self._knows_held = False
-            self._freed.clear()
-        else:
-            await self._poll_waiting(check_all)
-        if check_all:
-            await self._follow_up()
-
-    async def _poll_waiting(self, check_all: bool) -> None:
-        """Assign the free slots of all providers, as the only process that does."""
-        if not self._knows_held:
-            await self._find_held()
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_slots()
             await self._wake_overdue()
-        for provider in self._slots():
+        await self._find_assigned()
+        for provider in self._assigned:
             # Known backlogs are checked at every tick; a new task of which no message came, less often.
             if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
+        if check_all:
+            await self._follow_up()
 
-    async def _find_held(self) -> None:
-        """Find the tasks that occupy slots: slots were assigned by another process, or before a restart."""
-        now, started_at = self._now(), self._started_at
-        self._held, self._backlog = {}, {}
-        self._hold(await self._database.work(dispatched_tasks, before=started_at, now=now))
-        self._knows_held = True
+    async def _find_assigned(self) -> None:
+        """Find the providers whose slots this process assigns, and the tasks that occupy them now."""
+        assigned = frozenset(filter(self._assigns_slots, self._slots()))
+        for provider in self._assigned - assigned:
+            self._held.pop(provider, None)
+            self._backlog.pop(provider, None)
+            self._freed.discard(provider)
+        self._assigned &= assigned
+        if assigned != self._assigned:
+            now, started_at = self._now(), self._started_at
+            held = await self._database.work(dispatched_tasks, before=started_at, now=now)
+            new, self._assigned = assigned - self._assigned, assigned
+            self._hold(row for row in held if row.provider in new)
 
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
@@ -260,7 +255,7 @@ class Dispatcher(Worker):
     def _hold(self, rows: Iterable[DispatchedTask]) -> None:
         now = trio.current_time()
         for row in rows:
-            if row.occupies:
+            if row.occupies and row.provider in self._assigned:
                 self._held.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:

@@ -30,15 +30,15 @@ END_LEASE_TIMEOUT_S = 1.0
 class Presence:
     """This process's lease and service clock, shared by the incarnations of its heartbeat.
 
-    Every beat writes ``membership``, claims the singletons that ``wanted`` returns, and passes the other members to
-    ``on_members``.
+    Every beat writes ``membership``, claims the singletons that ``wanted`` returns for the providers that this
+    process can call, and passes the other members to ``on_members``.
     """
 
     def __init__(self, process: Process, clock: ServiceClock) -> None:
         self.process = process
         self.clock = clock
         self.membership = Membership()
-        self.wanted: Callable[[], Collection[str]] = frozenset
+        self.wanted: Callable[[frozenset[str]], frozenset[str]] = lambda _providers: frozenset()
         self.on_members: Callable[[Sequence[Member], Membership], None] = lambda _members, _written: None
         self._held: frozenset[str] = frozenset()
         self._beat_due = trio.Event()
@@ -68,9 +68,9 @@ class Presence:
             await self._beat_due.wait()
         self._beat_due = trio.Event()
 
-    def begin_beat(self) -> frozenset[str]:
+    def begin_beat(self, providers: Collection[str]) -> frozenset[str]:
         """Return the singletons to hold from now on; the work of others ends before their names are released."""
-        wanted = frozenset(self.wanted())
+        wanted = self.wanted(frozenset(providers))
         self._held &= wanted
         return wanted
 
@@ -114,14 +114,14 @@ class Heartbeat:
         self._presence.beat_soon()
 
     async def _beat(self) -> None:
-        presence = self._presence
+        presence, providers = self._presence, sorted(self._providers())
         renew = partial(
             beat,
             process=presence.process,
             clock=presence.clock,
-            providers=sorted(self._providers()),
+            providers=providers,
             membership=(written := presence.membership),
-            wanted=presence.begin_beat(),
+            wanted=presence.begin_beat(providers),
         )
         try:
             found = await self._database.work(renew)

@@ -38,7 +38,7 @@ _RENEW = text(
     "state = excluded.state, addresses = excluded.addresses, protocol = excluded.protocol"
 )
 _MEMBERS = text(
-    "select process_id, machine, state, addresses, protocol from processes "
+    "select process_id, machine, state, addresses, protocol, providers from processes "
     "where process_id <> :me and lease_until > :now and state is not null order by process_id"
 )
 _RELEASE_NAMES = text("delete from singletons where process_id = :me and name <> all(:wanted)")
@@ -93,6 +93,7 @@ class Member(NamedTuple):
     process_id: str
     machine: str | None
     membership: Membership
+    providers: frozenset[str] = frozenset()
 
 
 class Beat(NamedTuple):
@@ -122,7 +123,10 @@ def beat(
     now = clock.now()
     renew_lease(rows, process, now, providers, membership)
     found = rows.execute(_MEMBERS, {"me": process.process_id, "now": now}).all()
-    members = [Member(r.process_id, r.machine, Membership(r.state, tuple(r.addresses), r.protocol)) for r in found]
+    members = [
+        Member(r.process_id, r.machine, Membership(r.state, tuple(r.addresses), r.protocol), frozenset(r.providers))
+        for r in found
+    ]
     return Beat(members, hold_singletons(rows, process, now, wanted))
 
 
