@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,10 +11,10 @@ import pytest
 import structlog
 import trio
 
-from holdfast import service
+from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
-from holdfast.service import GAVE_UP, _run
+from holdfast.service import GAVE_UP, _log_when_ready, _run
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -63,7 +64,8 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
         with trio.fail_after(60):
-            code = await _run(cast(Any, assembly), ListeningSockets(public=listening))
+            sockets = ListeningSockets(public=listening)
+            code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))
     assert code == GAVE_UP
     assert (starts, ends) == (2, ["sound"])
     logged = [line for line in logs if line["event"] == "the tree gave up"]
@@ -95,18 +97,18 @@ def test_a_start_waits_for_its_database(database_url: str, monkeypatch: pytest.M
             raise DatabaseAway("the database system is shutting down")
         return migrate(url)
 
-    monkeypatch.setattr(service, "migrate", away_at_first)
-    monkeypatch.setattr(service, "time", clock := FakeTime())
+    monkeypatch.setattr(migrating, "migrate", away_at_first)
+    monkeypatch.setattr(migrating, "time", clock := FakeTime())
     with structlog.testing.capture_logs() as logs:
-        assert service.migrate_when_reachable(database_url).applied == ()
-    assert clock.now_s - 100 == failures * service.DATABASE_RETRY_S
+        assert migrating.migrate_when_reachable(database_url).applied == ()
+    assert clock.now_s - 100 == failures * migrating.DATABASE_RETRY_S
     assert [line["event"] for line in logs if "waiting" in line["event"]] == ["waiting for the database"] * bool(
         failures
     )
 
 
 def test_a_start_without_a_database_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "time", clock := FakeTime())
+    monkeypatch.setattr(migrating, "time", clock := FakeTime())
     with pytest.raises(DatabaseAway):
-        service.migrate_when_reachable("postgresql://holdfast@127.0.0.1:1/nothing")
-    assert clock.now_s - 100 == service.DATABASE_START_S
+        migrating.migrate_when_reachable("postgresql://holdfast@127.0.0.1:1/nothing")
+    assert clock.now_s - 100 == migrating.DATABASE_START_S

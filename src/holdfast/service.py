@@ -1,4 +1,4 @@
-"""The service process: the order of its start, its signals, and its orderly stop.
+"""The service in one process: the order of its start, its signals, and its orderly stop.
 
 A stop drains the supervision tree in reverse start order (accept waiting connections, finish requests, empty
 mailboxes, last commit, close the database) and then stops the embedded server. A second signal stops it without
@@ -10,12 +10,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import structlog
 import trio
@@ -23,13 +22,13 @@ import trio
 from holdfast import __version__
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
+from holdfast.listening import CannotListen, open_sockets, url_of
 from holdfast.logs import configure_logging
-from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.embedded import EmbeddedPostgres
-from holdfast.persistence.server.migrate import MigrationReport, migrate
+from holdfast.persistence.server.migrate import migrate_when_reachable
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
-from holdfast.settings import Settings
+from holdfast.settings import Settings, environment
 from holdfast.settings_warnings import find_warnings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
@@ -38,18 +37,14 @@ from holdfast.wiring.http_server import ListeningSockets
 log = structlog.get_logger(__name__)
 
 CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
-BACKLOG = 1024
 CLOSE_CLIENTS_S = 2.0
 AT_ONCE_S = 3.0
 """How long the process may take to end after a second signal."""
-DATABASE_START_S = 30.0
-"""How long a start waits for its database: longer than a restart or a failover takes."""
-DATABASE_RETRY_S = 1.0
 
 
 def serve(settings: Settings) -> int:
-    """Run the service. Returns 0 after a clean stop, 1 when the supervision tree gave up, and 2 when it cannot
-    start: an invalid catalog, a port in use, an asset store that does not respond.
+    """Run the service in this process alone. Returns 0 after a clean stop, 1 when the supervision tree gave up, and
+    2 when it cannot start: an invalid catalog, a port in use, an asset store that does not respond.
 
     Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
     installed.
@@ -58,24 +53,18 @@ def serve(settings: Settings) -> int:
     register_secrets(settings.secret_values())
     for warning in find_warnings(settings):
         log.warning(warning)
-    open_files = raise_open_files_limit()
     with ExitStack() as stack:
-        listening: list[socket.socket] = []
-        for host, port in _addresses(settings):
-            try:
-                listening.append(stack.enter_context(_listen(host, port)))
-            except OSError as exc:
-                print(f"Cannot listen on {host}:{port}: {exc.strerror}.", file=sys.stderr)  # noqa: T201
-                return BAD_CONFIGURATION
-        connections_max = connections_within(open_files, settings.connections_max)
-        if connections_max < settings.connections_max:
-            log.warning(
-                "too few open files for CONNECTIONS_MAX", connections_max=connections_max, open_files=open_files
-            )
+        try:
+            opened = open_sockets(settings, environment())
+        except CannotListen as fault:
+            print(fault, file=sys.stderr)  # noqa: T201
+            return BAD_CONFIGURATION
+        stack.callback(opened.close)
         sockets = ListeningSockets(
-            public=listening[0],
-            operators=listening[1] if len(listening) > 1 else None,
-            connections_max=connections_max,
+            public=opened.public[0],
+            operators=opened.operators[0] if opened.operators else None,
+            is_shared=not opened.is_ours,
+            connections_max=connections_max(settings, raise_open_files_limit()),
         )
         database_url, embedded = stack.enter_context(_database_url(settings))
         report = migrate_when_reachable(database_url)
@@ -85,7 +74,7 @@ def serve(settings: Settings) -> int:
             assembly = assemble(
                 settings,
                 database_url=database_url,
-                local_url=_url_of(sockets.public),
+                local_url=url_of(sockets.public),
                 embedded=embedded,
                 sockets=sockets,
             )
@@ -93,32 +82,26 @@ def serve(settings: Settings) -> int:
             for line in fault.lines:
                 print(line, file=sys.stderr)  # noqa: T201
             return BAD_CONFIGURATION
-        tune_interpreter()
-        try:
-            return trio.run(_run, assembly, sockets)
-        except Exception:
-            # Logged rather than raised, because the log is scrubbed: an exception may quote client data.
-            log.critical("the service crashed", exc_info=True)
-            return GAVE_UP
+        return run_assembly(assembly, partial(_log_when_ready, assembly, sockets))
 
 
-def migrate_when_reachable(database_url: str) -> MigrationReport:
-    """Migrate the database, waiting for one that is starting, stopping or out of reach.
+def run_assembly(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
+    """Run the composed service, with the task ``beside``, and return its exit code."""
+    tune_interpreter()
+    try:
+        return trio.run(_run, assembly, beside)
+    except Exception:
+        # Logged rather than raised, because the log is scrubbed: an exception may quote client data.
+        log.critical("the service crashed", exc_info=True)
+        return GAVE_UP
 
-    Raises as :func:`~holdfast.persistence.server.migrate.migrate` does; ``DatabaseAway`` only once
-    :data:`DATABASE_START_S` have passed.
-    """
-    deadline_s, is_logged = time.monotonic() + DATABASE_START_S, False
-    while True:
-        try:
-            return migrate(database_url)
-        except DatabaseAway as away:
-            if time.monotonic() >= deadline_s:
-                raise
-            if not is_logged:
-                log.warning("waiting for the database", reason=away.reason, for_s=DATABASE_START_S)
-                is_logged = True
-            time.sleep(DATABASE_RETRY_S)
+
+def connections_max(settings: Settings, open_files: int) -> int:
+    """Return the most connections that a limit of open files allows; fewer than configured are logged."""
+    allowed = connections_within(open_files, settings.connections_max)
+    if allowed < settings.connections_max:
+        log.warning("too few open files for CONNECTIONS_MAX", connections_max=allowed, open_files=open_files)
+    return allowed
 
 
 def tune_interpreter() -> None:
@@ -136,7 +119,7 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(20e-6)
 
 
-async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
+async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
     limit_name_lookups()
     code = CLEAN
     try:
@@ -146,7 +129,7 @@ async def _run(assembly: Assembly, sockets: ListeningSockets) -> int:
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)
-        nursery.start_soon(_log_when_ready, assembly, sockets)
+        nursery.start_soon(beside)
         try:
             await assembly.tree.run()
         except GaveUp as gave_up:
@@ -166,17 +149,23 @@ async def _log_when_ready(assembly: Assembly, sockets: ListeningSockets) -> None
         await assembly.tree.wait_ready()
     except NotRunning:
         return
-    url = _url_of(sockets.public)
+    url = url_of(sockets.public)
     log.info(
         "holdfast serves",
         version=__version__,
         url=url,
         docs=f"{url}/docs",
-        operators=None if sockets.operators is None else _url_of(sockets.operators),
+        operators=None if sockets.operators is None else url_of(sockets.operators),
         env=assembly.settings.env,
         database=assembly.database.url if not assembly.settings.is_production else "configured",
         card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
     )
+
+
+async def stop_in_order(assembly: Assembly) -> None:
+    """Give this process's accounts to other members, then drain the tree."""
+    await assembly.members.drain()
+    await assembly.tree.stop()
 
 
 async def _handle_signals(assembly: Assembly) -> None:
@@ -195,8 +184,7 @@ async def _handle_signals(assembly: Assembly) -> None:
                 elif not is_stopping:
                     is_stopping = True
                     log.info("stopping", signal=signal.Signals(number).name)
-                    await assembly.members.drain()
-                    await tree.stop()
+                    await stop_in_order(assembly)
                 else:
                     cut = [child.child_id for child in tree.children() if child.state != "stopped"]
                     log.warning("stopping at once", signal=signal.Signals(number).name, cut=cut)
@@ -205,33 +193,6 @@ async def _handle_signals(assembly: Assembly) -> None:
                         exit_timer.start()
     finally:
         exit_timer.cancel()
-
-
-def _addresses(settings: Settings) -> list[tuple[str, int]]:
-    """Return the addresses to listen on: the public one, and the operators' one if it has its own port."""
-    found = [(settings.host, settings.port)]
-    return found if settings.ops_port is None else [*found, (settings.ops_host, settings.ops_port)]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. This comes first, so that a port in use is reported immediately."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - only recognised
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager

@@ -32,6 +32,7 @@ SHOWN_CHARS_MAX = 20
 
 PRODUCTION_DEFAULTS = {
     "LOG_FORMAT": "json",
+    "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
     "SANDBOX_ENABLED": "false",
     "TASK_CREATES_PER_ACCOUNT_S": "1000",
     "WEBHOOK_LOCAL_ALLOWED": "false",
@@ -175,8 +176,8 @@ class Settings(Locations):
     key for each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
     stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
     the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
-    public port. ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of
-    the repr.
+    public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
+    ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -186,6 +187,7 @@ class Settings(Locations):
     port: Port = 8000
     ops_host: str = "127.0.0.1"
     ops_port: Port | None = None
+    processes: int = Field(0, ge=0, le=64)
     connections_max: Count = 2048
     connections_per_peer_max: Count = 512
     head_timeout_s: Seconds = 15.0

@@ -153,7 +153,7 @@ def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     log = (data_dir / "postgres.log").read_text()
-    assert "received fast shutdown request" in log
+    assert "received smart shutdown request" in log
     assert "database system is shut down" in log
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
+from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
@@ -31,19 +31,16 @@ from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMai
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings import PREFIX, Settings, SettingsFault
-from holdfast.standins.studio.process import run_studio_process
 from holdfast.supervision.reports import Reporter
-from holdfast.supervision.spec import Child
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
-from holdfast.wiring.card import PROVIDER, CardSetup, card_setup, stored_port
+from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
-from holdfast.wiring.http_server import ListeningSockets, http_supervisor
-from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
+from holdfast.wiring.emulators import emulators_of
+from holdfast.wiring.http_server import HttpServer, ListeningSockets
+from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.workers import WorkerRefs, worker_children
-
-STUDIO_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +54,7 @@ class Assembly:
     registry: ProviderRegistry
     store: AssetStore
     card: CardSetup | None
+    http: HttpServer | None
 
 
 def assemble(
@@ -66,17 +64,19 @@ def assemble(
     local_url: str,
     embedded: EmbeddedPostgres | None = None,
     sockets: ListeningSockets | None = None,
+    has_emulators: bool = True,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
-    Without ``sockets`` nothing is served over HTTP.
+    Without ``sockets`` nothing is served over HTTP. ``has_emulators``: whether the emulators run in this process,
+    rather than in one for all workers.
     """
     public_url = settings.public_url or local_url
     urls = PublicUrls(
         base=public_url, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
     )
-    studio_port = stored_port(settings.data_dir / "studio.port", configured=settings.studio_port)
-    registry = ProviderRegistry(settings, studio_url=f"http://{STUDIO_HOST}:{studio_port}")
+    studio = studio_port(settings)
+    registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{studio}")
     card = card_setup(settings, local_url=local_url)
     store = asset_store(settings)
     reporter = Reporter()
@@ -126,7 +126,7 @@ def assemble(
         accounts=local_accounts,
         sign_ins=local_sign_ins,
         tasks=local_tasks,
-        emulators=_emulators(settings, registry, studio_port, card),
+        emulators=emulators_of(settings, registry, studio, card) if has_emulators else {},
         workers=worker_children(
             settings,
             refs,
@@ -142,6 +142,7 @@ def assemble(
             submits=submits,
         ),
     )
+    http = None
     if sockets is not None:
         deps = Dependencies(
             settings=settings,
@@ -161,9 +162,17 @@ def assemble(
             metrics_text=generate_latest,
             urls=urls,
         )
-        add_http_server(tree, partial(http_supervisor, sockets, settings, deps, reporter, tree))
+        http = HttpServer(sockets, settings, deps, reporter, lambda: tree.is_stopping)
+        add_http_server(tree, http.start)
     return Assembly(
-        settings=settings, database=database, tree=tree, members=members, registry=registry, store=store, card=card
+        settings=settings,
+        database=database,
+        tree=tree,
+        members=members,
+        registry=registry,
+        store=store,
+        card=card,
+        http=http,
     )
 
 
@@ -196,28 +205,6 @@ def asset_store(settings: Settings) -> AssetStore:
         line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
         raise SettingsFault((line,)) from None
     return S3Store(settings.s3)
-
-
-def _emulators(
-    settings: Settings, registry: ProviderRegistry, studio_port: int, card: CardSetup | None
-) -> Mapping[str, Callable[[], Child]]:
-    """Return how the emulators are started: the studio, if the catalog gives it no URL, and the card emulator."""
-    children: dict[str, Callable[[], Child]] = {}
-    found = [c for c in registry.catalog.providers.values() if c.kind == "studio" and c.url is None]
-    if found:
-        run = partial(
-            run_studio_process,
-            secret=registry.secrets_of(found[0])[0],
-            token=studio_token(settings),
-            files_dir=settings.data_dir / "studio",
-            host=STUDIO_HOST,
-            port=studio_port,
-            log_format=settings.log_format,
-        )
-        children["studio"] = partial(RunningChild, run)
-    if card is not None and card.emulator is not None:
-        children["card"] = card.emulator
-    return children
 
 
 def _card_payments(card: CardSetup, unmatched: UnmatchedEventStore) -> CardPayments:

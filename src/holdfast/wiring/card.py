@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
+from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.settings import Settings
@@ -15,7 +14,6 @@ from holdfast.standins.card.service import serve_card_emulator
 from holdfast.supervision.tree import RunningChild
 
 PROVIDER = "cardprovider"
-EMULATOR_HOST = "127.0.0.1"
 WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
 
 
@@ -42,9 +40,9 @@ def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
     """
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key)
-    if settings.is_production:
+    port = card_emulator_port(settings)
+    if port is None:
         return None
-    port = stored_port(_port_file(settings), configured=settings.card_emulator_port)
     run = partial(
         serve_card_emulator,
         api_key=_emulator_key(settings),
@@ -61,7 +59,7 @@ def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
     """Return the card provider of a service that runs with these settings, without starting its emulator."""
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key)
-    file = _port_file(settings)
+    file = card_port_file(settings)
     port = settings.card_emulator_port or (int(file.read_text()) if file.is_file() else 0)
     return None if settings.is_production or not port else _emulated(settings, port)
 
@@ -98,41 +96,12 @@ def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripePr
     )
 
 
-def _port_file(settings: Settings) -> Path:
-    return settings.data_dir / "card.port"
-
-
 def _emulator_key(settings: Settings) -> str:
     return "sk_test_" + settings.derived_key("card emulator key").hex()
 
 
 def _emulator_webhook_secret(settings: Settings) -> str:
     return "whsec_" + settings.derived_key("card emulator webhooks").hex()
-
-
-def stored_port(file: Path, *, configured: int = 0) -> int:
-    """Return an emulator's port: the configured one, the one stored at the last start, or a free one.
-
-    The stored one is preferred, because orders and jobs of the last start contain the emulator's URL.
-    """
-    if configured:
-        return configured
-    last = file.read_text().strip() if file.is_file() else ""
-    port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
-    assert port is not None
-    file.write_text(f"{port}\n")
-    return port
-
-
-def _free_port(port: int) -> int | None:
-    """Return the port if it is free (0: any), else None."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((EMULATOR_HOST, port))
-        except (OSError, OverflowError):
-            return None
-        return int(probe.getsockname()[1])
 
 
 def _livemode(api_key: str) -> bool | None:

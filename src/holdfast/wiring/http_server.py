@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -30,14 +30,23 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
 FINISH_REQUESTS_S = 5.0
+SEND_LATE_S = 5.0
+"""How much longer than its head and body a request may take when a retired worker finishes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListeningSockets:
-    """The listening sockets. ``operators`` None: operators' routes are served on the public socket."""
+    """The listening sockets of this process.
+
+    ``operators`` None: operators' routes are served on the public socket. ``is_shared``: other processes have the
+    same sockets. ``of_siblings``: by worker slot, the sockets of the other workers, accepted on while a worker is
+    down.
+    """
 
     public: socket.socket
     operators: socket.socket | None = None
+    is_shared: bool = False
+    of_siblings: Mapping[int, Sequence[socket.socket]] = field(default_factory=dict)
     connections_max: int = 2048
     """The number of connections that the limit of open files allows."""
 
@@ -57,48 +66,109 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
     )
 
 
-def http_supervisor(
-    sockets: ListeningSockets, settings: Settings, deps: Dependencies, reporter: Reporter, tree: Supervisor
-) -> Supervisor:
-    """Return an incarnation of the HTTP server. When ``tree`` stops, the listeners close their sockets."""
-    limits = server_limits(settings, sockets.connections_max)
-    group: list[Connections] = []
+class HttpServer:
+    """The HTTP server of this process, across its incarnations. ``is_final``: whether the tree is stopping."""
 
-    def is_exempt(peer: str) -> bool:
+    def __init__(
+        self,
+        sockets: ListeningSockets,
+        settings: Settings,
+        deps: Dependencies,
+        reporter: Reporter,
+        is_final: Callable[[], bool],
+    ) -> None:
+        self._sockets = sockets
+        self._settings = settings
+        self._deps = deps
+        self._reporter = reporter
+        self._is_final = is_final
+        self._limits = server_limits(settings, sockets.connections_max)
+        self._connections = Connections(self._limits)
+        self._listeners: dict[str, Listener] = {}
+        self._covered: Collection[int] = ()
+        self._covering_changed = trio.Event()
+
+    def start(self) -> Supervisor:
+        """Return an incarnation. When the tree stops, the listeners close their sockets."""
+        limits, sockets = self._limits, self._sockets
+        public = create_app(self._deps, ROUTES if sockets.operators is None else PUBLIC_ROUTES)
+        apps: list[object] = [public]
+        listeners = [self._listener("listener", sockets.public, public)]
+        if sockets.operators is not None:
+            operators = create_app(self._deps, OPERATORS_ROUTES)
+            apps.append(operators)
+            listeners.append(self._listener("operators-listener", sockets.operators, operators))
+        if sockets.of_siblings:
+            run = partial(self._accept_for_siblings, apps)
+            listeners.append(ChildSpec("siblings-listener", lambda: RunningChild(run), shutdown_s=1.0))
+        return Supervisor(
+            "http",
+            [
+                ChildSpec("application", lambda: RunningChild(partial(run_lifespans, apps)), shutdown_s=1.0),
+                ChildSpec("connections", self._new_connections, shutdown_s=limits.finish_requests_s + 1.0),
+                *listeners,
+            ],
+            # rest_for_one: connections need the application, listeners need the connections.
+            strategy="rest_for_one",
+            intensity=Intensity(10, 60.0),
+            reporter=self._reporter,
+        )
+
+    async def retire(self) -> None:
+        """Close the listening sockets, and wait for the open connections for as long as a request may take.
+
+        For a process whose successor serves already: nothing is cut that a client could still finish.
+        """
+        settings = self._settings
+        self.accept_for(())
+        for listener in self._listeners.values():
+            listener.retire()
+        self._connections.begin_stop()
+        with trio.move_on_after(settings.head_timeout_s + settings.body_timeout_s + SEND_LATE_S):
+            await self._connections.wait_empty()
+
+    def accept_for(self, slots: Collection[int]) -> None:
+        """Accept on the sockets of the workers in ``slots`` too, and of no others."""
+        self._covered = slots
+        changed, self._covering_changed = self._covering_changed, trio.Event()
+        changed.set()
+
+    def _new_connections(self) -> Connections:
+        # Listeners start after the connections and restart with them, so they use the newest incarnation.
+        self._connections = Connections(self._limits, is_exempt=self._is_exempt)
+        return self._connections
+
+    def _is_exempt(self, peer: str) -> bool:
         # All clients of a proxy share its connections, so a proxy has no limit of its own.
         address = parse_address(peer)
-        return address is not None and is_trusted(address, settings.trusted_proxies)
+        return address is not None and is_trusted(address, self._settings.trusted_proxies)
 
-    def connections() -> Connections:
-        # Listeners start after the connections and restart with them, so they use the newest incarnation.
-        group[:] = [Connections(limits, is_exempt=is_exempt)]
-        return group[0]
-
-    def listener(child_id: str, listening: socket.socket, app: object) -> ChildSpec:
+    def _listener(self, child_id: str, listening: socket.socket, app: object) -> ChildSpec:
         def start() -> Listener:
-            return Listener(listening, cast("AsgiApp", app), lambda: group[0], is_final=lambda: tree.is_stopping)
+            self._listeners[child_id] = listener = Listener(
+                listening,
+                cast("AsgiApp", app),
+                lambda: self._connections,
+                is_final=self._is_final,
+                is_shared=self._sockets.is_shared,
+            )
+            return listener
 
         return ChildSpec(child_id, start, shutdown_s=1.0)
 
-    public = create_app(deps, ROUTES if sockets.operators is None else PUBLIC_ROUTES)
-    apps: list[object] = [public]
-    listeners = [listener("listener", sockets.public, public)]
-    if sockets.operators is not None:
-        operators = create_app(deps, OPERATORS_ROUTES)
-        apps.append(operators)
-        listeners.append(listener("operators-listener", sockets.operators, operators))
-    return Supervisor(
-        "http",
-        [
-            ChildSpec("application", lambda: RunningChild(partial(run_lifespans, apps)), shutdown_s=1.0),
-            ChildSpec("connections", connections, shutdown_s=limits.finish_requests_s + 1.0),
-            *listeners,
-        ],
-        # rest_for_one: connections need the application, listeners need the connections.
-        strategy="rest_for_one",
-        intensity=Intensity(10, 60.0),
-        reporter=reporter,
-    )
+    async def _accept_for_siblings(self, apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        while True:
+            async with trio.open_nursery() as nursery:
+                for slot in self._covered:
+                    # In the order of the applications: public, operators.
+                    for listening, app in zip(self._sockets.of_siblings.get(slot, ()), apps, strict=False):
+                        listener = Listener(
+                            listening, cast("AsgiApp", app), lambda: self._connections, is_final=lambda: False
+                        )
+                        nursery.start_soon(listener.run)
+                await self._covering_changed.wait()
+                nursery.cancel_scope.cancel()
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:

@@ -49,9 +49,7 @@ class Connections:
             nursery.start_soon(self._sweep)
             task_status.started()
             await self._stop_requested.wait()
-            self.is_stopping = True
-            for connection in tuple(self._open):
-                connection.begin_stop()
+            self.begin_stop()
             with trio.move_on_after(self._limits.finish_requests_s):
                 await self.wait_empty()
             for connection in tuple(self._open):
@@ -62,6 +60,12 @@ class Connections:
     async def stop(self) -> None:
         """Request the stop, which takes at most ``finish_requests_s``."""
         self._stop_requested.set()
+
+    def begin_stop(self) -> None:
+        """Close each connection after its current request, or after one more if it is idle."""
+        self.is_stopping = True
+        for connection in tuple(self._open):
+            connection.begin_stop()
 
     async def wait_empty(self) -> None:
         """Wait until no connection is open."""

@@ -5,13 +5,10 @@ A crash of the loop leaves the socket open: new connections wait in its queue fo
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import socket
-import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -20,6 +17,7 @@ import trio
 from holdfast.http.server.client_socket import ClientSocket
 from holdfast.http.server.connection import Address, AsgiApp
 from holdfast.http.server.connections import Connections
+from holdfast.listening import refuse_new_connections
 
 log = structlog.get_logger("holdfast.http")
 
@@ -44,14 +42,14 @@ _ABORTED: Final = frozenset(
         errno.EINTR,
     }
 )
-_SO_ATTACH_FILTER: Final = 26
 
 
 class Listener:
     """One incarnation of an accept loop; a child of a supervisor.
 
     ``is_final`` distinguishes the stop of the service from a restart: only then is the socket closed, after all
-    connections in its queue have been accepted.
+    connections in its queue have been accepted. With ``is_shared`` another process has the same socket, and may
+    still accept new connections.
     """
 
     def __init__(
@@ -61,12 +59,16 @@ class Listener:
         connections: Callable[[], Connections],
         *,
         is_final: Callable[[], bool] = lambda: True,
+        is_shared: bool = False,
     ) -> None:
         self._socket = listening
         self._app = app
         self._connections = connections
         self._is_final = is_final
+        self._is_shared = is_shared
+        self._is_retired = False
         self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
         self._has_no_file = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -78,13 +80,22 @@ class Listener:
                 await trio.lowlevel.wait_readable(self._socket)
                 if not self._accept_waiting(ACCEPTED_AT_ONCE_MAX):
                     await trio.sleep(PAUSE_S)
-        if self._is_final():
-            refuse_new_connections(self._socket)
+        if self._is_retired or self._is_final():
+            if not self._is_shared:
+                refuse_new_connections(self._socket)
             self._accept_waiting(sys.maxsize)
             self._socket.close()
+        if self._is_retired:
+            await self._stopped.wait()
 
     async def stop(self) -> None:
         """End the loop."""
+        self._stopped.set()
+        self._scope.cancel()
+
+    def retire(self) -> None:
+        """Close the socket, as at a final stop, and keep running until stopped."""
+        self._is_retired = True
         self._scope.cancel()
 
     def _accept_waiting(self, count_max: int) -> bool:
@@ -113,17 +124,6 @@ class Listener:
                 continue
             self._connections().admit(self._app, stream, _address(address), server)
         return True
-
-
-def refuse_new_connections(listening: socket.socket) -> None:
-    """Let the system ignore new connections on a socket that is about to close, if it can.
-
-    Otherwise a connection between the last accept and the close would be reset.
-    """
-    instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # a socket filter that drops every packet
-    program = ctypes.create_string_buffer(instruction)
-    with suppress(OSError):  # not Linux; the window is short
-        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 def _address(found: tuple[Any, ...]) -> Address:

@@ -7,12 +7,14 @@ pending migrations run in one transaction, so a failed one leaves the database a
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import sqlalchemy
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -23,12 +25,17 @@ from sqlalchemy.exc import DBAPIError
 from holdfast.persistence.server.connections import SERVER_VERSION_MIN
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld, is_away
 
+log = structlog.get_logger(__name__)
+
 LOCK_KEY = 0x686F6C64
 """The advisory lock's number: "hold" in ASCII."""
 
 LOCK_TIMEOUT_S = 60
 DDL_LOCK_S = 10
 STATEMENT_S = 300
+DATABASE_START_S = 30.0
+"""How long a start waits for its database: longer than a restart or a failover takes."""
+DATABASE_RETRY_S = 1.0
 
 
 class MigrationRefused(Exception):
@@ -58,6 +65,24 @@ def migrate(url: str) -> MigrationReport:
         if is_away(exc):
             raise DatabaseAway(str(exc)) from exc
         raise
+
+
+def migrate_when_reachable(database_url: str) -> MigrationReport:
+    """Migrate the database, waiting for one that is starting, stopping or out of reach.
+
+    Raises like :func:`migrate`; ``DatabaseAway`` only once :data:`DATABASE_START_S` have passed.
+    """
+    deadline_s, is_logged = time.monotonic() + DATABASE_START_S, False
+    while True:
+        try:
+            return migrate(database_url)
+        except DatabaseAway as away:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not is_logged:
+                log.warning("waiting for the database", reason=away.reason, for_s=DATABASE_START_S)
+                is_logged = True
+            time.sleep(DATABASE_RETRY_S)
 
 
 def pending(url: str) -> tuple[str, ...]:

@@ -97,11 +97,14 @@ def plain_environment() -> dict[str, str]:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a function that has Linux send the server a fast shutdown when its starting thread ends."""
+    """Return a function that has Linux send the server a smart shutdown when its starting thread ends.
+
+    It then ends after its last connection: the workers of a killed parent may commit what they have begun.
+    """
     if platform.system() != "Linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    pr_set_pdeathsig, number = 1, int(signal.SIGINT)
+    pr_set_pdeathsig, number = 1, int(signal.SIGTERM)
 
     def ask() -> None:
         prctl(pr_set_pdeathsig, number, 0, 0, 0)
