@@ -1,28 +1,24 @@
-"""The command line. Exit codes: 0 success, 1 failure, 2 bad configuration (one line per fault on stderr)."""
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad configuration (one line per fault on stderr).
+
+Commands import what they need: the parent of worker processes is started here, and has no application code.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 import holdfast
-from holdfast.ledger.catalog.catalog import CatalogFault, load_catalog
 from holdfast.logs import configure_logging
-from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.audit.checks import Check
-from holdfast.persistence.server.connections import connected
-from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
-from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
-from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
-from holdfast.persistence.server.postmaster import EmbeddedFault
-from holdfast.persistence.server.server_folders import DataFolderInUse
-from holdfast.providers.media.kinds import kind_rules
 from holdfast.scrubbing import register_secrets
-from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings
+from holdfast.settings import PREFIX, Locations, SettingsFault, environment, load_locations, load_settings
+
+if TYPE_CHECKING:
+    from holdfast.persistence.audit.checks import Check
 
 FAILED, BAD_CONFIGURATION = 1, 2
 
@@ -38,12 +34,20 @@ app.add_typer(catalog_app, name="catalog")
 
 
 @app.command("serve")
-def serve_command() -> None:
+def serve_command(
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Worker processes below a parent; 0: one process without a parent.", show_default=False),
+    ] = None,
+) -> None:
     """Run the service until it is stopped."""
+    given = {} if processes is None else {f"{PREFIX}PROCESSES": str(processes)}
     with _report_faults():
-        settings = load_settings(environment())
-        from holdfast.service import serve
-
+        settings = load_settings({**environment(), **given})
+        if settings.processes:
+            from holdfast.parent.parent import serve
+        else:
+            from holdfast.service import serve
         code = serve(settings)
     raise typer.Exit(code)
 
@@ -61,6 +65,8 @@ def demo_command() -> None:
 @app.command("migrate")
 def migrate_command() -> None:
     """Migrate the database's tables."""
+    from holdfast.persistence.server.migrate import migrate
+
     with _report_faults(), _database(load_locations(environment()), create=True) as url:
         report = migrate(url)
     done = f"applied {', '.join(report.applied)}" if report.applied else "nothing to do"
@@ -70,6 +76,10 @@ def migrate_command() -> None:
 @app.command("audit")
 def audit_command() -> None:
     """Check the invariants of credit against the rows, one line per check."""
+    from holdfast.persistence.audit.audit import run_audit
+    from holdfast.persistence.server.connections import connected
+    from holdfast.persistence.server.migrate import pending
+
     with _report_faults(), _database(load_locations(environment()), create=False) as url:
         missing = pending(url)
         if missing:
@@ -88,7 +98,7 @@ def reconcile_command(
     every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,
 ) -> None:
     """Reconcile card orders with the card provider now; one line per order that differs or failed."""
-
+    from holdfast.persistence.server.migrate import pending
     from holdfast.reconcile import NoCardProvider, reconcile
 
     def show(done: int, total: int, order_id: str, result: str) -> None:
@@ -120,6 +130,9 @@ def catalog_check_command(
     ] = None,
 ) -> None:
     """Check a catalog file: list its faults, or count its models and providers."""
+    from holdfast.ledger.catalog.catalog import load_catalog
+    from holdfast.providers.media.kinds import kind_rules
+
     with _report_faults():
         catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())
     for line in catalog.warnings:
@@ -149,6 +162,8 @@ def _line(check: Check) -> str:
 @contextlib.contextmanager
 def _database(place: Locations, *, create: bool) -> Iterator[str]:
     """Return the URL of the configured database; an embedded one that does not run is started for this command."""
+    from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
+
     url = place.database_url or database_url_of(place.data_dir)
     if url is not None:
         yield url
@@ -164,14 +179,32 @@ def _report_faults() -> Iterator[None]:
     """Turn expected faults into lines on stderr and an exit code."""
     try:
         yield
-    except (SettingsFault, CatalogFault) as exc:
+    except SettingsFault as exc:
         _fail("\n".join(exc.lines), BAD_CONFIGURATION)
-    except (DataFolderInUse, MigrationRefused, DatabaseTooOld) as exc:
-        _fail(str(exc), BAD_CONFIGURATION)
-    except EmbeddedFault as exc:
-        _fail(str(exc), FAILED)
-    except DatabaseAway as exc:
-        _fail(f"The database cannot be reached: {exc.reason}", FAILED)
+    except typer.Exit:
+        raise
+    except Exception as exc:
+        _report(exc)
+        raise
+
+
+def _report(fault: Exception) -> None:
+    """Exit with the line and the code of an expected fault; return for any other."""
+    from holdfast.ledger.catalog.catalog import CatalogFault
+    from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
+    from holdfast.persistence.server.migrate import MigrationRefused
+    from holdfast.persistence.server.postmaster import EmbeddedFault
+    from holdfast.persistence.server.server_folders import DataFolderInUse
+
+    match fault:
+        case CatalogFault():
+            _fail("\n".join(fault.lines), BAD_CONFIGURATION)
+        case DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
+            _fail(str(fault), BAD_CONFIGURATION)
+        case EmbeddedFault():
+            _fail(str(fault), FAILED)
+        case DatabaseAway():
+            _fail(f"The database cannot be reached: {fault.reason}", FAILED)
 
 
 def _fail(message: str, code: int) -> NoReturn:

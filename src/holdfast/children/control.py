@@ -1,0 +1,40 @@
+"""The child's side of the socket pair with its parent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import trio
+
+from holdfast.parent.places import READY
+
+LINE_BYTES_MAX = 4096
+
+
+class Control:
+    """The connection to the parent, by its descriptor. It is not inherited further."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        self._socket.set_inheritable(False)
+
+    async def report_ready(self) -> None:
+        """Tell the parent that this process serves."""
+        with suppress(OSError):  # the parent is gone, which the lines show
+            await self._socket.send(f"{READY}\n".encode())
+
+    async def lines(self) -> AsyncIterator[list[str]]:
+        """Yield the words of each line, until the parent is gone."""
+        received = b""
+        while True:
+            try:
+                data = await self._socket.recv(LINE_BYTES_MAX)
+            except OSError:
+                return
+            if not data:
+                return
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                yield line.decode().split()

@@ -1,0 +1,88 @@
+"""The emulators of all workers, in one process: ``python -m holdfast.children.emulators`` with their place as JSON.
+
+They are stand-ins for systems outside, so they outlive every worker, and a roll does not replace them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+
+import msgspec
+import trio
+
+from holdfast.children.control import Control
+from holdfast.emulator_ports import EMULATOR_HOST, studio_port
+from holdfast.ledger.catalog.catalog import CatalogFault
+from holdfast.logs import configure_logging
+from holdfast.parent.places import EmulatorsPlace
+from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.scrubbing import register_secrets
+from holdfast.settings import environment, load_settings
+from holdfast.supervision.faults import GaveUp, NotRunning
+from holdfast.supervision.reports import Reporter
+from holdfast.supervision.spec import ChildSpec, Intensity
+from holdfast.supervision.supervisor import Supervisor
+from holdfast.wiring.card import card_setup
+from holdfast.wiring.emulators import emulators_of
+from holdfast.wiring.provider_registry import ProviderRegistry
+
+CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
+
+
+def main(place: EmulatorsPlace) -> int:
+    """Run the emulators until the parent ends them; returns 0 at once if these settings need none."""
+    settings = load_settings(environment())
+    configure_logging(settings.log_format)
+    register_secrets(settings.secret_values())
+    port = studio_port(settings)
+    try:
+        registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{port}")
+    except CatalogFault:
+        return BAD_CONFIGURATION  # the workers print the reason
+    emulators = emulators_of(settings, registry, port, card_setup(settings, local_url=place.local_url))
+    if not emulators:
+        return CLEAN
+    tree = Supervisor(
+        "emulators",
+        [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()],
+        # one_for_one: emulators are independent, and stand for external systems that may fail often.
+        strategy="one_for_one",
+        intensity=Intensity(20, 60.0),
+        reporter=Reporter(),
+    )
+    return trio.run(_run, tree, Control(place.control_fd))
+
+
+async def _run(tree: Supervisor, control: Control) -> int:
+    limit_name_lookups()
+    code = CLEAN
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_at_signal, tree)
+        nursery.start_soon(_follow_parent, tree, control)
+        try:
+            await tree.run()
+        except GaveUp:
+            code = GAVE_UP
+        nursery.cancel_scope.cancel()
+    return code
+
+
+async def _stop_at_signal(tree: Supervisor) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            await tree.stop()
+
+
+async def _follow_parent(tree: Supervisor, control: Control) -> None:
+    with suppress(NotRunning):
+        await tree.wait_ready()
+    await control.report_ready()
+    async for _ in control.lines():
+        pass
+    await tree.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=EmulatorsPlace)))

@@ -1,0 +1,178 @@
+"""One place for a child process: it is started, watched, and replaced without a gap."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import trio
+
+from holdfast.parent.child_process import ChildProcess
+from holdfast.parent.places import RETIRE
+from holdfast.supervision.status import ChildStatus
+
+START_S = 60.0
+"""How long a process may take until it is ready."""
+BAD_CONFIGURATION = 2
+
+
+class ProcessEnded(Exception):
+    """A child process ended without being stopped, or was not ready in time."""
+
+
+class _Run:
+    """One process of a slot."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        self.process = process
+        self.state: Literal["starting", "ready", "ended"] = "starting"
+        self.changed = trio.Event()
+
+    def enter(self, state: Literal["ready", "ended"]) -> None:
+        self.state = state
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
+
+    async def wait_past(self, state: Literal["starting", "ready"]) -> None:
+        while self.state in ("starting", state):
+            await self.changed.wait()
+
+
+class ProcessSlot:
+    """One incarnation of a slot; a child of a supervisor. It ends with its process, unless that was replaced.
+
+    ``on_change`` is called when its process becomes ready or ends. With ``may_finish`` a process that ends with
+    exit code 0 had nothing to do.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[ChildProcess]],
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        on_misconfigured: Callable[[], None] = lambda: None,
+        may_finish: bool = False,
+    ) -> None:
+        self._start = start
+        self._on_change = on_change
+        self._on_misconfigured = on_misconfigured
+        self._may_finish = may_finish
+        self._runs: list[_Run] = []
+        self._current: _Run | None = None
+        self._nursery: trio.Nursery | None = None
+        self._stopping = trio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its process serves."""
+        return self._current is not None and self._current.state == "ready"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run here: one, or two while it is replaced."""
+        return tuple(run.process.pid for run in self._runs)
+
+    def children(self) -> tuple[ChildStatus, ...]:
+        """Return the children that a supervisor could show: none."""
+        return ()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run processes until stopped. Raises :class:`ProcessEnded`, in a group, and OSError."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._current = await self._launch(nursery)
+                task_status.started()
+                await self._stopping.wait()
+                self.send_signal(signal.SIGTERM)
+                while self._runs:
+                    await self._runs[0].wait_past("ready")
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            with trio.CancelScope(shield=True):
+                for run in tuple(self._runs):
+                    run.process.send_signal(signal.SIGKILL)
+                    await self._note_end(run)
+            self._on_change()
+
+    async def stop(self) -> None:
+        """Stop the process in order."""
+        self._stopping.set()
+
+    async def replace(self, *, retire_s: float) -> bool:
+        """Start a second process, and when it is ready let the first finish, for ``retire_s`` at most.
+
+        False: the second one was not ready in time, or the slot has no process now; the first continues.
+        """
+        old, nursery = self._current, self._nursery
+        if old is None or nursery is None or self._stopping.is_set():
+            return False
+        new = await self._launch(nursery)
+        await new.wait_past("starting")
+        if new.state != "ready" or self._stopping.is_set():
+            return False
+        self._current = new
+        self._on_change()
+        old.process.tell(RETIRE)
+        with trio.move_on_after(retire_s):
+            await old.wait_past("ready")
+        if old.state != "ended":
+            old.process.send_signal(signal.SIGKILL)
+            await old.wait_past("ready")
+        return True
+
+    def tell(self, line: str) -> None:
+        """Send a line to the process that serves."""
+        if self._current is not None and self.is_ready:
+            self._current.process.tell(line)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to all processes here."""
+        for run in self._runs:
+            run.process.send_signal(number)
+
+    async def _launch(self, nursery: trio.Nursery) -> _Run:
+        run = _Run(await self._start())
+        self._runs.append(run)
+        nursery.start_soon(self._watch, run)
+        return run
+
+    async def _watch(self, run: _Run) -> None:
+        is_late = False
+        with trio.move_on_after(START_S) as scope:
+            if await run.process.wait_ready():
+                run.enter("ready")
+                self._on_change()
+        if scope.cancelled_caught:
+            is_late = True
+            run.process.send_signal(signal.SIGKILL)
+        was_ready = run.state == "ready"
+        code = await self._note_end(run)
+        if run is not self._current or self._stopping.is_set():
+            return
+        if code == 0 and self._may_finish:
+            self._stopping.set()
+            return
+        if code == BAD_CONFIGURATION and not was_ready:
+            self._on_misconfigured()
+        how = f"was not ready within {START_S:g} s" if is_late else _how_it_ended(code)
+        raise ProcessEnded(f"process {run.process.pid} {how}")
+
+    async def _note_end(self, run: _Run) -> int:
+        code = await run.process.wait()
+        run.process.close()
+        if run in self._runs:
+            self._runs.remove(run)
+        run.enter("ended")
+        return code
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,86 @@
+"""The workers of one parent: their slots, which of them are covered by others, and rolls."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from holdfast.parent.child_process import ChildProcess
+from holdfast.parent.places import COVER
+from holdfast.parent.process_slot import ProcessSlot
+from holdfast.supervision.spec import ChildSpec
+
+log = structlog.get_logger(__name__)
+
+
+class Workers:
+    """``start`` starts the process of a slot. ``on_misconfigured`` is called when the first one of a slot ends with
+    exit code 2; ``retire_s`` is how long one that was replaced may take to end.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[int], Awaitable[ChildProcess]],
+        *,
+        on_misconfigured: Callable[[], None],
+        retire_s: float,
+    ) -> None:
+        self.count = count
+        self._start = start
+        self._on_misconfigured = on_misconfigured
+        self._retire_s = retire_s
+        self._slots: dict[int, ProcessSlot] = {}
+        self._was_ready: set[int] = set()
+
+    def specs(self, shutdown_s: float) -> list[ChildSpec]:
+        """Return the slots as children of a supervisor."""
+        return [
+            ChildSpec(f"worker-{slot}", partial(self._new_slot, slot), shutdown_s=shutdown_s)
+            for slot in range(self.count)
+        ]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to every worker."""
+        for slot in self._slots.values():
+            slot.send_signal(number)
+
+    async def stop_all(self) -> None:
+        """Stop all workers together; a supervisor would stop one after the other."""
+        for slot in self._slots.values():
+            await slot.stop()
+
+    async def roll(self) -> bool:
+        """Replace the workers one after the other. False: a new one was not ready, and the rest was left alone.
+
+        A slot without a ready worker is skipped, because a new one is about to start there.
+        """
+        for number in range(self.count):
+            slot = self._slots.get(number)
+            if slot is None or not slot.is_ready:
+                continue
+            before = slot.pids
+            if not await slot.replace(retire_s=self._retire_s):
+                log.error("roll abandoned", worker=number)
+                return False
+            log.info("worker replaced", worker=number, before=before, after=slot.pids)
+        return True
+
+    def _new_slot(self, number: int) -> ProcessSlot:
+        self._slots[number] = slot = ProcessSlot(
+            partial(self._start, number),
+            on_change=self._cover,
+            on_misconfigured=self._on_misconfigured if number not in self._was_ready else lambda: None,
+        )
+        return slot
+
+    def _cover(self) -> None:
+        """Have the ready workers accept for those that are not."""
+        ready = {number for number, slot in self._slots.items() if slot.is_ready}
+        self._was_ready |= ready
+        missing = " ".join(str(number) for number in range(self.count) if number not in ready)
+        for number in ready:
+            self._slots[number].tell(f"{COVER} {missing}".rstrip())

@@ -1,0 +1,193 @@
+"""Two workers below a parent: rolls under load, ``kill -9`` of a worker and of the parent, sockets of systemd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from benchmarks.roll_clients import RollClients
+from benchmarks.rolls import children_of, workers_of
+
+from holdfast.persistence.server.embedded import database_url_of
+
+from .conftest import NewCustomer, NewService
+from .load import Witness
+from .service_process import Service, loopback_client, new_folder, ok, until
+
+ROLLS = int(os.environ.get("ROLLS", "2"))
+CREDIT = Decimal("1000.00")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """A parent with two workers, which every test leaves running."""
+    folder = new_folder()
+    service = Service(folder, PROCESSES="2", TASKS_IN_FLIGHT_MAX="1000000")
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0, service.log_tail()
+    finally:
+        if service.is_alive():
+            service.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def workers(service: Service) -> list[int]:
+    assert service.process is not None
+    return workers_of(service.process.pid)
+
+
+async def until_logged(service: Service, event: str, count: int) -> None:
+    async def logged() -> bool:
+        return [line.get("event") for line in service.log_lines()].count(event) >= count
+
+    await until(logged, within_s=120)
+
+
+async def until_holds(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, within_s=120)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer: NewCustomer) -> None:
+    assert service.process is not None
+    # As many accounts as clients: two workers that decide for one account repeat each other's work.
+    customers = [await new_customer(service, credit=str(CREDIT)) for _ in range(10)]
+    before = workers(service)
+    clients = RollClients(service.url, [customer.key for customer in customers])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(clients.run, keep_alive=4, fresh=2, slow=2, idle=2, pause_s=0.25))
+        for number in range(1, ROLLS + 1):
+            service.process.send_signal(signal.SIGUSR2)
+            await until_logged(service, "roll complete", number)
+        clients.is_stopping = True
+    tally = clients.tally
+    assert (tally.refused, tally.cut, tally.failed) == ([], [], [])
+    assert len(tally.created) > 10 * ROLLS
+    found = [request_id for customer in customers for request_id in await customer.tasks()]
+    assert sorted(tally.created.values()) == sorted(found)
+    after = workers(service)
+    assert len(after) == 2
+    assert not {*before} & {*after}
+    assert service.audit() == []
+
+
+async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
+    service: Service, new_customer: NewCustomer
+) -> None:
+    ada = await new_customer(service, credit=str(CREDIT))
+    witness = Witness(ada, seed=11)
+
+    async def answers(more: int) -> None:
+        wanted = witness.answered + more
+        await until_holds(lambda: witness.answered >= wanted)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(witness.work)
+        await answers(15)
+        [killed, other] = workers(service)
+        os.kill(killed, signal.SIGKILL)
+        await answers(15)
+        await until_holds(lambda: len(workers(service)) == 2 and killed not in workers(service))
+        assert other in workers(service)
+        await answers(15)
+        orphans = workers(service)
+        await trio.to_thread.run_sync(service.kill)
+        # The orphans stop in order, while a new parent starts on their port and their data folder.
+        await trio.to_thread.run_sync(service.start)
+        assert not any(is_running(orphan) for orphan in orphans)
+        await answers(15)
+        witness.is_stopping = True
+    witness.is_stopping = False
+    await witness.hold_to_it()
+    assert service.audit() == []
+
+
+async def test_the_workers_of_a_killed_parent_stop_by_themselves(new_service: NewService) -> None:
+    service = new_service(PROCESSES="1")
+    service.start()
+    assert service.process is not None
+    pid = service.process.pid
+    children = children_of(pid)
+    assert len(children) == 3
+    await trio.to_thread.run_sync(service.kill)
+    await until_holds(lambda: not any(map(is_running, children)))
+    assert [line["exit_code"] for line in service.log_lines() if line.get("event") == "stopped"] == [0]
+    assert database_url_of(service.data_dir) is None
+    assert "received smart shutdown request" in (service.data_dir / "postgres.log").read_text()
+    # Passed by a process manager, a socket keeps what waits for the next parent.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        environ = {**service.environment, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "public"}
+        command = f"exec 3<&{listening.fileno()} && LISTEN_PID=$$ exec {sys.executable} -m holdfast serve"
+        answers: list[int] = []
+
+        async def ask() -> None:
+            async with loopback_client(base_url=url, timeout=120) as client:
+                answers.append((await client.get("/healthz")).status_code)
+
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                with service.log_path.open("ab") as log:
+                    parent = await trio.lowlevel.open_process(
+                        ["bash", "-c", command],
+                        env=environ,
+                        pass_fds=[listening.fileno()],
+                        stdout=log.fileno(),
+                        stderr=log.fileno(),
+                        start_new_session=True,
+                    )
+                await until_holds(lambda: len(answers) > 0)
+            parent.terminate()
+            assert await parent.wait() == 0
+            assert answers.pop() == 200
+
+
+async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -> None:
+    service = new_service(PROCESSES="2", CATALOG=__file__)
+    done = await trio.run_process(
+        [sys.executable, "-m", "holdfast", "serve"],
+        env=service.environment,
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    lines = done.stderr.decode().splitlines()
+    assert [line for line in lines if not line.startswith("{")], "the faults of the catalog"
+    assert b"Traceback" not in done.stderr
+
+
+async def test_a_catalog_reload_reaches_every_worker(service: Service, new_customer: NewCustomer) -> None:
+    assert service.process is not None
+    service.process.send_signal(signal.SIGHUP)
+
+    async def reloaded() -> bool:
+        lines = [line for line in service.log_lines() if "catalog" in str(line.get("event"))]
+        return {line.get("worker") for line in lines} == {0, 1}
+
+    await until(reloaded)
+    ada = await new_customer(service)
+    ok(await ada.call("GET", "/v2/control/account", as_session=True))

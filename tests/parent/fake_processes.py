@@ -1,0 +1,76 @@
+"""Child processes that a test drives."""
+
+from __future__ import annotations
+
+import signal
+
+import trio
+
+
+class FakeProcess:
+    """A process that is ready and ends when the test says so. A TERM ends it with 0, unless ``ignores_term``."""
+
+    def __init__(self, slot: int, pid: int) -> None:
+        self.slot = slot
+        self.pid = pid
+        self.lines: list[str] = []
+        self.signals: list[int] = []
+        self.ignores_term = False
+        self.is_closed = False
+        self.code: int | None = None
+        self._changed = trio.Event()
+        self._is_ready = False
+
+    def be_ready(self) -> None:
+        self._is_ready = True
+        self._pulse()
+
+    def end(self, code: int) -> None:
+        self.code = code
+        self._pulse()
+
+    async def wait_ready(self) -> bool:
+        while not self._is_ready and self.code is None:
+            await self._changed.wait()
+        return self._is_ready
+
+    async def wait(self) -> int:
+        while self.code is None:
+            await self._changed.wait()
+        await trio.lowlevel.checkpoint()
+        return self.code
+
+    def tell(self, line: str) -> None:
+        self.lines.append(line)
+
+    def send_signal(self, number: int) -> None:
+        if self.code is not None:
+            return
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self.end(-number)
+        elif number == signal.SIGTERM and not self.ignores_term:
+            self.end(0)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _pulse(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+
+class FakeStarter:
+    """Starts fake processes; ``started`` has them in order."""
+
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+
+    async def start(self, slot: int) -> FakeProcess:
+        await trio.lowlevel.checkpoint()
+        self.started.append(FakeProcess(slot, 1000 + len(self.started)))
+        return self.started[-1]
+
+    def of(self, slot: int) -> FakeProcess:
+        """The newest process of a slot."""
+        return [process for process in self.started if process.slot == slot][-1]

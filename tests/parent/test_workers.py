@@ -1,0 +1,300 @@
+"""The supervision of worker processes: restarts, limits, rolls, and who accepts for whom."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.parent.process_slot import START_S, ProcessSlot
+from holdfast.parent.workers import Workers
+from holdfast.supervision.faults import GaveUp
+from holdfast.supervision.reports import Report, Reporter
+from holdfast.supervision.spec import ChildSpec, Intensity
+from holdfast.supervision.supervisor import Supervisor
+
+from .fake_processes import FakeStarter
+
+RETIRE_S = 40.0
+SHUTDOWN_S = 25.0
+
+
+class Parent:
+    """Workers below a supervisor, as the parent has them."""
+
+    def __init__(self, count: int, restarts: int = 3) -> None:
+        self.starter = FakeStarter()
+        self.misconfigured = 0
+        self.reporter = Reporter()
+        self.workers = Workers(
+            count, self.starter.start, on_misconfigured=self._note_misconfigured, retire_s=RETIRE_S
+        )
+        self.tree = Supervisor(
+            "processes",
+            self.workers.specs(SHUTDOWN_S),
+            strategy="one_for_one",
+            intensity=Intensity(restarts, 60.0),
+            reporter=self.reporter,
+            rng=random.Random(1),
+        )
+
+    def reports(self, kind: str) -> list[Report]:
+        return [report for report in reversed(self.reporter.recent()) if report.kind == kind]
+
+    async def all_ready(self) -> None:
+        await wait_all_tasks_blocked()
+        for process in self.starter.started:
+            process.be_ready()
+        await wait_all_tasks_blocked()
+
+    def _note_misconfigured(self) -> None:
+        self.misconfigured += 1
+
+
+@asynccontextmanager
+async def running(parent: Parent) -> AsyncIterator[None]:
+    """Run the parent's tree, with its workers ready."""
+    with trio.fail_after(3600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(parent.tree.run)
+            await parent.all_ready()
+            yield
+            await parent.workers.stop_all()
+            await parent.tree.stop()
+    assert all(process.is_closed and process.code is not None for process in parent.starter.started)
+
+
+async def test_workers_start_side_by_side_and_are_ready_together(autojump_clock: MockClock) -> None:
+    parent = Parent(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent.tree.run)
+        await wait_all_tasks_blocked()
+        assert [process.slot for process in parent.starter.started] == [0, 1, 2]
+        parent.starter.of(0).be_ready()
+        parent.starter.of(1).be_ready()
+        await wait_all_tasks_blocked()
+        seen = [parent.tree.is_ready]
+        parent.starter.of(2).be_ready()
+        await wait_all_tasks_blocked()
+        assert [*seen, parent.tree.is_ready] == [False, True]
+        await parent.tree.stop()
+
+
+async def test_a_killed_worker_is_replaced_at_once(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    async with running(parent):
+        began = trio.current_time()
+        parent.starter.of(0).end(-signal.SIGKILL)
+        await trio.sleep(0.2)
+        assert [process.slot for process in parent.starter.started] == [0, 1, 0]
+        assert trio.current_time() - began < 0.3
+        [crash] = parent.reports("crash")
+        assert (crash.path, crash.decision) == ("processes/worker-0", "backoff")
+        assert crash.reason == "process 1000 was killed by SIGKILL"
+        assert parent.starter.of(1).signals == []
+
+
+async def test_a_worker_that_keeps_failing_waits_longer_each_time(autojump_clock: MockClock) -> None:
+    parent = Parent(1, restarts=5)
+    async with running(parent):
+        for _ in range(4):
+            parent.starter.of(0).end(1)
+            await trio.sleep(3)
+        delays = [report.delay_s or 0.0 for report in parent.reports("crash")]
+        assert delays == sorted(delays)
+        assert delays[0] == pytest.approx(0.1, rel=0.2)
+        assert delays[3] == pytest.approx(0.8, rel=0.2)
+
+
+async def test_the_parent_gives_up_when_workers_keep_failing(autojump_clock: MockClock) -> None:
+    parent = Parent(2, restarts=4)
+
+    async def fail() -> None:
+        while True:
+            await trio.sleep(0.05)
+            for process in parent.starter.started:
+                if process.code is None:
+                    process.end(1)
+
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            with pytest.raises(GaveUp, match="over 4 restarts"):
+                await parent.tree.run()
+            nursery.cancel_scope.cancel()
+    assert len(parent.starter.started) == 2 + 4
+    assert [report.kind for report in parent.reports("escalation")] == ["escalation"]
+
+
+async def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent.tree.run)
+        await trio.sleep(START_S + 1)
+        first, second = parent.starter.started
+        assert first.signals == [signal.SIGKILL]
+        assert "was not ready within 60 s" in str(parent.reports("crash")[0].reason)
+        second.be_ready()
+        await wait_all_tasks_blocked()
+        assert parent.tree.is_ready
+        await parent.tree.stop()
+
+
+async def test_only_a_first_start_with_exit_code_2_is_a_faulty_configuration(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    async with running(parent):
+        parent.starter.of(0).end(1)
+        await trio.sleep(1)
+        parent.starter.of(0).end(2)
+        await trio.sleep(1)
+        assert parent.misconfigured == 0
+    other = Parent(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.tree.run)
+        await wait_all_tasks_blocked()
+        other.starter.of(0).end(2)
+        await trio.sleep(1)
+        assert other.misconfigured == 1
+        await other.tree.stop()
+
+
+async def test_a_roll_has_each_new_worker_ready_before_the_old_one_retires(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    done: list[bool] = []
+
+    async def roll() -> None:
+        done.append(await parent.workers.roll())
+
+    async with running(parent), trio.open_nursery() as nursery:
+        olds = list(parent.starter.started)
+        nursery.start_soon(roll)
+        for slot, old in enumerate(olds):
+            await wait_all_tasks_blocked()
+            new = parent.starter.of(slot)
+            assert new is not old
+            assert "retire" not in old.lines, "the new one is not ready yet"
+            new.be_ready()
+            await wait_all_tasks_blocked()
+            assert old.lines[-1] == "retire"
+            assert len(parent.starter.started) == 3 + slot, "one at a time"
+            old.end(0)
+        await wait_all_tasks_blocked()
+        assert done == [True]
+        assert parent.tree.is_ready
+        assert parent.reports("crash") == []
+        assert all(old.signals == [] for old in olds)
+
+
+async def test_an_old_worker_that_does_not_end_is_killed(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    async with running(parent), trio.open_nursery() as nursery:
+        [old] = parent.starter.started
+        nursery.start_soon(parent.workers.roll)
+        await wait_all_tasks_blocked()
+        parent.starter.of(0).be_ready()
+        await trio.sleep(RETIRE_S - 1)
+        assert old.code is None
+        await trio.sleep(2)
+        assert old.signals == [signal.SIGKILL]
+        assert parent.reports("crash") == []
+
+
+@pytest.mark.parametrize("how", ["ends", "hangs"])
+async def test_a_roll_whose_new_worker_fails_leaves_the_old_ones(autojump_clock: MockClock, how: str) -> None:
+    parent = Parent(2)
+    done: list[bool] = []
+
+    async def roll() -> None:
+        done.append(await parent.workers.roll())
+
+    async with running(parent), trio.open_nursery() as nursery:
+        olds = list(parent.starter.started)
+        nursery.start_soon(roll)
+        await wait_all_tasks_blocked()
+        if how == "ends":
+            parent.starter.of(0).end(2)
+        await trio.sleep(START_S + 1)
+        assert done == [False]
+        assert len(parent.starter.started) == 3
+        assert [old.code for old in olds] == [None, None]
+        assert parent.tree.is_ready
+        assert parent.reports("crash") == []
+        assert parent.misconfigured == 0
+
+
+async def test_a_worker_that_dies_while_its_successor_starts_is_replaced(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    done: list[bool] = []
+
+    async def roll() -> None:
+        done.append(await parent.workers.roll())
+
+    async with running(parent), trio.open_nursery() as nursery:
+        [old] = parent.starter.started
+        nursery.start_soon(roll)
+        await wait_all_tasks_blocked()
+        old.end(-signal.SIGKILL)
+        await trio.sleep(1)
+        _, successor, third = parent.starter.started
+        assert successor.signals == [signal.SIGKILL]
+        assert done == [False]
+        third.be_ready()
+        await wait_all_tasks_blocked()
+        assert parent.tree.is_ready
+
+
+async def test_ready_workers_accept_for_those_that_are_not(autojump_clock: MockClock) -> None:
+    parent = Parent(3)
+    async with running(parent):
+        assert [parent.starter.of(slot).lines[-1] for slot in range(3)] == ["cover"] * 3
+        parent.starter.of(1).end(-signal.SIGKILL)
+        await trio.sleep(1)
+        assert [parent.starter.of(slot).lines[-1] for slot in (0, 2)] == ["cover 1"] * 2
+        parent.starter.of(1).be_ready()
+        await wait_all_tasks_blocked()
+        assert [parent.starter.of(slot).lines[-1] for slot in range(3)] == ["cover"] * 3
+
+
+async def test_a_stop_ends_all_workers_together(autojump_clock: MockClock) -> None:
+    parent = Parent(3)
+    async with running(parent):
+        for process in parent.starter.started:
+            process.ignores_term = True
+        await parent.workers.stop_all()
+        await wait_all_tasks_blocked()
+        assert [process.signals for process in parent.starter.started] == [[signal.SIGTERM]] * 3
+        for process in parent.starter.started:
+            process.end(0)
+
+
+async def test_a_worker_that_does_not_stop_is_killed(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    async with running(parent):
+        parent.starter.of(0).ignores_term = True
+        began = trio.current_time()
+    assert parent.starter.of(0).signals == [signal.SIGTERM, signal.SIGKILL]
+    assert trio.current_time() - began == pytest.approx(SHUTDOWN_S, abs=2)
+
+
+async def test_a_process_with_nothing_to_do_is_finished(autojump_clock: MockClock) -> None:
+    starter = FakeStarter()
+
+    start = partial(starter.start, 0)
+    spec = ChildSpec("emulators", lambda: ProcessSlot(start, may_finish=True), restart="transient")
+    tree = Supervisor(
+        "processes", [spec], strategy="one_for_one", intensity=Intensity(1, 60.0), reporter=Reporter()
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tree.run)
+        await wait_all_tasks_blocked()
+        starter.of(0).end(0)
+        await trio.sleep(1)
+        assert tree.state_of("emulators") == "finished"
+        assert len(starter.started) == 1
+        await tree.stop()
