@@ -17,6 +17,7 @@ from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 from holdfast.persistence.audit.rules import RULES
+from holdfast.persistence.audit.spread import SPREAD_RULES
 from holdfast.persistence.server.connections import connected
 
 from .account_history import START, AccountHistory, write_books
@@ -50,7 +51,7 @@ def tamper(url: str, *statements: str) -> None:
 
 def test_an_empty_database_passes_every_check(database_url: str) -> None:
     checks = audit(database_url)
-    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES)
+    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES) + len(SPREAD_RULES)
     assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
 
 
@@ -100,6 +101,7 @@ def in_state(order_id: str, path: str, value: object) -> str:
 
 ANNOUNCED, RECORDED = (rule.name for rule in EVENT_RULES)
 LISTED, RESERVED, CASH, STORED = (rule.name for rule in ORDER_RULES)
+UNIQUE, DIRECTORIES = (rule.name for rule in SPREAD_RULES)
 
 ADA = "account_id = 'acct_ada'"
 
@@ -230,6 +232,22 @@ ADA = "account_id = 'acct_ada'"
         (["update outbox set request_id = 'task_x' where kind = 'task.succeeded'"], {ANNOUNCED, ORPHANS}),
         (["update tasks set state = '{}' where request_id = 'task_done'"], {RECORDED}),
         (["update outbox set status = 'given_up', request_id = 'task_gone'"], {ANNOUNCED}),
+        (
+            [
+                "insert into assets select 'acct_bob', 'task_failed', position, asset_id, sha256, bytes,"
+                " content_type, created_at, expires_at from assets"
+            ],
+            {UNIQUE},
+        ),
+        (
+            ["insert into sessions select id, 'ses_1', '', now(), now() from accounts where id <> 'acct_new'"],
+            {UNIQUE},
+        ),
+        (["delete from account_emails where account_id = 'acct_bob'"], {DIRECTORIES}),
+        (["update account_emails set account_id = 'acct_ada' where account_id = 'acct_bob'"], {DIRECTORIES}),
+        (["insert into account_emails values ('x@example.com', 'acct_bob')"], {DIRECTORIES}),
+        (["update order_payments set order_id = 'ord_new' where order_id = 'ord_paid'"], {DIRECTORIES}),
+        (["delete from order_payments"], {DIRECTORIES}),
     ],
 )
 def test_each_broken_promise_is_found(books_url: str, statements: list[str], names: set[str]) -> None:

@@ -17,7 +17,8 @@ from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+DIRECTORIES = ("account_emails", "order_payments")
 
 
 def example_of(column: Column[Any]) -> Any:
@@ -122,6 +123,10 @@ def test_a_database_of_the_first_version_migrates_with_its_rows(empty_url: str) 
         asset = before_migration["assets"][0]
         known = [(asset.sha256, asset.content_type, asset.created_at, None)]
         assert connection.execute(metadata.tables["contents"].select()).all() == known
+        [account], [order] = before_migration["accounts"], before_migration["orders"]
+        directories = {name: connection.execute(metadata.tables[name].select()).all() for name in DIRECTORIES}
+        payment = (order.provider, order.provider_payment_id, order.account_id, order.order_id)
+        assert directories == {"account_emails": [(account.email, account.id)], "order_payments": [payment]}
 
 
 def test_two_processes_never_migrate_at_once(empty_url: str) -> None:

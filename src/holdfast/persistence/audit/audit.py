@@ -19,6 +19,7 @@ from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, Failure, make
 from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, STATUSES, walk_orders
 from holdfast.persistence.audit.rules import RULES, Rule
+from holdfast.persistence.audit.spread import SPREAD_RULES
 from holdfast.persistence.records.ledger import operation_of
 
 ROWS_PER_FETCH = 2000
@@ -56,7 +57,7 @@ def run_audit(connection: Connection) -> list[Check]:
     with connection.begin():
         checks = tally((SUMS, SHAPES, NUMBERS, TOTALS, CHAINS, FLOORS), _walk_history(connection))
         checks += tally((NET, STATUSES, HISTORY, COLUMNS), walk_orders(connection))
-        checks += [_run_rule(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES)]
+        checks += [_run_rule(connection, rule) for rule in (*RULES, *ORDER_RULES, *EVENT_RULES, *SPREAD_RULES)]
     return checks
 
 

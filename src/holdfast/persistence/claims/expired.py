@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, TextClause, text
 
+from holdfast.persistence.records.tables import metadata
+
 
 def _delete(table: str, expired: str, *, order: str = "", lock: str = "") -> str:
-    chosen = f"select t.ctid from {table} t where {expired} {order} limit :most {lock}"
-    return f"delete from {table} where ctid = any(array({chosen}))"
+    key = metadata.tables[table].primary_key.columns.keys()
+    chosen = (
+        f"select {', '.join(f't.{name}' for name in key)} from {table} t where {expired} {order} limit :most {lock}"
+    )
+    matching = " and ".join(f"d.{name} = due.{name}" for name in key)
+    # Materialized: the rows are chosen once, whatever the plan.
+    return f"with due as materialized ({chosen}) delete from {table} d using due where {matching}"
 
 
 _BEFORE = "< now() - make_interval(secs => :retention_s)"
@@ -30,7 +37,7 @@ _DELETES: dict[str, TextClause] = {
     "payment_events": text(_delete("payment_events", f"order_id is null and received_at {_BEFORE}")),
     # Events that were delivered or given up, with their attempts.
     "outbox": text(
-        f"with gone as ({_delete('outbox', f'done_at {_BEFORE}')} returning account_id, event_id), "
+        f"with gone as ({_delete('outbox', f'done_at {_BEFORE}')} returning d.account_id, d.event_id), "
         "attempts as (delete from outbox_attempts a using gone "
         "where a.account_id = gone.account_id and a.event_id = gone.event_id) select from gone"
     ),

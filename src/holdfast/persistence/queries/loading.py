@@ -102,10 +102,11 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
     version, state = (row.version, row.state) if row is not None else (0, {})
     account = None
     if key.startswith("email:"):
+        emails = tables.account_emails
         account = connection.execute(
-            select(tables.accounts.c.id, tables.accounts.c.role).where(
-                tables.accounts.c.email == key.removeprefix("email:")
-            )
+            select(tables.accounts.c.id, tables.accounts.c.role)
+            .join_from(emails, tables.accounts, emails.c.account_id == tables.accounts.c.id)
+            .where(emails.c.email == key.removeprefix("email:"))
         ).one_or_none()
     return LoadedSignIn(
         version, state, account.id if account is not None else None, account.role if account is not None else None

@@ -1,8 +1,9 @@
 """Every table, in SQLAlchemy Core. Migrations create them; the code reads and writes by this module.
 
-Hot tables start their primary key with the account id, so that they can be partitioned by account. Amounts are
-micro-credits in BIGINT. ``operations`` and ``postings`` are the immutable journal: the first migration adds
-triggers that reject UPDATE, DELETE and TRUNCATE on them.
+The tables here are spread by account: every unique key includes the account's id, so that each can be partitioned
+by it. A unique index for look-ups without the account starts with what is looked up. What must be unique across
+accounts has an entry in a shared table. Amounts are micro-credits in BIGINT. ``operations`` and ``postings`` are
+the immutable journal: the first migration adds triggers that reject UPDATE, DELETE and TRUNCATE on them.
 
 Documents are JSON, not JSONB: they are written far more often than searched, and storing them as text takes half
 the time of inserting a new task.
@@ -26,18 +27,28 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
 from holdfast.persistence.records.process_tables import processes, service_clock, singletons
+from holdfast.persistence.records.shared_tables import (
+    account_emails,
+    contents,
+    journal_batches,
+    order_payments,
+    payment_events,
+    sign_ins,
+)
 from holdfast.persistence.records.table_base import Time, metadata
 
 __all__ = [
-    "accounts", "api_keys", "assets", "contents", "holds", "idempotency_records", "journal_batches", "metadata",
-    "operations", "orders", "outbox", "outbox_attempts", "payment_events", "postings", "processes", "service_clock",
-    "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries", "webhook_secrets",
+    "account_emails", "accounts", "api_keys", "assets", "contents", "holds", "idempotency_records",
+    "journal_batches", "metadata", "operations", "order_payments", "orders", "outbox", "outbox_attempts",
+    "payment_events", "postings", "processes", "service_clock", "sessions", "sign_ins", "singletons", "task_events",
+    "tasks", "usage_entries", "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(
     "accounts",
     metadata,
     Column("id", Text, primary_key=True),
+    # Unique by its entry in ``account_emails``, by which an account is found.
     Column("email", Text, nullable=False),
     Column("role", Text, nullable=False),
     Column("brand_id", Text, nullable=False),
@@ -49,7 +60,6 @@ accounts = Table(
     Column("balance_micro", BigInteger, nullable=False),
     Column("held_micro", BigInteger, nullable=False),
     Column("chain_head", LargeBinary, nullable=False),
-    Index("uq_accounts_email", "email", unique=True),
     postgresql_with={"fillfactor": "60"},
 )
 
@@ -69,7 +79,7 @@ operations = Table(
     Column("at", Time, nullable=False),
     Column("chain_hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("account_id", "number"),
-    Index("uq_operations_operation_id", "operation_id", unique=True),
+    Index("uq_operations_operation_id", "operation_id", "account_id", unique=True),
     # The last guard against settling a hold twice; the account's actor and its fence come first.
     Index(
         "uq_operations_settled_hold",
@@ -128,7 +138,7 @@ tasks = Table(
     Column("input_until", Time),
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
-    Index("uq_tasks_request_id", "request_id", unique=True),
+    Index("uq_tasks_request_id", "request_id", "account_id", unique=True),
     # A transition changes wake_at, so that the row's index entries are written again in any case. A task is in one
     # of these two at a time: the first finds the next waiting task of each account, the second what is due.
     Index(
@@ -191,19 +201,9 @@ assets = Table(
     Column("created_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
     PrimaryKeyConstraint("account_id", "request_id", "position"),
-    Index("uq_assets_asset_id", "asset_id", unique=True),
+    Index("uq_assets_asset_id", "asset_id", "account_id", unique=True),
     Index("ix_assets_sha256", "sha256"),
     Index("ix_assets_expires_at", "expires_at"),
-)
-
-contents = Table(
-    "contents",
-    metadata,
-    Column("sha256", Text, nullable=False),
-    Column("content_type", Text, nullable=False),
-    Column("claimed_at", Time, nullable=False),
-    Column("doomed_at", Time),
-    PrimaryKeyConstraint("sha256", "content_type"),
 )
 
 api_keys = Table(
@@ -219,7 +219,7 @@ api_keys = Table(
     Column("last_used_at", Time),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "key_id"),
-    Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
+    Index("uq_api_keys_secret_sha256", "secret_sha256", "account_id", unique=True),
 )
 
 sessions = Table(
@@ -232,20 +232,8 @@ sessions = Table(
     Column("expires_at", Time, nullable=False),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "session_id"),
-    Index("uq_sessions_token_sha256", "token_sha256", unique=True),
+    Index("uq_sessions_token_sha256", "token_sha256", "account_id", unique=True),
     Index("ix_sessions_expires_at", "expires_at"),
-)
-
-sign_ins = Table(
-    "sign_ins",
-    metadata,
-    # "email:ada@example.com" or "origin:127.0.0.1": the key of the sign-in limits.
-    Column("key", Text, primary_key=True),
-    Column("version", BigInteger, nullable=False),
-    Column("updated_at", Time, nullable=False),
-    Column("state", JSON, nullable=False),
-    Index("ix_sign_ins_updated_at", "updated_at"),
-    postgresql_with={"fillfactor": "70"},
 )
 
 idempotency_records = Table(
@@ -272,7 +260,8 @@ orders = Table(
     Column("provider", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reconcile_status", Text, nullable=False),
-    # Events that do not name their order are matched by these.
+    # Events that do not name their order are matched by these. A payment has one order, by its entry in
+    # ``order_payments``.
     Column("provider_payment_id", Text),
     Column("provider_charge_id", Text),
     Column("created_at", Time, nullable=False),
@@ -283,11 +272,12 @@ orders = Table(
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "order_id"),
-    Index("uq_orders_order_id", "order_id", unique=True),
+    Index("ix_orders_order_id", "order_id"),
     Index(
         "uq_orders_provider_payment_id",
         "provider",
         "provider_payment_id",
+        "account_id",
         unique=True,
         postgresql_where=text("provider_payment_id is not null"),
     ),
@@ -301,23 +291,6 @@ orders = Table(
     Index("ix_orders_due", "wake_at", postgresql_where=text("wake_at is not null")),
     Index("ix_orders_odd", "status", postgresql_where=text("status = 'held' or reconcile_status = 'mismatch'")),
     postgresql_with={"fillfactor": "70"},
-)
-
-payment_events = Table(
-    "payment_events",
-    metadata,
-    Column("provider", Text, nullable=False),
-    Column("event_id", Text, nullable=False),
-    # Both null until the event's order is known.
-    Column("account_id", Text),
-    Column("order_id", Text),
-    Column("type", Text, nullable=False),
-    Column("received_at", Time, nullable=False),
-    Column("verdict", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("provider", "event_id"),
-    Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
-    Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
 )
 
 outbox = Table(
@@ -369,15 +342,4 @@ webhook_secrets = Table(
     Column("generation", Integer, nullable=False),
     Column("rotated_at", Time, nullable=False),
     PrimaryKeyConstraint("account_id", "generation"),
-)
-
-journal_batches = Table(
-    "journal_batches",
-    metadata,
-    # Written inside each batch's transaction: after a lost response to COMMIT, the row shows whether it committed.
-    Column("batch_id", Text, primary_key=True),
-    Column("units", Integer, nullable=False),
-    Column("committed", Boolean, nullable=False),
-    Column("at", Time, nullable=False),
-    Index("ix_journal_batches_at", "at"),
 )
