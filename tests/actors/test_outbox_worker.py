@@ -47,6 +47,7 @@ class Setup:
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
     reported: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
+    claims: int = 0
     answer: Callable[[str], DeliveryResponse] = lambda _: DeliveryResponse(200)
     answer_after_s: Callable[[str], float] = lambda _: 0.0
     render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
@@ -63,6 +64,7 @@ class Setup:
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
         await trio.lowlevel.checkpoint()
+        self.claims += 1
         taken: list[DueEvent] = []
         many = Counter(busy)
         for event_id, due_at in sorted(self.due_at.items(), key=lambda item: item[1]):
@@ -214,6 +216,26 @@ async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: t
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert [at for at, *_ in setup.sent] == [10]
+
+
+async def test_due_events_are_claimed_again_only_if_an_account_is_full(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    setup = Setup(answer_after_s=lambda _: 5.0)
+    async with trio.open_nursery() as nursery:
+        await setup.run(nursery)
+        await trio.sleep(1)
+        assert setup.claims == 1
+        for number in range(PER_ACCOUNT_MAX - 1):
+            setup.add(f"evt_{number}")
+        setup.worker_ref.tell(EventsDue())
+        await trio.sleep(1)
+        assert (setup.claims, len(setup.sent)) == (2, PER_ACCOUNT_MAX - 1)
+        setup.add("evt_last")
+        setup.worker_ref.tell(EventsDue())
+        await trio.sleep(1)
+        assert (setup.claims, len(setup.sent)) == (4, PER_ACCOUNT_MAX)
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_outcome_of_assets_ready_is_written_by_the_task(

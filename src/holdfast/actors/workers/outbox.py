@@ -133,7 +133,7 @@ class OutboxWorker(Worker):
     async def _poll_loop(self) -> None:
         while True:
             try:
-                while await self.poll_due():
+                while await self._deliver_due():
                     pass
             except DatabaseAway as away:
                 # What is due stays due; a later poll finds it.
@@ -148,19 +148,19 @@ class OutboxWorker(Worker):
                 metrics.EVENTS_PENDING.set(await self._rows.count_pending())
             await trio.sleep(COUNT_S)
 
-    async def poll_due(self) -> int:
-        """Claim due events up to the limits, start their deliveries, and return their number.
+    async def _deliver_due(self) -> bool:
+        """Claim due events up to the limits and start their deliveries; return whether others may be due.
 
-        Raises :class:`DatabaseAway`.
+        Others may be hidden by those of an account that has reached its limit.
         """
         most = DELIVERIES_MAX - self._busy.total()
         if most <= 0:
-            return 0
+            return False
         due = await self._rows.claim(self._now(), most=most, busy=dict(self._busy))
         for event in due:
             self._busy[event.account_id] += 1
             self.nursery.start_soon(self._deliver, event)
-        return len(due)
+        return any(self._busy[event.account_id] >= PER_ACCOUNT_MAX for event in due)
 
     async def _deliver(self, event: DueEvent) -> None:
         try:

@@ -7,6 +7,7 @@ task again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 import structlog
@@ -89,6 +90,9 @@ class ProviderCaller(Worker):
                 self._submits.discard((call.request_id, call.attempt))
 
     async def _acquire(self, calls: trio.CapacityLimiter) -> bool:
+        with suppress(trio.WouldBlock):
+            calls.acquire_nowait()
+            return True
         with trio.move_on_after(TURN_S):
             await calls.acquire()
             return True

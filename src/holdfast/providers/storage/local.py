@@ -34,6 +34,8 @@ class LocalStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._aside = directory / "assets" / "incoming"
+        self._synced: set[Path] = set()
+        """Folders that are durable themselves."""
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
 
     async def prepare(self) -> None:
@@ -44,24 +46,26 @@ class LocalStore:
         """Store the content and return its key, durably; blocks. Raises :class:`AssetCorrupt`."""
         key = asset_key(sha256, extension)
         target = self._path(key)
-        self._aside.mkdir(parents=True, exist_ok=True)
         aside = self._aside / uuid4().hex
         try:
-            with aside.open("xb") as file:
-                os.fchmod(file.fileno(), 0o640)
+            with _created(aside) as file:
                 if _write(content, file) != sha256:
                     raise AssetCorrupt("the content does not have the announced hash")
                 file.flush()
                 os.fsync(file.fileno())
-            shard_is_new = not target.parent.is_dir()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            aside.replace(target)
+            try:
+                aside.replace(target)
+            except FileNotFoundError:
+                target.parent.mkdir(exist_ok=True)
+                aside.replace(target)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
         _sync_directory(target.parent)
-        if shard_is_new:
+        if target.parent not in self._synced:
+            # Not only by the thread that created it: another may store in it before that thread has synced.
             _sync_directory(target.parent.parent)
+            self._synced.add(target.parent)
         return key
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
@@ -115,6 +119,16 @@ def _open(path: Path, start: int) -> tuple[IO[bytes], int]:
     file = path.open("rb")
     file.seek(start)
     return file, os.fstat(file.fileno()).st_size
+
+
+def _created(path: Path) -> IO[bytes]:
+    try:
+        file = path.open("xb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("xb")
+    os.fchmod(file.fileno(), 0o640)
+    return file
 
 
 def _write(content: bytes | Path, target: IO[bytes]) -> str:
