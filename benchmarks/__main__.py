@@ -7,7 +7,7 @@ import sys
 
 PARTS = {
     "holds": "durable holds a second",
-    "create": "creating tasks over HTTP",
+    "create": "creating tasks over HTTP, beside a row-lock peer",
     "whole": "whole tasks beside a row-lock peer",
     "memory": "memory of an awake account",
     "growth": "costs with large books beside small ones",

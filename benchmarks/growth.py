@@ -31,8 +31,8 @@ import psycopg
 
 from benchmarks.books import GROUP, Key, Share, build, write_share
 from benchmarks.conditions import describe, fresh_database
-from benchmarks.create import free_port, process
-from benchmarks.whole import BODY, CATALOG, SCHEMA, SECRET, SLOTS
+from benchmarks.servers import BODY, CATALOG, SCHEMA, SECRET, free_port, process
+from benchmarks.whole import SLOTS
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.persistence.audit.audit import run_audit

@@ -12,7 +12,6 @@ Run: python -m benchmarks.whole [--seconds 6] [--rounds 3] [--quick] [--count]
 from __future__ import annotations
 
 import argparse
-import os
 import selectors
 import statistics
 import sys
@@ -27,45 +26,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
-from benchmarks.create import api_keys, free_port, process
+from benchmarks.servers import (
+    PEER,
+    SECRET,
+    api_keys,
+    cpu_s,
+    creates,
+    free_port,
+    peer_command,
+    peer_keys,
+    peer_settings,
+    process,
+    service_settings,
+)
 
-SECRET = "whole-tasks-of-the-benchmark-0123456789"
 OPEN_MAX = 128
 CONNECTIONS = 32
 SLOTS = 64
 POLL_S = 0.05
 STALLED_S = 60.0
-PEER_ACCOUNTS = 8
-BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
-SCHEMA = """{
-  "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Prompt", "type": "object",
-  "required": ["prompt"], "properties": {"prompt": {"type": "string", "maxLength": 2000}}
-}"""
-CATALOG = """
-[catalog]
-schema = 1
-currency = "USD"
-created = "2026-11-01"
-
-[providers.gpu]
-kind = "cog"
-url = "{url}"
-secret = "{secret}"
-concurrency = {slots}
-
-[[models]]
-id = "gpu/image-1"
-created = "2026-11-01"
-modality = "image"
-type = "async"
-owned_by = "gpu"
-capabilities = ["text_to_image"]
-pricing = {{ mode = "per_image", unit = "image", unit_price = "0.012" }}
-units = {{}}
-upstream = {{ provider = "gpu", model = "instant" }}
-input_schema = "prompt.json"
-hosting = {{ content_types = ["image/png"] }}
-"""
+ACCOUNTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +82,6 @@ class Run:
     def cpu_ms(self) -> float:
         """Return CPU milliseconds a task."""
         return self.cpu_s / self.tasks * 1e3
-
-
-def cpu_s(module: str) -> float:
-    """Return the CPU seconds of the processes that run ``module``, and of their children, without PostgreSQL."""
-    ticks, parents, roots = {}, {}, set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text("utf-8", "replace")
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        name, _, rest = stat.partition("(")[2].rpartition(")")
-        fields = rest.split()
-        pid = int(folder.name)
-        parents[pid] = int(fields[1])
-        if name != "postgres":
-            ticks[pid] = int(fields[11]) + int(fields[12])
-        if module.encode() in command and parents[pid] == os.getpid():
-            roots.add(pid)
-    family = set(roots)
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float | None = None) -> Run:
@@ -183,21 +138,13 @@ def wait_s(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float)
 
 def peer_side(rows: psycopg.Connection, port: int) -> Side:
     """Create the peer's tables and accounts."""
-    # Imported here: the peer's libraries are needed only by what runs beside it.
-    from benchmarks.row_lock_peer import TABLES
-
-    rows.execute(TABLES)
-    rows.execute(
-        "insert into peer_accounts select n, 1000000000000, 0 from generate_series(1, %s) n", (PEER_ACCOUNTS,)
-    )
-    rows.execute("insert into peer_keys select 'key' || n, n from generate_series(1, %s) n", (PEER_ACCOUNTS,))
     return Side(
         "peer",
         port,
-        "benchmarks.row_lock_peer:app",
+        PEER,
         "select count(*) from peer_tasks where status = 'succeeded'",
         "select extract(epoch from updated_at - created_at)::float8 from peer_tasks where created_at >= %s",
-        _creates([f"key{n + 1}" for n in range(PEER_ACCOUNTS)]),
+        creates(peer_keys(rows, ACCOUNTS)),
     )
 
 
@@ -209,12 +156,8 @@ def service_side(port: int, module: str) -> Side:
         module,
         "select count(*) from assets",
         "select extract(epoch from updated_at - created_at)::float8 from tasks where created_at >= %s",
-        _creates(api_keys(f"http://127.0.0.1:{port}")),
+        creates(api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)),
     )
-
-
-def _creates(keys: list[str]) -> list[bytes]:
-    return [load.post("/v2/task/create", BODY, {"Authorization": f"Bearer {key}"}) for key in keys]
 
 
 def counts(port: int) -> dict[tuple[str, str], float]:
@@ -286,17 +229,9 @@ def main() -> None:
     port, peer_port, provider_port = free_port(), free_port(), free_port()
     provider_url = f"http://127.0.0.1:{provider_port}"
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        data, catalog = Path(name), Path(name) / "catalog.toml"
-        catalog.write_text(CATALOG.format(url=provider_url, secret=SECRET, slots=SLOTS))
-        catalog.with_name("prompt.json").write_text(SCHEMA)
+        data = Path(name)
         print(describe(folder), flush=True)
-        settings = {
-            "HOLDFAST_DATA_DIR": name,
-            "HOLDFAST_DATABASE_URL": url,
-            "HOLDFAST_PORT": str(port),
-            "HOLDFAST_CATALOG": str(catalog),
-            "HOLDFAST_TASKS_IN_FLIGHT_MAX": "1000000",
-        }
+        settings = service_settings(data, database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
         provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
         serve = [sys.executable, "-m", module, "serve"]
         with (
@@ -309,25 +244,8 @@ def main() -> None:
                 print_counts(service, rows, seconds)
                 return
             peer = peer_side(rows, peer_port)
-            (data / "peer").mkdir()
-            uvicorn = [
-                sys.executable,
-                "-m",
-                "uvicorn",
-                peer.module,
-                "--port",
-                str(peer_port),
-                "--log-level",
-                "warning",
-            ]
-            environment = {
-                "PEER_DATABASE_URL": url,
-                "PEER_PROVIDER_URL": provider_url,
-                "PEER_URL": f"http://127.0.0.1:{peer_port}",
-                "PEER_SECRET": SECRET,
-                "PEER_FOLDER": str(data / "peer"),
-            }
-            with process(uvicorn, f"http://127.0.0.1:{peer_port}/docs", **environment):
+            environment = peer_settings(data, database_url=url, port=peer_port, provider_url=provider_url)
+            with process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", **environment):
                 compare(peer, service, rows, seconds=seconds, rounds=rounds)
 
 

@@ -1,0 +1,177 @@
+"""The servers that are measured: their processes and CPU time, catalog, accounts and requests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psycopg
+
+from benchmarks import load
+
+SECRET = "whole-tasks-of-the-benchmark-0123456789"
+PEER = "benchmarks.row_lock_peer:app"
+BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
+SCHEMA = """{
+  "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Prompt", "type": "object",
+  "required": ["prompt"], "properties": {"prompt": {"type": "string", "maxLength": 2000}}
+}"""
+CATALOG = """
+[catalog]
+schema = 1
+currency = "USD"
+created = "2026-11-01"
+
+[providers.gpu]
+kind = "cog"
+url = "{url}"
+secret = "{secret}"
+concurrency = {slots}
+
+[[models]]
+id = "gpu/image-1"
+created = "2026-11-01"
+modality = "image"
+type = "async"
+owned_by = "gpu"
+capabilities = ["text_to_image"]
+pricing = {{ mode = "per_image", unit = "image", unit_price = "0.012" }}
+units = {{}}
+upstream = {{ provider = "gpu", model = "instant" }}
+input_schema = "prompt.json"
+hosting = {{ content_types = ["image/png"] }}
+"""
+
+
+def service_settings(
+    folder: Path, *, database_url: str, port: int, provider_url: str, slots: int
+) -> dict[str, str]:
+    """Write the catalog of a service whose provider is at ``provider_url``; return the service's environment."""
+    catalog = folder / "catalog.toml"
+    catalog.write_text(CATALOG.format(url=provider_url, secret=SECRET, slots=slots))
+    (folder / "prompt.json").write_text(SCHEMA)
+    return {
+        "HOLDFAST_DATA_DIR": str(folder),
+        "HOLDFAST_DATABASE_URL": database_url,
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_CATALOG": str(catalog),
+        "HOLDFAST_TASKS_IN_FLIGHT_MAX": "100000000",
+        "HOLDFAST_OTP_PER_ORIGIN_HOUR": "100000",
+    }
+
+
+def peer_command(port: int) -> list[str]:
+    """Return the command that starts the row-lock peer."""
+    return [sys.executable, "-m", "uvicorn", PEER, "--port", str(port), "--log-level", "warning"]
+
+
+def peer_settings(folder: Path, *, database_url: str, port: int, provider_url: str) -> dict[str, str]:
+    """Create the folder of the row-lock peer's outputs; return the peer's environment."""
+    (folder / "peer").mkdir()
+    return {
+        "PEER_DATABASE_URL": database_url,
+        "PEER_PROVIDER_URL": provider_url,
+        "PEER_URL": f"http://127.0.0.1:{port}",
+        "PEER_SECRET": SECRET,
+        "PEER_FOLDER": str(folder / "peer"),
+    }
+
+
+def peer_keys(rows: psycopg.Connection, count: int) -> list[str]:
+    """Create the row-lock peer's tables and the keys of ``count`` accounts."""
+    # Imported here: the peer's libraries are needed only by what runs beside it.
+    from benchmarks.row_lock_peer import TABLES
+
+    rows.execute(TABLES)
+    rows.execute("insert into peer_accounts select n, 1000000000000, 0 from generate_series(1, %s) n", (count,))
+    rows.execute("insert into peer_keys select 'key' || n, n from generate_series(1, %s) n", (count,))
+    return [f"key{n + 1}" for n in range(count)]
+
+
+def creates(keys: Sequence[str]) -> list[bytes]:
+    """Return a request to create a task for each key."""
+    return [load.post("/v2/task/create", BODY, {"Authorization": f"Bearer {key}"}) for key in keys]
+
+
+def free_port() -> int:
+    """Return a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
+    """Start a server, wait until it responds, and stop it at the end."""
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}, **environment}
+    with tempfile.TemporaryFile() as output:
+        server = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            for _ in range(600):
+                if server.poll() is not None:
+                    output.seek(0)
+                    raise RuntimeError(output.read().decode())
+                try:
+                    if httpx2.get(url, timeout=2).status_code < 500:
+                        break
+                except httpx2.HTTPError:
+                    time.sleep(0.05)
+            yield
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def api_keys(base: str, count: int) -> list[str]:
+    """Create the API keys of ``count`` accounts with enough credit."""
+    keys = []
+    with httpx2.Client(base_url=base, timeout=30) as client:
+
+        def post(path: str, body: dict[str, Any], token: str | None = None) -> Any:
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            answer = client.post(path, json=body, headers=headers)
+            answer.raise_for_status()
+            return answer.json()
+
+        for number in range(count):
+            email = f"bench{number}@example.com"
+            sent = post("/v2/control/auth/otp", {"email": email})
+            proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+            token = post("/v2/control/auth/verify", proof)["session"]["token"]
+            keys.append(post("/v2/control/api-keys", {"name": "bench"}, token)["api_key"])
+            post("/v2/control/sandbox/recharge", {"amount": "10000"}, token)
+    return keys
+
+
+def cpu_s(module: str) -> float:
+    """Return the CPU seconds of the processes that run ``module``, and of their children, without PostgreSQL."""
+    ticks, parents, roots = {}, {}, set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text("utf-8", "replace")
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        pid = int(folder.name)
+        parents[pid] = int(fields[1])
+        if name != "postgres":
+            ticks[pid] = int(fields[11]) + int(fields[12])
+        if module.encode() in command and parents[pid] == os.getpid():
+            roots.add(pid)
+    family = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
