@@ -10,18 +10,22 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.account.messages import SettleTask
+from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
+from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.turns import Commit
 from holdfast.actors.task.actor import Load, TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.messages import DecideReview, ReceiveProviderUpdate, RecordHosting
+from holdfast.actors.task.messages import DecideReview, ReceiveProviderUpdate, RecordHosting, TaskReply
 from holdfast.actors.task.worker_messages import Host, SlotFreed
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
+from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
@@ -81,14 +85,29 @@ async def actor() -> TaskActor:
     return await start_actor(load)
 
 
+class SettlingAccounts:
+    """Accounts that settle every hold."""
+
+    def ref(self, key: str) -> SettlingRef:
+        return SettlingRef(f"urn:test:{key}")
+
+
+class SettlingRef(TrioActorRef):
+    """The address of such an account."""
+
+    async def ask(self, message: object, *, deadline_s: float = 0) -> Any:  # type: ignore[override]
+        assert isinstance(message, SettleTask)
+        return message.settlement
+
+
 async def start_actor(load: Load) -> TaskActor:
     unused: Any = None
     dependencies = TaskDependencies(
-        accounts=unused,
-        dispatcher=unused,
+        accounts=SettlingAccounts(),
+        dispatcher=RecordedRef(lambda _: None),
         provider_calls=unused,
         hosting=unused,
-        outbox=unused,
+        outbox=RecordedRef(lambda _: None),
         traits=lambda _: TRAITS,
         callback_url=lambda _: "https://holdfast.test/v2/callback",
         now=lambda: NOON,
@@ -186,3 +205,24 @@ async def test_updates_of_unknown_or_other_providers_tasks_are_refused(actor: Ta
         refusal = await turn if inspect.isawaitable(turn) else turn
         assert isinstance(refusal, Refusal)
         assert refusal.code == "task_not_found"
+
+
+@pytest.mark.parametrize(
+    ("webhook_url", "expected"), [(None, SystemMessage.PASSIVATE), ("https://x.test/hook", None)]
+)
+async def test_an_ended_task_is_passivated_unless_it_has_events(
+    webhook_url: str | None, expected: SystemMessage | None
+) -> None:
+    task = running_task()
+    request = msgspec.structs.replace(task.request, webhook_url=webhook_url, webhook_events=CHOSEN_BY_DEFAULT)
+
+    async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+        return msgspec.structs.replace(task, request=request), frozenset()
+
+    actor = await start_actor(load)
+    update = msgspec.structs.replace(flagged(task).update, status="failed", outputs=(), moderation=None)
+    turn = actor.on_receive(ReceiveProviderUpdate(update, b"{}"))
+    reply = await turn if inspect.isawaitable(turn) else turn
+    assert isinstance(reply, TaskReply)
+    assert reply.task.status == "failed"
+    assert actor.actor_inbox.get_system() == expected

@@ -16,7 +16,7 @@ import structlog
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.actor import JournaledActor, Reload
 from holdfast.actors.runtime.faults import StaleFence
-from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
@@ -324,6 +324,9 @@ class TaskActor(JournaledActor):
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
             tell.to.tell(tell.message)
+        if after.is_terminal and not events:
+            # Ended tasks seldom get a message, and with short jobs they would soon be all that is active.
+            self.actor_inbox.put_system(SystemMessage.PASSIVATE)
         return self._reply
 
     def _confirm(
