@@ -23,12 +23,13 @@ from pathlib import Path
 import trio
 
 from benchmarks.conditions import describe
-from benchmarks.create import api_keys, free_port
 from benchmarks.roll_clients import RollClients, Tally
+from benchmarks.servers import api_keys, free_port
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
 
+ACCOUNTS = 8
 SETTLE_S = 2.0
 
 
@@ -132,7 +133,7 @@ def main() -> None:
                 assert parent.poll() is None, log.read_text()
                 time.sleep(0.05)
             base = f"http://127.0.0.1:{port}"
-            keys = api_keys(base)
+            keys = api_keys(base, ACCOUNTS)
             database_url = database_url_of(data_dir)
             assert database_url is not None
             rolling, killing = RollClients(base, keys), RollClients(base, keys)
