@@ -6,7 +6,7 @@ tasks is open at all times; the run ends when all of them are captured. CPU is u
 processes, without PostgreSQL. Then tasks are created at half of the service's own limit, and the median time from a
 task's creation to its capture is what it waits beyond its provider, which needs no time.
 
-Run: python -m benchmarks.whole [--seconds 6] [--rounds 3] [--quick] [--count]
+Run: python -m benchmarks.whole [--seconds 6] [--rounds 3] [--processes 1] [--quick] [--count]
 """
 
 from __future__ import annotations
@@ -221,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1, help="how many processes the service runs in")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--count", action="store_true", help="count steps, tasks, hops, messages and reads instead")
     options = parser.parse_args()
@@ -233,7 +234,7 @@ def main() -> None:
         print(describe(folder), flush=True)
         settings = service_settings(data, database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
         provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
-        serve = [sys.executable, "-m", module, "serve"]
+        serve = [sys.executable, "-m", module, "serve", "--processes", str(options.processes)]
         with (
             psycopg.connect(url, autocommit=True) as rows,
             process(provider, f"{provider_url}/files/0.png"),
