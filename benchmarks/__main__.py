@@ -1,4 +1,7 @@
-"""Run one benchmark or all, each in its own process: ``python -m benchmarks [NAME [OPTION …]]``."""
+"""Run one benchmark or all, each in its own process: ``python -m benchmarks [NAME [OPTION …]]``.
+
+Those that take more than a few minutes run only when they are named.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ PARTS = {
     "memory": "memory of an awake account",
     "growth": "costs with large books beside small ones",
 }
+LONG = {"growth"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named part with its options, or every part; return the exit code of the first that failed, or 0."""
+    """Run the named part with its options, or every short one; return the exit code of the first that failed, or 0."""
     if arguments and arguments[0] not in PARTS:
         print(f"There is no benchmark {arguments[0][:80]!r}. There are: {', '.join(PARTS)}.", file=sys.stderr)
         return 2
-    for name in arguments[:1] or PARTS:
+    for name in arguments[:1] or [name for name in PARTS if name not in LONG]:
         print(f"== {PARTS[name]}", flush=True)
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments[1:]], check=False)
         if done.returncode:
