@@ -19,7 +19,7 @@ LONG = {"growth"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named part with its options, or every short one; return the exit code of the first that failed, or 0."""
+    """Run the named part with its options, or every short one; return the first exit code that is not 0, or 0."""
     if arguments and arguments[0] not in PARTS:
         print(f"There is no benchmark {arguments[0][:80]!r}. There are: {', '.join(PARTS)}.", file=sys.stderr)
         return 2
