@@ -76,7 +76,7 @@ class Database:
         return {"read": self._reads, "work": self._works}
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``query(connection, …)`` on a thread inside one read-only transaction and return its result.
+        """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
 
         It runs a second time if its connection is lost, so it must only read, and its result must not need the
         connection. The caller waits for ``read_deadline_s``, or until the gate closes; the thread then ends within
