@@ -12,6 +12,7 @@ PARTS = {
     "holds": "durable holds a second",
     "create": "creating tasks over HTTP, beside a row-lock peer",
     "whole": "whole tasks beside a row-lock peer",
+    "processes": "creating tasks through one and two processes",
     "memory": "memory of an awake account",
     "growth": "costs with large books beside small ones",
 }

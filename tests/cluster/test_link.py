@@ -35,6 +35,7 @@ from holdfast.cluster.link import PING_S, SILENT_S, Link
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.accounts import SessionRevokedRow
+from holdfast.supervision.ask_deadlines import AskDeadlines
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 Stream = trio.StapledStream[MemorySendStream, MemoryReceiveStream]
@@ -91,7 +92,7 @@ class Joined:
 async def joined(wrap: Callable[[Stream], trio.abc.Stream] = lambda stream: stream) -> AsyncIterator[Joined]:
     near, far = memory_stream_pair()
     accounts = Accounts()
-    asker = Link(wrap(near), "far", me="near", cluster="c", codecs=codecs())
+    asker = Link(wrap(near), "far", me="near", cluster="c", codecs=codecs(), deadlines=AskDeadlines())
     pair = Joined(asker, accounts, near, far)
     answers = Answering(
         wrap(far),
@@ -295,7 +296,7 @@ async def test_a_lost_link_fails_its_asks(how: str) -> None:
 async def link_alone() -> AsyncIterator[tuple[Link, Stream, trio.Event]]:
     """A link whose other end is the test."""
     near, far = memory_stream_pair()
-    asker = Link(near, "far", me="near", cluster="c", codecs=codecs())
+    asker = Link(near, "far", me="near", cluster="c", codecs=codecs(), deadlines=AskDeadlines())
     ended = trio.Event()
 
     async def run() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -198,3 +201,19 @@ def test_a_socket_has_a_short_path_even_in_a_deep_folder(tmp_path: Path) -> None
     assert len(str(path)) <= 107
     assert path.parent != deep
     assert path == socket_path(deep, "0123456789ab")
+
+
+def test_sockets_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    endpoint = MemberEndpoint(tmp_path / "members", "one machine")
+    for name, age_s in (("old", 3600), ("new", 0)):
+        path = tmp_path / "members" / f"{name}.sock"
+        path.parent.mkdir(exist_ok=True)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+        os.utime(path, (time.time() - age_s,) * 2)
+    [listener], [address] = endpoint.listen("mine")
+    assert address == f"unix:{tmp_path}/members/mine.sock"
+    assert sorted(path.name for path in (tmp_path / "members").iterdir()) == ["mine.sock", "new.sock"]
+    endpoint.forget([address])
+    trio.run(listener.aclose)
+    assert sorted(path.name for path in (tmp_path / "members").iterdir()) == ["new.sock"]

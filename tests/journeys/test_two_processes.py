@@ -16,7 +16,7 @@ from .service_process import Customer, Service, Totals, loopback_client, ok, unt
 
 STALE = "holdfast_fence_stale_units_total"
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
-STALE_MAX = 3
+STALE_MAX = 10
 """Units decided while the second process joined."""
 MEMBERS = "holdfast_members"
 FORWARDED = "holdfast_forwarded_asks_total"

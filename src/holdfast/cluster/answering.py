@@ -108,11 +108,11 @@ class Answering:
             log.warning("link closed: malformed frames", member=self._member_id, reason=str(exc))
 
     async def _watch(self) -> None:
-        """Close the connection of a member that is silent, though it would ping at least."""
+        """Close the connection of a member that is silent, though it would ping at least, or does not read."""
         since = trio.current_time()
         while True:
             await trio.sleep_until(since + ASKER_SILENT_S)
-            if self._frames.received_at <= since:
+            if self._frames.received_at <= since or self._frames.is_stalled():
                 self._scope.cancel()
             since = max(since, self._frames.received_at)
 

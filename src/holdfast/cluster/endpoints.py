@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ PORTS_TRIED: Final = 64
 SOCKET_PATH_BYTES_MAX: Final = 107
 DIAL_TIMEOUT_S: Final = 3.0
 BACKLOG: Final = 128
+NEW_SOCKET_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,24 @@ def _listen_unix(path: Path) -> Listener:
     if found.st_uid != os.geteuid():
         raise OSError(f"{path.parent} belongs to another user")
     path.parent.chmod(0o700)
-    with suppress(FileNotFoundError):
-        path.unlink()
+    _remove_abandoned(path.parent)
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     raw.bind(str(path))
     raw.listen(BACKLOG)
     return trio.SocketListener(trio.socket.from_stdlib_socket(raw))
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the sockets of killed processes. A new one may not listen yet."""
+    for path in folder.glob("*.sock"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if time.time() - path.lstat().st_mtime < NEW_SOCKET_S:
+                continue
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _listen_tcp(host: str, first: int) -> trio.SocketListener:

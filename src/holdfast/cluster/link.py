@@ -35,7 +35,7 @@ from holdfast.supervision.ask_deadlines import AskDeadlines
 ASKS_MAX: Final = 20_000
 """The most asks that wait for replies on one link."""
 PING_S: Final = 1.0
-SILENT_S: Final = 4.0
+SILENT_S: Final = 6.0
 """A member that sends nothing for so long, though pinged, counts as gone: it is frozen, or cannot be reached."""
 
 
@@ -43,7 +43,14 @@ class Link:
     """Asks to the member ``member_id``. It accepts asks while it :attr:`is_up`."""
 
     def __init__(
-        self, stream: trio.abc.Stream, member_id: str, *, me: str, cluster: str, codecs: Mapping[str, Codec]
+        self,
+        stream: trio.abc.Stream,
+        member_id: str,
+        *,
+        me: str,
+        cluster: str,
+        codecs: Mapping[str, Codec],
+        deadlines: AskDeadlines,
     ) -> None:
         self.member_id = member_id
         self.is_up = False
@@ -52,7 +59,7 @@ class Link:
         self._frames = FrameStream(stream, self._take)
         self._numbers = 0
         self._waiting: dict[int, tuple[TrioFuture[object], Codec, str]] = {}
-        self._deadlines = AskDeadlines()
+        self._deadlines = deadlines
         self._on_up: Callable[[], None] = lambda: None
 
     async def run(self, on_up: Callable[[], None]) -> str:
@@ -145,13 +152,13 @@ class Link:
                 raise MalformedFrames(f"{type(frame).__name__} does not belong here")
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        """Close the link when the other member has been silent for too long."""
+        """Close the link when the other member has been silent, or has not read, for too long."""
         started_at = trio.current_time()
         while True:
             await trio.sleep(PING_S)
             silent_s = trio.current_time() - max(started_at, self._frames.received_at)
-            if silent_s >= SILENT_S:
-                self._ending = f"no answer for {silent_s:.1f} s"
+            if silent_s >= SILENT_S or self._frames.is_stalled():
+                self._ending = f"no answer for {SILENT_S:g} s"
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:
                 self._frames.send(Ping())

@@ -27,6 +27,7 @@ from holdfast.cluster.frames import PROTOCOL
 from holdfast.cluster.link import Link
 from holdfast.cluster.placement import owner_of_name, owners_of_places
 from holdfast.persistence.claims.processes import Member, Membership, MemberState
+from holdfast.supervision.ask_deadlines import AskDeadlines
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,7 @@ class Peer:
         self.tried = trio.Event()
         self.failures = 0
         self.has_left = False
-        self.logged = ""
+        self.logged: set[str] = set()
 
     def may_own(self, providers: frozenset[str]) -> bool:
         """Whether it may own places: it is ready, linked, and can call these providers and no others."""
@@ -74,6 +75,7 @@ class Members:
         self._endpoint = endpoint
         self._cluster = cluster
         self._codecs = codecs
+        self._deadlines = AskDeadlines()
         self._groups: dict[str, LocalGroup] = {}
         self._me = presence.process.process_id
         self._providers: frozenset[str] = frozenset()
@@ -206,6 +208,7 @@ class Members:
                         me=self._me,
                         cluster=self._cluster,
                         codecs=self._codecs,
+                        deadlines=self._deadlines,
                     )
                     self._on_down(peer, await link.run(partial(self._on_up, peer)))
                     if peer.has_left:
@@ -226,14 +229,14 @@ class Members:
         log.info("link opened", member=peer.member.process_id)
         peer.tried.set()
         peer.failures = 0
-        peer.logged = ""
+        peer.logged.clear()
         self._place()
 
     def _on_down(self, peer: Peer, reason: str) -> None:
         peer.link = None
-        if reason != peer.logged:
+        if reason not in peer.logged:
             log.warning("link closed", member=peer.member.process_id, reason=reason)
-            peer.logged = reason
+            peer.logged.add(reason)
         self._place()
         # The member may have ended: then its row is read as it is now, and what it did for all is claimed.
         self._presence.beat_soon()

@@ -1,0 +1,233 @@
+"""``POST /v2/task/create`` on one process and on two that share a database, with accounts apart and mixed.
+
+*Apart*: each request goes to the process that owns its account. *Mixed*: it goes to either, and half of them are
+forwarded. *Without links*: mixed, and the processes have different secrets, so that each serves what it receives.
+CPU is that of the service processes alone, without the database and the client. The cost of a forwarded ask, at
+both ends together, is what a mixed create costs more than one apart, for each that is forwarded.
+
+The tasks stay queued: their provider has one slot and cannot be reached.
+
+Run: python -m benchmarks.processes [--seconds 4] [--connections 32] [--rounds 3] [--accounts 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import psycopg
+
+from benchmarks import load
+from benchmarks.conditions import describe, fresh_database
+from benchmarks.servers import api_keys, creates, free_port, service_settings
+from holdfast.cluster.placement import owners_of_places
+from holdfast.ledger.places import place_carried_by
+
+PROVIDER_URL = "http://127.0.0.1:9"
+"""Where nothing listens."""
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+FORWARDED = 'holdfast_forwarded_asks_total{result="answered"}'
+STALE = "holdfast_fence_stale_units_total"
+READY_S = 180.0
+CHECKSUM_CHARS = 6
+"""The end of an API key, after its place."""
+
+
+@dataclass
+class Server:
+    """A service process."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        lines = httpx2.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@contextmanager
+def servers(url: str, folder: Path, count: int, *, linked: bool = True) -> Iterator[list[Server]]:
+    """Run ``count`` processes on one database until all see each other, or without links."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    with ExitStack() as stack:
+        started = []
+        for number in range(count):
+            data, port = folder / f"data-{count}-{linked}-{number}", free_port()
+            data.mkdir()
+            settings = service_settings(data, database_url=url, port=port, provider_url=PROVIDER_URL, slots=1)
+            secret = f"the-server-key-of-the-benchmark-{0 if linked else number}-0123456789"
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "serve"],
+                env=inherited | settings | {"HOLDFAST_SERVER_KEY": secret},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(process.wait, 60)
+            stack.callback(process.terminate)
+            started.append(Server(process, port))
+        deadline = time.monotonic() + READY_S
+        while not all(_is_ready(server, count if linked else 1) for server in started):
+            assert time.monotonic() < deadline, "the processes are not ready"
+            time.sleep(0.1)
+        yield started
+
+
+def _is_ready(server: Server, members: int) -> bool:
+    assert server.process.poll() is None, "a process has ended"
+    try:
+        ready = httpx2.get(f"{server.url}/readyz", timeout=5).status_code == 200
+        return ready and server.metric("holdfast_members") == members
+    except httpx2.HTTPError:
+        return False
+
+
+def owners_of_keys(url: str, started: Sequence[Server], keys: Sequence[str]) -> list[int]:
+    """Return which process owns each key's account."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute("select process_id, pid from processes where state = 'ready'").fetchall()
+    numbers = {server.process.pid: number for number, server in enumerate(started)}
+    members = {process_id: numbers[pid] for process_id, pid in found if pid in numbers}
+    owners = owners_of_places(members)
+    return [members[owners[place_carried_by(key[:-CHECKSUM_CHARS])]] for key in keys]
+
+
+@dataclass
+class Run:
+    """The result of one run."""
+
+    rate: float
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    stale: float
+    forwarded: float
+
+
+def measure(
+    started: Sequence[Server], request: Callable[[int, int], bytes], *, connections: int, seconds: float
+) -> Run:
+    """Keep connections busy, spread evenly over the processes; ``request(process, n)`` is sent to a process."""
+    waiting = selectors.DefaultSelector()
+    latencies: list[float] = []
+    statuses: dict[int, int] = {}
+    before = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
+    begun, sent = time.perf_counter(), 0
+    for number in range(connections):
+        target = number % len(started)
+        connection = load.Connection(("127.0.0.1", started[target].port))
+        waiting.register(connection.socket, selectors.EVENT_READ, (connection, target))
+        connection.send(request(target, sent))
+        sent += 1
+    while waiting.get_map():
+        for key, _ in waiting.select(timeout=30):
+            connection, target = key.data
+            received = connection.receive()
+            if received is None:
+                continue
+            statuses[received[0]] = statuses.get(received[0], 0) + 1
+            latencies.append(received[1])
+            if time.perf_counter() - begun < seconds:
+                connection.send(request(target, sent))
+                sent += 1
+            else:
+                waiting.unregister(connection.socket)
+                connection.socket.close()
+    took_s = time.perf_counter() - begun
+    after = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
+    assert set(statuses) == {200}, statuses
+    cpu_s, stale, forwarded = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3))
+    latencies.sort()
+    count = len(latencies)
+    return Run(
+        count / took_s,
+        cpu_s / count * 1e6,
+        latencies[count // 2] * 1e3,
+        latencies[count * 99 // 100] * 1e3,
+        stale,
+        forwarded / count,
+    )
+
+
+def show(name: str, run: Run) -> None:
+    """Print one run."""
+    print(
+        f"{name:24} {run.rate:6,.0f}/s, CPU {run.cpu_us:6,.0f} us a create, p50 {run.p50_ms:5.1f} ms, "
+        f"p99 {run.p99_ms:6.1f} ms, {run.stale:5.0f} stale units, {run.forwarded:4.0%} forwarded",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure all cases and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--accounts", type=int, default=32)
+    options = parser.parse_args()
+    shape = {"connections": options.connections, "seconds": options.seconds}
+
+    with fresh_database() as (url, folder):
+        print(describe(folder))
+        with servers(url, folder, 1) as single:
+            keys = api_keys(single[0].url, options.accounts)
+            requests = creates(keys)
+            for number in range(2):
+                run = measure(single, lambda _, n: requests[n % len(requests)], **shape)
+                show("one process" if number else "one process, warm-up", run)
+        with servers(url, folder, 2) as pair:
+            owners = owners_of_keys(url, pair, keys)
+            owned = [
+                [r for r, owner in zip(requests, owners, strict=True) if owner == number] for number in range(2)
+            ]
+            cases: dict[str, Callable[[int, int], bytes]] = {
+                "apart": lambda process, n: owned[process][n % len(owned[process])],
+                "mixed": lambda process, n: requests[(n // 2 + process) % len(requests)],
+            }
+            ratios, cpu_ratios, asks_us = [], [], []
+            for number in range(options.rounds + 1):
+                # In turn first, so that what changes with time, as the growing queue does, favours neither.
+                runs = {}
+                for name in sorted(cases, reverse=number % 2 == 1):
+                    runs[name] = measure(pair, cases[name], **shape)
+                    show(f"two, {name}" + (", warm-up" if number == 0 else ""), runs[name])
+                apart, mixed = runs["apart"], runs["mixed"]
+                if number:
+                    ratios.append(mixed.rate / apart.rate)
+                    cpu_ratios.append(apart.cpu_us / mixed.cpu_us)
+                    asks_us.append((mixed.cpu_us - apart.cpu_us) / mixed.forwarded)
+        with servers(url, folder, 2, linked=False) as strangers:
+            for number in range(2):
+                run = measure(strangers, lambda process, n: requests[(n // 2 + process) % len(requests)], **shape)
+                show("two, without links" if number else "two, warm-up", run)
+    print(
+        f"mixed over apart: median {statistics.median(ratios):.2f} of {options.rounds} rounds by rate, "
+        f"{statistics.median(cpu_ratios):.2f} by CPU; "
+        f"a forwarded ask costs {statistics.median(asks_us):,.0f} us of CPU more; "
+        f"{options.connections} connections, {options.accounts} accounts"
+    )
+
+
+if __name__ == "__main__":
+    main()
