@@ -234,7 +234,7 @@ class Account:
             content_type="image/png",
             width=8,
             height=8,
-            expires_at=now,
+            expires_at=now + timedelta(days=2 * HISTORY_DAYS),
         )
         step = on_hosted(hosting, 1, hosting.state.hosting.round, (item,), now, operation_id=new_id("op"))
         settle = step.settle

@@ -105,6 +105,11 @@ class Books:
         self._turn += 1
         return self.keys[self._turn * 7919 % len(self.keys)]
 
+    def hang_up(self) -> None:
+        """Close the connection; the next call opens another."""
+        assert self._http is not None
+        self._http.close()
+
     def create(self, key: Key) -> Any:
         """Create a task."""
         return self.call("POST", "/v2/task/create", key.secret, BODY)
@@ -213,9 +218,11 @@ def main() -> None:
             with small.served(folder), large.served(folder):
                 for books in (small, large):
                     books.create(books.keys[0])
-                for of_small, of_large in zip(
-                    plan(small, options.samples), plan(large, options.samples), strict=True
-                ):
+                plans = [plan(books, options.samples) for books in (small, large)]
+                # One was idle while the other's last pages were found.
+                small.hang_up()
+                large.hang_up()
+                for of_small, of_large in zip(*plans, strict=True):
                     of_small()
                     of_large()
         for books in (small, large):
