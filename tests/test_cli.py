@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.persistence.account_history import write_books
 from typer.testing import CliRunner, Result
 
 import holdfast
 from holdfast.cli import app
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import EmbeddedPostgres, temporary_embedded
 from holdfast.settings import Settings
 
@@ -131,6 +133,17 @@ def test_audit_prints_one_line_per_failed_check(configured_url: str) -> None:
     assert failed[0].startswith("FAILED")
     assert failed[0].endswith("every row belongs to a row that exists: session ses_1")
     assert result.stderr.strip().startswith("1 of ")
+
+
+def test_a_recent_audit_begins_at_the_checkpoints_of_the_last_one(configured_url: str) -> None:
+    with connected(configured_url) as connection:
+        write_books(connection)
+    hashed = []
+    for options in (["--checkpoint"], ["--recent"], []):
+        result = run("audit", *options)
+        assert result.exit_code == 0
+        hashed += [line.split()[1] for line in result.output.splitlines() if "chain hash covers" in line]
+    assert hashed == ["16", "0", "16"]
 
 
 def test_audit_refuses_tables_that_need_migration(configured_url: str) -> None:

@@ -74,7 +74,14 @@ def migrate_command() -> None:
 
 
 @app.command("audit")
-def audit_command() -> None:
+def audit_command(
+    recent: Annotated[
+        bool, typer.Option("--recent", help="Read history only from each account's checkpoint.")
+    ] = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Write checkpoints if every check passes.")
+    ] = False,
+) -> None:
     """Check the invariants of credit against the rows, one line per check."""
     from holdfast.persistence.audit.audit import run_audit
     from holdfast.persistence.server.connections import connected
@@ -85,7 +92,7 @@ def audit_command() -> None:
         if missing:
             _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
         with connected(url) as connection:
-            checks = run_audit(connection)
+            checks = run_audit(connection, recent=recent, checkpoint=checkpoint)
     for check in checks:
         typer.echo(_line(check))
     failed = sum(not check.ok for check in checks)

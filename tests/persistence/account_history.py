@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-from sqlalchemy import Connection, insert, text, update
+from sqlalchemy import Connection, insert, literal, select, text, update
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -332,6 +332,19 @@ def write_books(connection: Connection) -> None:
     ada.task("done", 3_000_000)
     ada.task("open", 1_000_000)
     ada.end("done", "succeeded", 2_500_000)
+    connection.execute(
+        insert(tables.checkpoints).from_select(
+            [column.name for column in tables.checkpoints.columns],
+            select(
+                tables.accounts.c.id,
+                tables.accounts.c.operation_count,
+                tables.accounts.c.balance_micro,
+                tables.accounts.c.held_micro,
+                tables.accounts.c.chain_head,
+                literal(START),
+            ),
+        )
+    )
     ada.announce("done", "task.succeeded", "task.assets_ready")
     ada.store("done")
     ada.task("gone", 2_000_000)

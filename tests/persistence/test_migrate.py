@@ -17,7 +17,7 @@ from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 DIRECTORIES = ("account_emails", "order_payments")
 
 
@@ -166,7 +166,7 @@ def test_an_unreachable_database_is_away() -> None:
         migrate("postgresql://absent@127.0.0.1:1/nothing?connect_timeout=2")
 
 
-@pytest.mark.parametrize("table", ["operations", "postings"])
+@pytest.mark.parametrize("table", ["operations", "postings", "checkpoints"])
 @pytest.mark.parametrize("statement", ["update {} set number = 2", "delete from {}", "truncate {}"])
 @pytest.mark.parametrize("role", ["origin", "replica"])
 def test_the_journal_refuses_every_change(database_url: str, table: str, statement: str, role: str) -> None:

@@ -95,6 +95,16 @@ RULES: tuple[Rule, ...] = (
         """,
     ),
     Rule(
+        "each checkpoint matches the operation it names",
+        "select count(*) from checkpoints",
+        """
+        select c.account_id || ': the checkpoint at operation ' || c.number || ' does not match it'
+        from checkpoints c left join operations o using (account_id, number)
+        where (c.balance_micro, c.held_micro, c.chain_head)
+              is distinct from (o.balance_after_micro, o.held_after_micro, o.chain_hash)
+        """,
+    ),
+    Rule(
         "each hold was opened by exactly one operation of its amount",
         "select count(*) from holds",
         """

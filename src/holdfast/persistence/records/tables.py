@@ -38,7 +38,7 @@ from holdfast.persistence.records.shared_tables import (
 from holdfast.persistence.records.table_base import Time, metadata
 
 __all__ = [
-    "account_emails", "accounts", "api_keys", "assets", "contents", "holds", "idempotency_records",
+    "account_emails", "accounts", "api_keys", "assets", "checkpoints", "contents", "holds", "idempotency_records",
     "journal_batches", "metadata", "operations", "order_payments", "orders", "outbox", "outbox_attempts",
     "payment_events", "postings", "processes", "service_clock", "sessions", "sign_ins", "singletons", "task_events",
     "tasks", "usage_entries", "webhook_secrets",
@@ -99,6 +99,20 @@ postings = Table(
     Column("ledger_account", Text, nullable=False),
     Column("amount_micro", BigInteger, nullable=False),
     PrimaryKeyConstraint("account_id", "number", "line"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    # An operation up to which the account's history was audited, with the totals and the chain hash after it.
+    # As immutable as the journal.
+    Column("account_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("balance_micro", BigInteger, nullable=False),
+    Column("held_micro", BigInteger, nullable=False),
+    Column("chain_head", LargeBinary, nullable=False),
+    Column("at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "number"),
 )
 
 holds = Table(

@@ -1,0 +1,121 @@
+"""Checkpoints of the audit: where they are written, what starts at them, and what they reveal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import insert, text
+
+from holdfast.ledger.credit.account import AccountState, decide_credit
+from holdfast.ledger.credit.operations import Operation
+from holdfast.persistence.audit.audit import CHAINS, run_audit
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.connections import connected
+
+from .account_history import START, AccountHistory, write_books
+
+MATCHES = "each checkpoint matches the operation it names"
+JOURNAL = ("operations", "postings", "checkpoints")
+
+
+@pytest.fixture
+def books_url(database_url: str) -> str:
+    """A database with a valid history."""
+    with connected(database_url) as connection:
+        write_books(connection)
+    return database_url
+
+
+def audit(url: str, **options: Any) -> tuple[set[str], int]:
+    """Return the names of the checks that fail, and how many operations were hashed again."""
+    with connected(url) as connection:
+        checks = run_audit(connection, **options)
+    [hashed] = [check.counted for check in checks if check.name == CHAINS]
+    return {check.name for check in checks if not check.ok}, hashed
+
+
+def checkpoints(url: str) -> dict[str, list[int]]:
+    """Return the numbers of each account's checkpoints."""
+    found: dict[str, list[int]] = {}
+    with psycopg.connect(url) as connection:
+        for account_id, number in connection.execute("select account_id, number from checkpoints order by 1, 2"):
+            found.setdefault(account_id, []).append(number)
+    return found
+
+
+def tamper(url: str, *statements: str) -> None:
+    """Change rows without the journal's triggers."""
+    with psycopg.connect(url) as connection:
+        for table in JOURNAL:
+            connection.execute(f"alter table {table} disable trigger all".encode())
+        for statement in statements:
+            assert connection.execute(statement.encode()).rowcount > 0, statement
+        for table in JOURNAL:
+            connection.execute(f"alter table {table} enable always trigger {table}_are_immutable".encode())
+
+
+def test_each_account_gets_a_checkpoint_at_its_newest_operation(books_url: str) -> None:
+    assert checkpoints(books_url) == {"acct_ada": [4]}
+    assert audit(books_url, checkpoint=True) == (set(), 16)
+    written = {"acct_ada": [4, 10], "acct_bob": [3], "acct_cho": [3]}
+    assert checkpoints(books_url) == written
+    assert audit(books_url, checkpoint=True) == (set(), 16)
+    assert checkpoints(books_url) == written
+
+
+def test_a_recent_audit_begins_at_the_newest_checkpoints(books_url: str) -> None:
+    assert audit(books_url, recent=True) == (set(), 12)
+    assert audit(books_url, recent=True, checkpoint=True) == (set(), 12)
+    assert audit(books_url, recent=True) == (set(), 0)
+    with connected(books_url) as connection:
+        newcomer = AccountHistory(connection, "acct_dan")
+        newcomer.credit(1)
+        newcomer.credit(2)
+        connection.commit()
+    assert audit(books_url, recent=True) == (set(), 2)
+    assert audit(books_url) == (set(), 18)
+
+
+def test_no_checkpoint_is_written_while_a_check_fails(books_url: str) -> None:
+    before = checkpoints(books_url)
+    tamper(books_url, "update operations set reason = 'a gift' where account_id = 'acct_bob' and number = 2")
+    assert audit(books_url, checkpoint=True)[0] == {CHAINS}
+    assert checkpoints(books_url) == before
+
+
+def test_a_change_after_the_checkpoint_is_found_by_a_recent_audit(books_url: str) -> None:
+    tamper(books_url, "update operations set reason = 'a gift' where account_id = 'acct_ada' and number = 5")
+    assert audit(books_url, recent=True)[0] == {CHAINS}
+
+
+def test_a_change_before_the_checkpoint_is_found_by_the_whole_audit(books_url: str) -> None:
+    tamper(books_url, "update operations set reason = 'a gift' where account_id = 'acct_ada' and number = 2")
+    assert audit(books_url, recent=True)[0] == set()
+    assert audit(books_url)[0] == {CHAINS}
+
+
+@pytest.mark.parametrize("recent", [True, False])
+def test_a_history_rewritten_with_its_hashes_does_not_match_its_checkpoint(database_url: str, recent: bool) -> None:
+    with connected(database_url) as connection:
+        AccountHistory(connection, "acct_eve").credit(5)
+        connection.commit()
+    assert audit(database_url, checkpoint=True) == (set(), 1)
+    forged = decide_credit(
+        AccountState("acct_eve"),
+        operation_id="op_forged",
+        amount_micro=5,
+        source="sandbox",
+        reference="forged",
+        reason="forged",
+        at=START,
+    )
+    assert isinstance(forged, Operation)
+    tamper(database_url, "delete from operations where account_id = 'acct_eve'")
+    with connected(database_url) as connection:
+        row = {name: getattr(forged, name) for name in forged.__struct_fields__ if name != "postings"}
+        connection.execute(insert(tables.operations).values(row))
+        connection.execute(text("update accounts set chain_head = :head"), {"head": forged.chain_hash})
+        connection.commit()
+    assert audit(database_url, recent=recent)[0] == {MATCHES}
