@@ -26,8 +26,8 @@ demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check 
 	$(BIN)/python -m holdfast demo
 
 test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
-	@for tool in curl chromium; do \
-		command -v $$tool >/dev/null || \
+	@for tool in curl chromium haproxy; do \
+		PATH="$$PATH:/usr/sbin" command -v $$tool >/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $$tool" && apt-get update -qq && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$tool >/dev/null; } || \
 		{ echo "The tests need $$tool. On Debian and Ubuntu: apt install $$tool" >&2; exit 1; }; \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -85,12 +86,9 @@ def audit_command(
     """Check the invariants of credit against the rows, one line per check."""
     from holdfast.persistence.audit.audit import run_audit
     from holdfast.persistence.server.connections import connected
-    from holdfast.persistence.server.migrate import pending
 
     with _report_faults(), _database(load_locations(environment()), create=False) as url:
-        missing = pending(url)
-        if missing:
-            _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
+        _refuse_old_tables(url)
         with connected(url) as connection:
             checks = run_audit(connection, recent=recent, checkpoint=checkpoint)
     for check in checks:
@@ -105,7 +103,6 @@ def reconcile_command(
     every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,
 ) -> None:
     """Reconcile card orders with the card provider now; one line per order that differs or failed."""
-    from holdfast.persistence.server.migrate import pending
     from holdfast.reconcile import NoCardProvider, reconcile
 
     def show(done: int, total: int, order_id: str, result: str) -> None:
@@ -116,9 +113,7 @@ def reconcile_command(
         settings = load_settings(environment())
         register_secrets(settings.secret_values())
         with _database(load_locations(environment()), create=False) as url:
-            missing = pending(url)
-            if missing:
-                _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
+            _refuse_old_tables(url)
             try:
                 results = reconcile(settings, url, every=every, progress=show)
             except NoCardProvider:
@@ -147,6 +142,43 @@ def catalog_check_command(
     typer.echo(
         f"catalog {catalog.version} is valid: {len(catalog.models)} models, {len(catalog.providers)} providers"
     )
+
+
+@app.command("places")
+def places_command(
+    servers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of HAProxy's servers; without any, the addresses of the members in the database."
+        ),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Write the map here, not to standard output.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Also replace the map of a running HAProxy: its socket, of level admin.")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(min=0.1, help="Go on for each change of the members; seconds between reads.")
+    ] = None,
+) -> None:
+    """Generate HAProxy's map of places to servers."""
+    from holdfast.cluster import place_map
+
+    if file is None and (socket is not None or every is not None):
+        _fail("--socket and --every need --file.", BAD_CONFIGURATION)
+    publish = partial(place_map.publish_map, file, socket) if file is not None else partial(typer.echo, nl=False)
+    with _report_faults():
+        try:
+            if servers:
+                publish(place_map.place_map({server: server for server in servers}))
+                return
+            with _database(load_locations(environment()), create=False) as url:
+                _refuse_old_tables(url)
+                if every is None:
+                    publish(place_map.members_map(url))
+                else:
+                    place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
+        except place_map.PlaceMapFault as exc:
+            _fail(str(exc), FAILED)
 
 
 @app.command("version")
@@ -179,6 +211,14 @@ def _database(place: Locations, *, create: bool) -> Iterator[str]:
         _fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
     with temporary_embedded(place.data_dir) as url:
         yield url
+
+
+def _refuse_old_tables(url: str) -> None:
+    from holdfast.persistence.server.migrate import pending
+
+    missing = pending(url)
+    if missing:
+        _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 
 UNIX: Final = "unix:"
 TCP: Final = "tcp:"
+HTTP: Final = "http:"
+"""Where a load balancer reaches the member; other members do not use it."""
 PORTS_TRIED: Final = 64
 SOCKET_PATH_BYTES_MAX: Final = 107
 DIAL_TIMEOUT_S: Final = 3.0
@@ -59,12 +61,14 @@ class MemberEndpoint:
     """Where this member listens for others: in a folder of sockets, and at ``address`` (host and port) if given.
 
     Several processes of one machine may have the same address; each takes the next free port from there on.
+    ``http`` is where clients reach it, also host and port.
     """
 
     folder: Path
     machine: str | None = None
     address: tuple[str, int] | None = None
     tls: MutualTls | None = None
+    http: str | None = None
 
     def listen(self, name: str) -> tuple[Sequence[Listener], tuple[str, ...]]:
         """Open the listeners, and return them with their addresses.
@@ -87,6 +91,8 @@ class MemberEndpoint:
             listener = _listen_tcp(host, first)
             addresses.append(f"{TCP}{host}:{listener.socket.getsockname()[1]}")
             listeners.append(_with_tls(listener, self.tls))
+        if self.http is not None:
+            addresses.append(f"{HTTP}{self.http}")
         return listeners, tuple(addresses)
 
     @staticmethod

@@ -86,6 +86,7 @@ class Members:
         self._known = trio.Event()
         self._announced = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._listens = False
         self._answering: set[Answering] = set()
         presence.wanted = self._wanted
         presence.on_members = self._on_members
@@ -115,6 +116,7 @@ class Members:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Listen, and keep a link to every other member."""
         listeners, addresses = self._endpoint.listen(self._me[-12:])
+        self._listens = bool(listeners)
         self._set_state("joining", addresses)
         self._known = trio.Event()
         try:
@@ -178,7 +180,7 @@ class Members:
             peer = self._peers.get(process_id)
             if peer is not None:
                 peer.member, peer.has_left = member, False
-            elif member.membership.protocol == PROTOCOL and self._presence.membership.addresses:
+            elif member.membership.protocol == PROTOCOL and self._listens:
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._place()

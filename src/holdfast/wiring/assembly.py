@@ -89,7 +89,7 @@ def assemble(
         database.gate,
     )
 
-    members = cluster_members(settings, presence)
+    members = cluster_members(settings, presence, local_url=local_url)
     refs = WorkerRefs()
     submits: set[SubmitKey] = set()
     dispatcher = dispatcher_of_all(refs.dispatcher, members)

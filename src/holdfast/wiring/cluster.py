@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from holdfast.actors.runtime.faults import Unavailable
 from holdfast.actors.runtime.mailbox import Envelope
@@ -35,14 +36,21 @@ class WorkerGroup:
         return self._worker
 
 
-def cluster_members(settings: Settings, presence: Presence) -> Members:
-    """Return this process's membership. Raises :class:`SettingsFault` if the TLS files cannot be used."""
-    address = None
+def cluster_members(settings: Settings, presence: Presence, *, local_url: str) -> Members:
+    """Return this process's membership. ``local_url`` is where it listens for clients.
+
+    Raises :class:`SettingsFault` if the TLS files cannot be used.
+    """
+    address: tuple[str, int] | None = None
     if settings.member_address is not None:
         host, _, port = settings.member_address.rpartition(":")
         address = host.strip("[]"), int(port)
     folder, machine = settings.data_dir / "members", presence.process.machine
-    endpoint = MemberEndpoint(folder, machine, address, _tls(settings))
+    listening = urlsplit(local_url)
+    # A process that listens on every address is reached by clients at the one that other members use.
+    everywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104 - only recognised
+    http_host = address[0] if everywhere and address is not None else listening.hostname
+    endpoint = MemberEndpoint(folder, machine, address, _tls(settings), http=f"{http_host}:{listening.port}")
     # Members with other secrets could not read each other's codes and signatures, and serve their callers alone.
     cluster = hashlib.sha256(settings.derived_key("members")).hexdigest()[:16]
     return Members(presence, endpoint, cluster=cluster, codecs=codecs())

@@ -12,22 +12,27 @@ counts while that process's lease does.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import psycopg
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.tasks import OCCUPIES, DispatchedTask
+from holdfast.persistence.server.connections import connect
+from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
 from holdfast.persistence.server.service_clock import ServiceClock
 
 LEASE_S = 20.0
 """After this long without a renewal a process counts as ended."""
 BEAT_S = 4.0
 CLAIM_S = 10
+READ_MS = 3_000
 TAKEN_OVER_MAX = 1_000
 """How many tasks of one process are taken over at a time."""
 
@@ -40,6 +45,11 @@ _RENEW = text(
 _MEMBERS = text(
     "select process_id, machine, state, addresses, protocol, providers from processes "
     "where process_id <> :me and lease_until > :now and state is not null order by process_id"
+)
+_READY = (
+    "select p.process_id, p.machine, p.state, p.addresses, p.protocol, p.providers "
+    "from processes p cross join service_clock c "
+    "where p.state = 'ready' and p.lease_until > clock_timestamp() + make_interval(secs => c.ahead_s)"
 )
 _RELEASE_NAMES = text("delete from singletons where process_id = :me and name <> all(:wanted)")
 _CLAIM_NAMES = text(
@@ -122,12 +132,27 @@ def beat(
     clock.measure(rows)
     now = clock.now()
     renew_lease(rows, process, now, providers, membership)
-    found = rows.execute(_MEMBERS, {"me": process.process_id, "now": now}).all()
-    members = [
-        Member(r.process_id, r.machine, Membership(r.state, tuple(r.addresses), r.protocol), frozenset(r.providers))
-        for r in found
-    ]
+    members = [_member(row) for row in rows.execute(_MEMBERS, {"me": process.process_id, "now": now})]
     return Beat(members, hold_singletons(rows, process, now, wanted))
+
+
+def read_ready_members(url: str) -> list[Member]:
+    """Read the members that are ready, on a connection of its own. Blocks, for a few seconds at most.
+
+    Raises :class:`DatabaseAway`.
+    """
+    try:
+        with closing(connect(url, statement_timeout_ms=READ_MS)) as connection:
+            return [_member(row) for row in connection.execute(_READY)]
+    except psycopg.Error as exc:
+        if trouble_of(exc) is None:
+            raise
+        raise DatabaseAway(reason_of(exc)) from exc
+
+
+def _member(row: Iterable[Any]) -> Member:
+    process_id, machine, state, addresses, protocol, providers = row
+    return Member(process_id, machine, Membership(state, tuple(addresses), protocol), frozenset(providers))
 
 
 def renew_lease(

@@ -1,0 +1,348 @@
+"""HAProxy sends an account's requests to the server that its place map names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import Engine, text
+from tests.haproxy_process import BIND, MAP, SERVERS, Proxy, configured, haproxy, program
+from tests.threaded_server import serving
+from typer.testing import CliRunner
+
+from holdfast.actors.sign_in.actor import new_session_token
+from holdfast.cli import app
+from holdfast.cluster import place_map as place_map_module
+from holdfast.cluster.place_map import (
+    PlaceMapFault,
+    follow_members,
+    members_map,
+    place_map,
+    publish_map,
+    replace_map,
+)
+from holdfast.cluster.placement import owners_of_places
+from holdfast.http.kit.credentials import mint_api_key
+from holdfast.http.kit.errors import ERROR_TABLE
+from holdfast.ledger.ids import new_id, new_id_of_account
+from holdfast.ledger.places import PLACES, place_of
+from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
+from holdfast.persistence.server.connections import make_engine
+from holdfast.persistence.server.service_clock import ServiceClock
+
+ACCOUNTS = [new_id("acct") for _ in range(12)]
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """A server that is ready, and says who it is and for whom it was asked."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        assert isinstance(self.server, ThreadingHTTPServer)
+        body = msgspec.json.encode(
+            {
+                "server": f"127.0.0.1:{self.server.server_port}",
+                "forwarded_for": self.headers.get_all("X-Forwarded-For"),
+            }
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        """Answer alike."""
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class UpstreamServer(ThreadingHTTPServer):
+    """Its server; HAProxy closes a health check's connection by a reset."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the reset."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[str]]:
+    """Three servers, by the names they have in HAProxy."""
+    with ExitStack() as stack:
+        running = [UpstreamServer(("127.0.0.1", 0), Upstream) for _ in SERVERS]
+        yield [stack.enter_context(serving(server)).removeprefix("http://") for server in running]
+
+
+@pytest.fixture(scope="module")
+def proxy(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """HAProxy before them."""
+    with haproxy(tmp_path_factory.mktemp("haproxy"), servers) as found:
+        yield found
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=proxy.url, verify=False) as found:
+        yield found
+
+
+def give_map(proxy: Proxy, servers: list[str]) -> dict[str, str]:
+    """Install the map of these servers, and return the server of each account."""
+    content = place_map({server: server for server in servers})
+    publish_map(proxy.places, proxy.control, content)
+    assert proxy.places.read_text() == content
+    owners = owners_of_places(servers)
+    return {account_id: owners[place_of(account_id)] for account_id in ACCOUNTS}
+
+
+def server_of(response: httpx2.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["server"])
+
+
+def bearer(credential: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential}"}
+
+
+def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.example.com")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "api.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+    places = tmp_path / "places.map"
+    places.write_text(place_map({server: server for server in SERVERS}))
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(configured({BIND: BIND.replace("/etc/haproxy", str(tmp_path)), MAP: str(places)}))
+    checked = subprocess.run([program(), "-c", "-f", str(file)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_errors_of_haproxy_have_the_form_of_ours() -> None:
+    lines = [line.split() for line in configured({}).splitlines() if line.strip().startswith("http-error")]
+    assert {line[2] for line in lines} == {"400", "408", "502", "503", "504"}
+    for line in lines:
+        text = " ".join(line)
+        error = msgspec.json.decode(text[text.index("'") + 1 : text.rindex("'")])["error"]
+        row = ERROR_TABLE[error["code"]]
+        # What it answers with 502 or 504 is sent as 503.
+        assert row.status == (int(line[2]) if line[2] < "500" else 503)
+        assert error["type"] == row.type
+        assert ("Retry-After" in text) == (row.retry_after_s is not None)
+        assert set(error) == {"message", "type", "code", "param", "request_id"}
+
+
+def test_an_accounts_requests_reach_the_owner_of_its_place(
+    proxy: Proxy, servers: list[str], client: httpx2.Client
+) -> None:
+    owners = give_map(proxy, servers)
+    assert set(owners.values()) == set(servers)
+    for account_id, owner in owners.items():
+        task = f"/v2/task/{new_id_of_account('task', account_id)}"
+        for key in (mint_api_key(account_id, live=True), mint_api_key(account_id, live=False)):
+            assert server_of(client.get("/v2/task/list?limit=1", headers=bearer(key.secret))) == owner
+            assert server_of(client.post("/v2/task/create", headers=bearer(key.secret), json={})) == owner
+        session = {"Authorization": f"bearer   {new_session_token(account_id)}"}
+        assert server_of(client.get("/v2/control/account", headers=session)) == owner
+        assert server_of(client.get(task)) == owner
+        assert server_of(client.post(f"{task}/cancel?reason=none", json={})) == owner
+
+
+def test_requests_without_a_place_go_to_every_server(
+    proxy: Proxy, servers: list[str], client: httpx2.Client
+) -> None:
+    give_map(proxy, servers)
+    paths = ["/v2/models", "/v2/task/task_x", "/v2/control/auth/otp"] * 3
+    strange = bearer("hk_live_" + "Z" * 38)
+    assert Counter(server_of(client.get(path)) for path in paths) == dict.fromkeys(servers, 3)
+    assert {server_of(client.get("/v2/task/list", headers=strange)) for _ in servers} == set(servers)
+
+
+def test_the_clients_address_is_passed_on_behind_what_the_client_says(client: httpx2.Client) -> None:
+    said = client.get("/v2/models", headers={"X-Forwarded-For": "203.0.113.9"}).json()
+    assert said["forwarded_for"] == ["203.0.113.9", "127.0.0.1"]
+
+
+def test_a_new_map_is_used_at_once_and_closes_no_connection(proxy: Proxy, servers: list[str]) -> None:
+    before = give_map(proxy, servers)
+    with httpx2.Client(base_url=proxy.url, verify=False, limits=httpx2.Limits(max_connections=1)) as client:
+        stop = threading.Event()
+        connections = set()
+
+        def ask() -> None:
+            while not stop.is_set():
+                response = client.get("/v2/models")
+                assert response.status_code == 200
+                connections.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            after = give_map(proxy, servers[:2])
+        finally:
+            stop.set()
+            asking.join()
+        found = {
+            account_id: server_of(client.get("/v2/control/account", headers=bearer(new_session_token(account_id))))
+            for account_id in ACCOUNTS
+        }
+    assert len(connections) == 1
+    assert found == after
+    assert {each for each in ACCOUNTS if before[each] != after[each]} == {
+        each for each in ACCOUNTS if before[each] == servers[2]
+    }
+
+
+def test_a_map_that_haproxy_does_not_take_is_reported(proxy: Proxy, tmp_path: Path) -> None:
+    with pytest.raises(PlaceMapFault, match=r"HAProxy has no map /elsewhere\.map: Unknown map identifier"):
+        replace_map(proxy.control, Path("/elsewhere.map"), "")
+    with pytest.raises(PlaceMapFault, match=r"HAProxy does not answer at .*/none\.sock"):
+        publish_map(tmp_path / "places.map", tmp_path / "none.sock", "")
+    with pytest.raises(PlaceMapFault, match="cannot be written: No such file"):
+        publish_map(tmp_path / "none" / "places.map", None, "")
+
+
+@pytest.fixture
+def rows(database_url: str) -> Iterator[Engine]:
+    """The database's rows, to write as members do."""
+    engine = make_engine(database_url, pool_size=1, statement_timeout_ms=5_000, read_only=False)
+    yield engine
+    engine.dispose()
+
+
+def add_member(engine: Engine, number: int, state: MemberState = "ready", *, lapsed: bool = False) -> str:
+    """Write a member's row, and return the name of its server."""
+    server = f"10.0.0.{number}:8000"
+    process = Process(f"proc_{number}", f"machine-{number}", os.getpid(), None)
+    membership = Membership(state, (f"tcp:10.0.0.{number}:7400", f"http:{server}"), 1)
+    clock = ServiceClock(process.process_id)
+    with engine.begin() as connection:
+        clock.measure(connection)
+        beaten = clock.now() - timedelta(seconds=LEASE_S + 1 if lapsed else 0)
+        renew_lease(connection, process, beaten, [], membership)
+    return server
+
+
+def test_the_members_that_are_ready_own_the_places(rows: Engine, database_url: str) -> None:
+    assert members_map(database_url) == ""
+    servers = [add_member(rows, number) for number in (1, 2, 3)]
+    add_member(rows, 4, "joining")
+    add_member(rows, 5, "draining")
+    add_member(rows, 6, lapsed=True)
+    lines = [line.split() for line in members_map(database_url).splitlines()]
+    assert [place for place, _ in lines] == [f"{place:03x}" for place in range(PLACES)]
+    owners = owners_of_places(["proc_1", "proc_2", "proc_3"])
+    assert [server for _, server in lines] == [servers[int(owner[-1]) - 1] for owner in owners]
+
+
+def test_the_map_follows_the_members(rows: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is published once, also after HAProxy did not answer."""
+
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    published: list[set[str]] = []
+    reported: list[str] = []
+    steps = iter(
+        [
+            lambda: add_member(rows, 1),
+            lambda: None,
+            lambda: add_member(rows, 2),
+            lambda: None,
+            lambda: add_member(rows, 3),
+            stop,
+        ]
+    )
+
+    def publish(content: str) -> None:
+        servers = {line.split()[1] for line in content.splitlines()}
+        if len(servers) == 2 and not reported:
+            raise PlaceMapFault("HAProxy does not answer")
+        published.append(servers)
+
+    monkeypatch.setattr(place_map_module, "time", SimpleNamespace(sleep=lambda _: next(steps)()))
+    with pytest.raises(Stop):
+        follow_members(database_url, publish, every_s=1, report=reported.append)
+    assert [len(servers) for servers in published] == [0, 1, 2, 3]
+    assert reported == ["HAProxy does not answer"]
+
+
+def test_an_unreachable_database_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def sleep(_: float) -> None:
+        if len(reported) == 2:
+            raise Stop
+
+    monkeypatch.setattr(place_map_module, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Stop):
+        follow_members(
+            "postgresql://postgres@127.0.0.1:1/holdfast", lambda _: None, every_s=1, report=reported.append
+        )
+    assert all("refused" in line for line in reported)
+
+
+def test_the_command_prints_or_writes_the_map(
+    rows: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", database_url)
+    add_member(rows, 1)
+
+    def run(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["places", *words], catch_exceptions=False)
+        return result.exit_code, result.output
+
+    assert run("b:8000", "a:8000") == (0, place_map({"a:8000": "a:8000", "b:8000": "b:8000"}))
+    assert run() == (0, place_map({"proc_1": "10.0.0.1:8000"}))
+    file = tmp_path / "places.map"
+    assert run("--file", str(file)) == (0, "")
+    assert file.read_text() == place_map({"proc_1": "10.0.0.1:8000"})
+    assert run("--socket", str(tmp_path / "admin.sock")) == (2, "--socket and --every need --file.\n")
+    code, output = run("--file", str(file), "--socket", str(tmp_path / "none"))
+    assert code == 1
+    assert output.startswith("HAProxy does not answer at ")
+    with rows.begin() as connection:
+        connection.execute(text("update alembic_version set version_num = '0006'"))
+    code, output = run()
+    assert code == 1
+    assert output.startswith("The database lacks 0007")
