@@ -31,6 +31,7 @@ from holdfast.persistence.server.embedded import database_url_of
 
 ACCOUNTS = 8
 SETTLE_S = 2.0
+ACCOUNTS = 8
 
 
 def children_of(parent: int) -> list[int]:

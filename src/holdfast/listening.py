@@ -21,7 +21,7 @@ from typing import Final
 from holdfast.settings import Settings
 
 BACKLOG: Final = 1024
-ORPHANS_S: Final = 5.0
+ORPHANS_S: Final = 10.0
 """How long the workers of a killed parent may take to close their sockets."""
 ORPHANS_POLL_S: Final = 0.05
 

@@ -1,8 +1,13 @@
-"""The Prometheus metrics of the service, for ``GET /metrics``."""
+"""The Prometheus metrics of the service, for ``GET /metrics``.
+
+The workers of one parent write them to files in one folder, and each renders the totals of all. A gauge's
+``multiprocess_mode`` says what that is: the sum over running workers, or what one of them last saw in the database.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 HTTP_RESPONSE_S = Histogram(
     "holdfast_http_answer_seconds",
@@ -10,7 +15,7 @@ HTTP_RESPONSE_S = Histogram(
     ["route", "status"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
-HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.")
+HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.", multiprocess_mode="livesum")
 HTTP_CONNECTIONS_CLOSED = Counter(
     "holdfast_http_connections_cut",
     "Connections closed by the server, by reason: head_timeout, body_timeout, send_timeout, refused, "
@@ -29,7 +34,9 @@ JOURNAL_COMMIT_S = Histogram(
     "Time from taking a batch to its durable commit.",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
-JOURNAL_QUEUE = Gauge("holdfast_journal_queue_units", "Units of work waiting for the next batch.")
+JOURNAL_QUEUE = Gauge(
+    "holdfast_journal_queue_units", "Units of work waiting for the next batch.", multiprocess_mode="livesum"
+)
 FENCE_STALE = Counter(
     "holdfast_fence_stale_units",
     "Units refused by the version fence: another process, or an earlier decision, had changed the row.",
@@ -38,14 +45,16 @@ FENCE_STALE = Counter(
 COMMIT_LOOKUPS = Counter(
     "holdfast_commit_lookups", "Batches whose COMMIT response was lost, by what the look-up found.", ["found"]
 )
-ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active virtual actors.", ["kind"])
+ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active virtual actors.", ["kind"], multiprocess_mode="livesum")
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
     "Events of virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
     "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
-MEMBERS = Gauge("holdfast_members", "Members that own accounts, as this process sees them.")
+MEMBERS = Gauge(
+    "holdfast_members", "Members that own accounts, as this process sees them.", multiprocess_mode="livemin"
+)
 FORWARDED = Counter(
     "holdfast_forwarded_asks",
     "Asks sent to the member that owns their actor, by result: answered, served_here (not accepted there), lost.",
@@ -54,19 +63,39 @@ FORWARDED = Counter(
 DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages that were not answered or read, by reason.", ["reason"])
 DATABASE_AWAY = Counter("holdfast_database_away", "How often the database became unreachable.")
 ORDER_CHECKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])
-ORDERS_HELD = Gauge("holdfast_orders_held", "Payment orders in the database that wait for an operator.")
-REVIEWS_OPEN = Gauge("holdfast_reviews_open", "Tasks in the database whose review waits for an operator.")
+ORDERS_HELD = Gauge(
+    "holdfast_orders_held",
+    "Payment orders in the database that wait for an operator.",
+    multiprocess_mode="livemostrecent",
+)
+REVIEWS_OPEN = Gauge(
+    "holdfast_reviews_open",
+    "Tasks in the database whose review waits for an operator.",
+    multiprocess_mode="livemostrecent",
+)
 ORDERS_MISMATCHED = Gauge(
     "holdfast_orders_mismatched",
     "Payment orders in the database that differ from their provider's record.",
+    multiprocess_mode="livemostrecent",
 )
 EVENT_DELIVERIES = Counter(
     "holdfast_event_deliveries", "Deliveries of events, by result: delivered, failed, given_up.", ["result"]
 )
-EVENTS_PENDING = Gauge("holdfast_events_pending", "Events in the database that are not delivered yet.")
+EVENTS_PENDING = Gauge(
+    "holdfast_events_pending",
+    "Events in the database that are not delivered yet.",
+    multiprocess_mode="livemostrecent",
+)
 NAME_LOOKUPS = Counter(
     "holdfast_name_lookups",
     "Look-ups of host names, by purpose and result: answered, failed, timed_out, late (answered "
     "after the caller gave up), remembered (refused or answered from memory), no_thread.",
     ["purpose", "result"],
 )
+
+
+def render_workers(folder: str) -> bytes:
+    """Render the totals of all workers that write to ``folder``, those that have ended included."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, folder)
+    return generate_latest(registry)

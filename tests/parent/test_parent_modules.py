@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+
+import msgspec
+
+from holdfast.parent.places import WorkerPlace
 
 APPLICATION = {
     *("sqlalchemy", "alembic", "quart", "quart_trio", "hypercorn", "pykka", "httpx2", "stripe", "jsonschema_rs"),
@@ -27,4 +32,32 @@ def test_the_parent_imports_no_application_code() -> None:
 
 
 def test_the_service_would_be_noticed() -> None:
-    assert len(modules_after("import holdfast.children.worker") & APPLICATION) > len(APPLICATION) / 2
+    assert len(modules_after("import holdfast.children.serving") & APPLICATION) > len(APPLICATION) / 2
+
+
+def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    place = WorkerPlace(slot=0, metrics_dir="", control_fd=theirs.fileno(), public_fd=theirs.fileno())
+    # The application is replaced by one that never finishes loading.
+    program = (
+        "import sys, time, types\n"
+        "class Loading(types.ModuleType):\n"
+        "    def __getattr__(self, name): print('loading', flush=True); time.sleep(600)\n"
+        "sys.modules['holdfast.children.serving'] = Loading('serving')\n"
+        "import msgspec\n"
+        "from holdfast.children.worker import main\n"
+        "from holdfast.parent.places import WorkerPlace\n"
+        "main(msgspec.json.decode(sys.argv[1], type=WorkerPlace))\n"
+    )
+    with ours:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", program, msgspec.json.encode(place).decode()],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+        )
+        theirs.close()
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"loading\n"
+        assert worker.poll() is None
+    worker.stdout.close()
+    assert worker.wait(60) == 1

@@ -31,9 +31,14 @@ class Parent:
     def __init__(self, count: int, restarts: int = 3) -> None:
         self.starter = FakeStarter()
         self.misconfigured = 0
+        self.ended: list[int] = []
         self.reporter = Reporter()
         self.workers = Workers(
-            count, self.starter.start, on_misconfigured=self._note_misconfigured, retire_s=RETIRE_S
+            count,
+            self.starter.start,
+            on_end=self.ended.append,
+            on_misconfigured=self._note_misconfigured,
+            retire_s=RETIRE_S,
         )
         self.tree = Supervisor(
             "processes",
@@ -67,6 +72,7 @@ async def running(parent: Parent) -> AsyncIterator[None]:
             yield
             await parent.workers.stop_all()
             await parent.tree.stop()
+    assert sorted(parent.ended) == [process.pid for process in parent.starter.started]
     assert all(process.is_closed and process.code is not None for process in parent.starter.started)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import structlog
 import trio
+from prometheus_client.multiprocess import mark_process_dead
 
 from holdfast import __version__
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
@@ -67,9 +69,10 @@ def serve(settings: Settings) -> int:
         return BAD_CONFIGURATION
     with ExitStack() as stack:
         stack.callback(sockets.close)
+        metrics_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
         embedded = stack.enter_context(_embedded(settings))
         variables |= _environment(settings, embedded)
-        return trio.run(Parent(settings, sockets, embedded, variables).run)
+        return trio.run(Parent(settings, sockets, embedded, metrics_dir, variables).run)
 
 
 class Parent:
@@ -80,10 +83,12 @@ class Parent:
         settings: Settings,
         sockets: Sockets,
         embedded: EmbeddedPostgres | None,
+        metrics_dir: str,
         variables: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._sockets = sockets
+        self._metrics_dir = metrics_dir
         self._variables = variables
         self._code = CLEAN
         self._rolls_wanted = trio.Event()
@@ -91,6 +96,7 @@ class Parent:
         self._workers = Workers(
             settings.processes,
             self._start_worker,
+            on_end=partial(mark_process_dead, path=metrics_dir),
             on_misconfigured=self._misconfigured,
             retire_s=settings.head_timeout_s + settings.body_timeout_s + settings.shutdown_s + RETIRE_MARGIN_S,
         )
@@ -199,6 +205,7 @@ class Parent:
         def place(control_fd: int) -> WorkerPlace:
             return WorkerPlace(
                 slot=slot,
+                metrics_dir=self._metrics_dir,
                 control_fd=control_fd,
                 public_fd=own[0],
                 operators_fd=own[1] if operators else None,
@@ -206,7 +213,9 @@ class Parent:
             )
 
         fds = sorted({*own, *(fd for some in siblings.values() for fd in some)})
-        return await start_process("holdfast.children.worker", place, fds=fds, variables=self._variables)
+        # prometheus_client reads it when it is imported.
+        variables = {**self._variables, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir}
+        return await start_process("holdfast.children.worker", place, fds=fds, variables=variables)
 
     def _new_emulators(self) -> ProcessSlot:
         self._emulators = ProcessSlot(self._start_emulators, may_finish=True)

@@ -22,12 +22,14 @@ COVER: Final = "cover"
 class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The place of one worker.
 
-    ``slot`` counts from 0; a worker and its successor have the same. ``control_fd`` is the worker's end of the
+    ``slot`` counts from 0; a worker and its successor have the same. ``metrics_dir`` is the folder of all workers'
+    metrics. ``control_fd`` is the worker's end of the
     socket pair: its end of file means that the parent is gone. The others are listening sockets; ``sibling_fds``
     has those of the other workers by slot, the public one first.
     """
 
     slot: int
+    metrics_dir: str
     control_fd: int
     public_fd: int
     operators_fd: int | None = None

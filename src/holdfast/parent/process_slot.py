@@ -42,8 +42,8 @@ class _Run:
 class ProcessSlot:
     """One incarnation of a slot; a child of a supervisor. It ends with its process, unless that was replaced.
 
-    ``on_change`` is called when its process becomes ready or ends. With ``may_finish`` a process that ends with
-    exit code 0 had nothing to do.
+    ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of each that ended. With
+    ``may_finish`` a process that ends with exit code 0 had nothing to do.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class ProcessSlot:
         start: Callable[[], Awaitable[ChildProcess]],
         *,
         on_change: Callable[[], None] = lambda: None,
+        on_end: Callable[[int], None] = lambda _pid: None,
         on_misconfigured: Callable[[], None] = lambda: None,
         may_finish: bool = False,
     ) -> None:
         self._start = start
         self._on_change = on_change
+        self._on_end = on_end
         self._on_misconfigured = on_misconfigured
         self._may_finish = may_finish
         self._runs: list[_Run] = []
@@ -165,6 +167,7 @@ class ProcessSlot:
         run.process.close()
         if run in self._runs:
             self._runs.remove(run)
+            self._on_end(run.process.pid)
         run.enter("ended")
         return code
 

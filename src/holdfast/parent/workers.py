@@ -17,8 +17,9 @@ log = structlog.get_logger(__name__)
 
 
 class Workers:
-    """``start`` starts the process of a slot. ``on_misconfigured`` is called when the first one of a slot ends with
-    exit code 2; ``retire_s`` is how long one that was replaced may take to end.
+    """``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
+    ``on_misconfigured`` when the first one of a slot ends with exit code 2. ``retire_s`` is how long one that was
+    replaced may take to end.
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class Workers:
         count: int,
         start: Callable[[int], Awaitable[ChildProcess]],
         *,
+        on_end: Callable[[int], None],
         on_misconfigured: Callable[[], None],
         retire_s: float,
     ) -> None:
         self.count = count
         self._start = start
+        self._on_end = on_end
         self._on_misconfigured = on_misconfigured
         self._retire_s = retire_s
         self._slots: dict[int, ProcessSlot] = {}
@@ -73,6 +76,7 @@ class Workers:
         self._slots[number] = slot = ProcessSlot(
             partial(self._start, number),
             on_change=self._cover,
+            on_end=self._on_end,
             on_misconfigured=self._on_misconfigured if number not in self._was_ready else lambda: None,
         )
         return slot

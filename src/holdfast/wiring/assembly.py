@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,11 +66,12 @@ def assemble(
     embedded: EmbeddedPostgres | None = None,
     sockets: ListeningSockets | None = None,
     has_emulators: bool = True,
+    metrics_text: Callable[[], bytes] = generate_latest,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
     Without ``sockets`` nothing is served over HTTP. ``has_emulators``: whether the emulators run in this process,
-    rather than in one for all workers.
+    rather than in one for all workers. ``metrics_text`` renders the metrics.
     """
     public_url = settings.public_url or local_url
     urls = PublicUrls(
@@ -159,7 +161,7 @@ def assemble(
             card=None if card is None else _card_payments(card, UnmatchedEventStore(PROVIDER, journal, now)),
             events=EventCommands(journal, refs.outbox, now),
             health=ServiceHealth(database, tree, registry),
-            metrics_text=generate_latest,
+            metrics_text=metrics_text,
             urls=urls,
         )
         http = HttpServer(sockets, settings, deps, reporter, lambda: tree.is_stopping)

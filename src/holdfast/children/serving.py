@@ -1,0 +1,102 @@
+"""A worker: the service on sockets and a database that its parent owns."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+import trio
+
+from holdfast.children.control import Control
+from holdfast.http.server.open_files import raise_open_files_limit
+from holdfast.ledger.catalog.catalog import CatalogFault
+from holdfast.listening import url_of
+from holdfast.logs import configure_logging
+from holdfast.metrics import render_workers
+from holdfast.parent.places import COVER, RETIRE, WorkerPlace
+from holdfast.scrubbing import register_secrets
+from holdfast.service import BAD_CONFIGURATION, connections_max, run_assembly, stop_in_order
+from holdfast.settings import environment, load_settings
+from holdfast.supervision.faults import NotRunning
+from holdfast.wiring.assembly import Assembly, assemble
+from holdfast.wiring.http_server import ListeningSockets
+
+log = structlog.get_logger("holdfast.worker")
+
+
+def serve(place: WorkerPlace, on_start: Callable[[], None]) -> int:
+    """Serve until the parent or a signal ends it. Exit codes are those of the service.
+
+    ``on_start`` is called when this follows the parent by itself.
+    """
+    settings = load_settings(environment())
+    configure_logging(settings.log_format)
+    register_secrets(settings.secret_values())
+    structlog.contextvars.bind_contextvars(worker=place.slot)
+    assert settings.database_url is not None, "the parent names its embedded database"
+    sockets = ListeningSockets(
+        public=_listening(place.public_fd),
+        operators=None if place.operators_fd is None else _listening(place.operators_fd),
+        is_shared=True,
+        of_siblings={slot: [_listening(fd) for fd in fds] for slot, fds in place.sibling_fds.items()},
+        connections_max=connections_max(settings, raise_open_files_limit()),
+    )
+    try:
+        assembly = assemble(
+            settings,
+            database_url=settings.database_url,
+            local_url=url_of(sockets.public),
+            sockets=sockets,
+            has_emulators=False,
+            metrics_text=partial(render_workers, place.metrics_dir),
+        )
+    except CatalogFault as fault:
+        for line in fault.lines:
+            print(line, file=sys.stderr)  # noqa: T201
+        return BAD_CONFIGURATION
+
+    async def follow_parent() -> None:
+        on_start()
+        await _follow_parent(assembly, Control(place.control_fd))
+
+    return run_assembly(assembly, follow_parent)
+
+
+async def _follow_parent(assembly: Assembly, control: Control) -> None:
+    """Report that this worker serves, do what the parent asks, and stop in order when it is gone."""
+    assert assembly.http is not None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_report_when_ready, assembly, control)
+        async for words in control.lines():
+            if words[:1] == [COVER]:
+                assembly.http.accept_for([int(slot) for slot in words[1:]])
+            elif words == [RETIRE]:
+                log.info("retiring")
+                nursery.start_soon(_retire, assembly)
+        log.warning("stopping: the parent is gone")
+        await stop_in_order(assembly)
+
+
+async def _report_when_ready(assembly: Assembly, control: Control) -> None:
+    try:
+        await assembly.tree.wait_ready()
+    except NotRunning:
+        return
+    await control.report_ready()
+
+
+async def _retire(assembly: Assembly) -> None:
+    """Give the accounts to the other members, finish what is open, and stop."""
+    assert assembly.http is not None
+    await assembly.members.drain()
+    await assembly.http.retire()
+    await assembly.tree.stop()
+
+
+def _listening(fd: int) -> socket.socket:
+    listening = socket.socket(fileno=fd)
+    listening.set_inheritable(False)
+    return listening
