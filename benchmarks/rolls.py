@@ -31,7 +31,6 @@ from holdfast.persistence.server.embedded import database_url_of
 
 ACCOUNTS = 8
 SETTLE_S = 2.0
-ACCOUNTS = 8
 
 
 def children_of(parent: int) -> list[int]:
@@ -73,20 +72,22 @@ async def roll(parent: int, log: Path, rolls: int, clients: RollClients) -> None
         clients.is_stopping = True
 
 
-async def kill(parent: int, kills: int, clients: RollClients) -> None:
-    """Kill a worker, wait until another is started, and repeat."""
+async def kill(parent: int, log: Path, kills: int, clients: RollClients) -> None:
+    """Kill a worker, wait until another has started in its place, and repeat."""
 
-    def is_replaced(before: list[int]) -> bool:
-        now = workers_of(parent)
-        return len(now) == len(before) and now != before
+    def starts() -> int:
+        return log.read_bytes().count(b"the database answers")
+
+    def has_started_again(before: int) -> bool:
+        return starts() > before
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(clients.run)
         for number in range(kills):
             await trio.sleep(SETTLE_S)
-            before = workers_of(parent)
-            os.kill(before[number % len(before)], signal.SIGKILL)
-            await until(partial(is_replaced, before))
+            workers, before = workers_of(parent), starts()
+            os.kill(workers[number % len(workers)], signal.SIGKILL)
+            await until(partial(has_started_again, before))
         await trio.sleep(SETTLE_S)
         clients.is_stopping = True
 
@@ -142,7 +143,7 @@ def main() -> None:
                 trio.run(roll, parent.pid, log, options.rolls, rolling)
                 show(f"{options.rolls} rolls of {options.processes} workers", rolling.tally, database_url)
             if options.kills:
-                trio.run(kill, parent.pid, options.kills, killing)
+                trio.run(kill, parent.pid, log, options.kills, killing)
                 show(f"{options.kills} workers killed", killing.tally, database_url)
             with connected(database_url) as connection:
                 failed = [f"{check.name}: {check.detail}" for check in run_audit(connection) if not check.ok]

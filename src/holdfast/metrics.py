@@ -97,5 +97,5 @@ NAME_LOOKUPS = Counter(
 def render_workers(folder: str) -> bytes:
     """Render the totals of all workers that write to ``folder``, those that have ended included."""
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, folder)
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
