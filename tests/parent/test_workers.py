@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -19,7 +19,7 @@ from holdfast.supervision.reports import Report, Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 
-from .fake_processes import FakeStarter
+from .fake_processes import FakeProcess, FakeStarter
 
 RETIRE_S = 40.0
 SHUTDOWN_S = 25.0
@@ -28,8 +28,8 @@ SHUTDOWN_S = 25.0
 class Parent:
     """Workers below a supervisor, as the parent has them."""
 
-    def __init__(self, count: int, restarts: int = 3) -> None:
-        self.starter = FakeStarter()
+    def __init__(self, count: int, restarts: int = 3, starter: FakeStarter | None = None) -> None:
+        self.starter = starter or FakeStarter()
         self.misconfigured = 0
         self.ended: list[int] = []
         self.reporter = Reporter()
@@ -304,3 +304,98 @@ async def test_a_process_with_nothing_to_do_is_finished(autojump_clock: MockCloc
         assert tree.state_of("emulators") == "finished"
         assert len(starter.started) == 1
         await tree.stop()
+
+
+class HeldStarter(FakeStarter):
+    """A starter whose next starts take until the test releases them, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: OSError | None = None
+        self.released = trio.Event()
+        self.released.set()
+
+    async def start(self, slot: int) -> FakeProcess:
+        if self.fault is not None:
+            raise self.fault
+        with trio.CancelScope(shield=True):  # as a thread that forks
+            await self.released.wait()
+        return await super().start(slot)
+
+
+async def test_a_roll_whose_new_worker_cannot_be_started_leaves_the_old_ones(autojump_clock: MockClock) -> None:
+    starter = HeldStarter()
+    parent = Parent(2, starter=starter)
+    async with running(parent):
+        starter.fault = FileNotFoundError("python")
+        assert not await parent.workers.roll()
+        assert [process.code for process in starter.started] == [None, None]
+        assert parent.tree.is_ready
+
+
+@pytest.mark.parametrize("meanwhile", ["dies", "stops"])
+async def test_a_slot_that_ends_while_a_successor_is_started_leaves_no_process(
+    autojump_clock: MockClock, meanwhile: str
+) -> None:
+    starter = HeldStarter()
+    slot = ProcessSlot(partial(starter.start, 0))
+    done: list[bool] = []
+
+    async def run() -> None:
+        with suppress(ExceptionGroup):
+            await slot.run()
+
+    async def replace() -> None:
+        done.append(await slot.replace(retire_s=RETIRE_S))
+
+    with trio.fail_after(3600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await wait_all_tasks_blocked()
+            [old] = starter.started
+            old.be_ready()
+            starter.released = trio.Event()
+            nursery.start_soon(replace)
+            await wait_all_tasks_blocked()
+            if meanwhile == "dies":
+                old.end(-signal.SIGKILL)
+            else:
+                await slot.stop()
+            await wait_all_tasks_blocked()
+            starter.released.set()
+    assert done == [False]
+    assert len(starter.started) == 2
+    assert all(process.is_closed and process.code is not None for process in starter.started)
+
+
+async def test_a_worker_that_starts_while_the_slot_stops_is_stopped_in_order(autojump_clock: MockClock) -> None:
+    starter = HeldStarter()
+    slot = ProcessSlot(partial(starter.start, 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slot.run)
+        await wait_all_tasks_blocked()
+        [old] = starter.started
+        old.be_ready()
+        old.ignores_term = True
+        starter.released = trio.Event()
+        nursery.start_soon(partial(slot.replace, retire_s=RETIRE_S))
+        await wait_all_tasks_blocked()
+        await slot.stop()
+        await wait_all_tasks_blocked()
+        starter.released.set()
+        await wait_all_tasks_blocked()
+        assert starter.started[1].signals == [signal.SIGTERM]
+        old.end(0)
+
+
+async def test_a_reload_does_not_reach_a_worker_before_it_is_ready(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    async with running(parent):
+        parent.starter.of(0).end(-signal.SIGKILL)
+        await trio.sleep(1)
+        parent.workers.send_signal(signal.SIGHUP)
+        starting, ready = parent.starter.of(0), parent.starter.of(1)
+        assert [starting.signals, ready.signals] == [[], [signal.SIGHUP]]
+        starting.be_ready()
+        await wait_all_tasks_blocked()
+        assert starting.signals == [signal.SIGHUP]

@@ -183,13 +183,18 @@ class Parent:
 
     async def _migrate(self) -> int:
         """Migrate the database by the code that is installed now, in a process of its own."""
-        done = await trio.run_process(
-            [sys.executable, "-m", "holdfast.children.migration"],
-            env=dict(self._variables),
-            stdin=subprocess.DEVNULL,
-            check=False,
-            start_new_session=True,
-        )
+        try:
+            done = await trio.run_process(
+                [sys.executable, "-m", "holdfast.children.migration"],
+                env=dict(self._variables),
+                stdin=subprocess.DEVNULL,
+                check=False,
+                start_new_session=True,
+            )
+        except OSError as fault:
+            # As while the interpreter is being replaced: the workers that run are not affected.
+            log.error("the migration cannot be started", reason=str(fault))
+            return GAVE_UP
         return done.returncode if done.returncode >= 0 else GAVE_UP
 
     async def _start_worker(self, slot: int) -> ChildProcess:

@@ -28,6 +28,7 @@ class _Run:
         self.process = process
         self.state: Literal["starting", "ready", "ended"] = "starting"
         self.changed = trio.Event()
+        self.is_reload_due = False
 
     def enter(self, state: Literal["ready", "ended"]) -> None:
         self.state = state
@@ -84,15 +85,18 @@ class ProcessSlot:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._current = await self._launch(nursery)
-                task_status.started()
-                await self._stopping.wait()
-                self.send_signal(signal.SIGTERM)
-                while self._runs:
-                    await self._runs[0].wait_past("ready")
+                try:
+                    self._current = await self._launch(nursery)
+                    task_status.started()
+                    await self._stopping.wait()
+                    self.send_signal(signal.SIGTERM)
+                    while self._runs:
+                        await self._runs[0].wait_past("ready")
+                finally:
+                    # Before the nursery closes: a successor whose start returns later must not be watched in it.
+                    self._nursery = None
                 nursery.cancel_scope.cancel()
         finally:
-            self._nursery = None
             with trio.CancelScope(shield=True):
                 for run in tuple(self._runs):
                     run.process.send_signal(signal.SIGKILL)
@@ -106,7 +110,8 @@ class ProcessSlot:
     async def replace(self, *, retire_s: float) -> bool:
         """Start a second process, and when it is ready let the first finish, for ``retire_s`` at most.
 
-        False: the second one was not ready in time, or the slot has no process now; the first continues.
+        False: the second one was not ready in time, or the slot has no process now; the first continues. Raises
+        OSError if the second one cannot be started.
         """
         old, nursery = self._current, self._nursery
         if old is None or nursery is None or self._stopping.is_set():
@@ -131,14 +136,28 @@ class ProcessSlot:
             self._current.process.tell(line)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to all processes here."""
+        """Send a signal to all processes here.
+
+        A HUP waits until a process is ready: before that nothing handles it, and it would end the process.
+        """
         for run in self._runs:
-            run.process.send_signal(number)
+            if number == signal.SIGHUP and run.state == "starting":
+                run.is_reload_due = True
+            else:
+                run.process.send_signal(number)
 
     async def _launch(self, nursery: trio.Nursery) -> _Run:
         run = _Run(await self._start())
         self._runs.append(run)
+        if self._nursery is not nursery:
+            # The slot has ended meanwhile.
+            with trio.CancelScope(shield=True):
+                run.process.send_signal(signal.SIGKILL)
+                await self._note_end(run)
+            return run
         nursery.start_soon(self._watch, run)
+        if self._stopping.is_set():
+            run.process.send_signal(signal.SIGTERM)
         return run
 
     async def _watch(self, run: _Run) -> None:
@@ -146,6 +165,8 @@ class ProcessSlot:
         with trio.move_on_after(START_S) as scope:
             if await run.process.wait_ready():
                 run.enter("ready")
+                if run.is_reload_due:
+                    run.process.send_signal(signal.SIGHUP)
                 self._on_change()
         if scope.cancelled_caught:
             is_late = True

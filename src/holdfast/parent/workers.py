@@ -66,7 +66,12 @@ class Workers:
             if slot is None or not slot.is_ready:
                 continue
             before = slot.pids
-            if not await slot.replace(retire_s=self._retire_s):
+            try:
+                is_replaced = await slot.replace(retire_s=self._retire_s)
+            except OSError as fault:
+                log.error("worker cannot be started", worker=number, reason=str(fault))
+                is_replaced = False
+            if not is_replaced:
                 log.error("roll abandoned", worker=number)
                 return False
             log.info("worker replaced", worker=number, before=before, after=slot.pids)
