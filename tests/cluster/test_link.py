@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -439,6 +439,50 @@ async def test_what_does_not_fit_is_refused_at_the_asker(monkeypatch: pytest.Mon
         pair.link.tell(ACCOUNTS, "acct_1", use)
         await wait_all_tasks_blocked()
     assert len(pair.accounts.received) == 3
+
+
+def fill(asker: Link) -> None:
+    """Send until nothing more fits."""
+    with suppress(Overloaded):
+        while True:
+            asker.tell(ACCOUNTS, "acct_1", RecordKeyUse("k", utc_now()))
+
+
+async def test_a_change_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "QUEUE_BYTES_MAX", 3_000)
+    async with link_alone() as (asker, far, ended):
+        await far.send_all(HELLO)
+        await wait_all_tasks_blocked()
+        fill(asker)  # nothing is sent before the next checkpoint
+        asker.announce_change()
+        assert asker.is_up
+    assert not ended.is_set()
+
+
+class Stuck(Drip):
+    """A stream that takes no bytes, as that of a frozen member whose buffers are full."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.sleep_forever()
+
+
+async def test_a_ping_that_does_not_fit_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(frames, "QUEUE_BYTES_MAX", 3_000)
+    near, far = memory_stream_pair()
+    asker = Link(Stuck(near), "far", me="near", cluster="c", codecs=codecs(), deadlines=AskDeadlines())
+    reasons: list[str] = []
+
+    async def run() -> None:
+        reasons.append(await asker.run(lambda: None))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await far.send_all(HELLO)
+        await wait_all_tasks_blocked()
+        fill(asker)
+    assert reasons == [f"no answer for {SILENT_S:g} s"]
 
 
 async def test_the_number_of_open_asks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

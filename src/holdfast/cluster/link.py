@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -113,9 +114,9 @@ class Link:
         self._send(TellFrame(group, key, type(command).__name__, body, trace_id.get()))
 
     def announce_change(self) -> None:
-        """Have the other member read the members again."""
+        """Have the other member read the members again; with a full queue its next heartbeat does that."""
         if self.is_up:
-            self._frames.send(MembersChanged())
+            self._send_if_room(MembersChanged())
 
     def _send(self, frame: Frame) -> None:
         try:
@@ -161,7 +162,12 @@ class Link:
                 self._ending = f"no answer for {SILENT_S:g} s"
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:
-                self._frames.send(Ping())
+                self._send_if_room(Ping())
+
+    def _send_if_room(self, frame: Frame) -> None:
+        """Queue a frame that may be left out: a full queue is for the asks to report, and silence for the watch."""
+        with suppress(QueueFull):
+            self._frames.send(frame)
 
     def _close(self) -> None:
         self.is_up = False
