@@ -13,7 +13,7 @@ from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.cluster.members import slots_of
-from holdfast.persistence.claims.processes import BEAT_S, LEASE_S
+from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat
 from holdfast.persistence.records.accounts import SessionRevokedRow
 
 from .nodes import Node, Rows, running
@@ -236,3 +236,13 @@ async def test_members_with_other_providers_serve_alone_until_they_agree(autojum
         await trio.sleep(3 * BEAT_S)
         assert {node.owner_of("acct_1") for node in nodes} == {nodes[0].owner_of("acct_1")}
         assert [node.members.is_alone for node in nodes] == [False, False]
+
+
+@pytest.mark.parametrize("frozen_s", [0.0, LEASE_S])
+async def test_a_lease_counts_from_the_beginning_of_its_beat(autojump_clock: MockClock, frozen_s: float) -> None:
+    presence = Node(Rows(), "proc_a").presence
+    presence.begin_beat(())
+    # The process is frozen here: the row's lease was renewed before that.
+    await trio.sleep(frozen_s)
+    presence.end_beat(Beat((), frozenset({"reconciler"})), presence.membership)
+    assert presence.holds("reconciler") == (frozen_s == 0)

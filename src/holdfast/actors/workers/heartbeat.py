@@ -42,7 +42,9 @@ class Presence:
         self.on_members: Callable[[Sequence[Member], Membership], None] = lambda _members, _written: None
         self._held: frozenset[str] = frozenset()
         self._beat_due = trio.Event()
+        self._begun_at = 0.0
         self._renewed_at: float | None = None
+        """When the beat began that renewed the lease: the row's lease counts from then, not from its commit."""
         self._reachable_since = 0.0
 
     def leases_are_reliable(self) -> bool:
@@ -70,6 +72,7 @@ class Presence:
 
     def begin_beat(self, providers: Collection[str]) -> frozenset[str]:
         """Return the singletons to hold from now on; the work of others ends before their names are released."""
+        self._begun_at = trio.current_time()
         wanted = self.wanted(frozenset(providers))
         self._held &= wanted
         return wanted
@@ -81,7 +84,7 @@ class Presence:
             log.warning("lease was lost", for_s=round(now - self._renewed_at - LEASE_S, 1))
         if self._renewed_at is None or now - self._renewed_at >= LEASE_S / 2:
             self._reachable_since = now
-        self._renewed_at = now
+        self._renewed_at = self._begun_at
         self._held = found.held
         self.on_members(found.members, written)
 
