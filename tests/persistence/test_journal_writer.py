@@ -14,10 +14,12 @@ from holdfast.ledger.clock import utc_now
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,
+    Committed,
     Fence,
     NotWritten,
     Stale,
     Unit,
+    UnitResult,
 )
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.accounts import (
@@ -256,3 +258,16 @@ def test_operations_and_postings_cannot_be_changed(
     with pytest.raises(psycopg.errors.Error, match=table):
         rows.execute(sql.SQL(statement).format(sql.Identifier(table)))
     assert count(rows, table) == before
+
+
+def test_statements_larger_than_the_buffers_of_the_connection_are_sent(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    fence = Fence("sign_in", "email:a", 0)
+    units = [Unit(fences=(fence,), rows=(SignInRow("email:a", 1, AT, {"text": "x" * 16_000_000}),))]
+    results: list[UnitResult] = []
+    sender = threading.Thread(target=lambda: results.extend(writer.write(units)), daemon=True)
+    sender.start()
+    sender.join(20)
+    assert results == [Committed()]
+    assert rows.execute("select version from sign_ins").fetchall() == [(1,)]

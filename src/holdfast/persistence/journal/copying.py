@@ -34,7 +34,7 @@ def copy_all(connection: psycopg.Connection[Any], copies: Sequence[tuple[str, st
 
 def _copied(pgconn: pq.abc.PGconn, request: bytes, texts: Sequence[bytes]) -> Generator[Wait, Ready | int, None]:
     pgconn.send_query(request)
-    yield from _flushed(pgconn)
+    yield from flushed(pgconn)
     waiting = iter(texts)
     error: pq.abc.PGresult | None = None
     while (result := (yield from _next_result(pgconn))) is not None:
@@ -50,13 +50,14 @@ def _sent(pgconn: pq.abc.PGconn, text: bytes) -> Generator[Wait, Ready | int, No
     for start in range(0, len(text), CHUNK_BYTES):
         while pgconn.put_copy_data(text[start : start + CHUNK_BYTES]) == 0:
             yield Wait.W
-        yield from _flushed(pgconn)
+        yield from flushed(pgconn)
     while pgconn.put_copy_end(None) == 0:
         yield Wait.W
-    yield from _flushed(pgconn)
+    yield from flushed(pgconn)
 
 
-def _flushed(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
+def flushed(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, None]:
+    """Wait until everything queued has been sent."""
     while pgconn.flush():
         # Read too: a server that rejects the data reports it and stops reading.
         if (yield Wait.RW) & Ready.R:

@@ -16,7 +16,7 @@ import psycopg
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.journal.copying import copy_all
+from holdfast.persistence.journal.copying import copy_all, flushed
 from holdfast.persistence.journal.drafts import Preconditions, Prepared, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -216,6 +216,9 @@ class BatchWriter:
                 connection.execute(_MARK, (batch_id, len(passed)))
                 if self._has_grown(len(passed)):
                     connection.execute(_DISCARD_PLANS)
+                # psycopg stops flushing when its last command is queued, and then waits for a response only: what
+                # the socket's buffer did not take of large statements would never be sent.
+                connection.wait(flushed(connection.pgconn))
                 connection.commit()
         except Exception as exc:
             try:
