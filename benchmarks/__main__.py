@@ -14,9 +14,10 @@ PARTS = {
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "memory": "memory of an awake account",
+    "rolls": "rolls and kills of workers under load",
     "growth": "costs with large books beside small ones",
 }
-LONG = {"growth"}
+LONG = {"growth", "rolls"}
 
 
 def main(arguments: list[str]) -> int:

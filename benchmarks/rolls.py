@@ -4,7 +4,7 @@ The clients keep connections, open one for each request, send and read slowly, o
 workers are killed, which cuts what they were answering; the longest wait of the fast clients is printed. The books
 are audited at the end.
 
-Run: python -m benchmarks.rolls [--rolls 20] [--processes 2] [--kills 5]
+Run: python -m benchmarks rolls [--rolls 20] [--processes 2] [--kills 5]
 """
 
 from __future__ import annotations

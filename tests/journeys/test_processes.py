@@ -25,6 +25,7 @@ from .service_process import Service, loopback_client, new_folder, ok, until
 
 ROLLS = int(os.environ.get("ROLLS", "2"))
 CREDIT = Decimal("1000.00")
+COMMAND = f"{sys.executable} -m holdfast serve"
 
 
 @pytest.fixture(scope="module")
@@ -126,45 +127,45 @@ async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     assert service.audit() == []
 
 
-async def test_the_workers_of_a_killed_parent_stop_by_themselves(new_service: NewService) -> None:
+async def test_sockets_of_systemd_keep_what_waits_and_outlive_a_killed_parent(new_service: NewService) -> None:
     service = new_service(PROCESSES="1")
-    service.start()
-    assert service.process is not None
-    pid = service.process.pid
-    children = children_of(pid)
-    assert len(children) == 3
-    await trio.to_thread.run_sync(service.kill)
-    await until_holds(lambda: not any(map(is_running, children)))
-    assert [line["exit_code"] for line in service.log_lines() if line.get("event") == "stopped"] == [0]
+    answers: list[int] = []
+
+    async def ask(url: str) -> None:
+        async with loopback_client(base_url=url, timeout=120) as client:
+            answers.append((await client.get("/healthz")).status_code)
+
+    async def serve(listening: socket.socket) -> trio.Process:
+        """Start a parent on a socket passed as by systemd, on which a request waits already."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, f"http://127.0.0.1:{listening.getsockname()[1]}")
+            with service.log_path.open("ab") as log:
+                parent = await trio.lowlevel.open_process(
+                    ["bash", "-c", f"exec 3<&{listening.fileno()} && LISTEN_PID=$$ exec {COMMAND}"],
+                    env={**service.environment, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "public"},
+                    pass_fds=[listening.fileno()],
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                    start_new_session=True,
+                )
+            await until_holds(lambda: len(answers) > 0)
+        assert answers.pop() == 200
+        return parent
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        parent = await serve(listening)
+        parent.terminate()
+        assert await parent.wait() == 0
+        # An orderly stop has left the socket as it was.
+        parent = await serve(listening)
+        children = children_of(parent.pid)
+        assert len(children) == 3
+        parent.kill()
+        await parent.wait()
+        await until_holds(lambda: not any(map(is_running, children)))
+    assert [line["exit_code"] for line in service.log_lines() if line.get("event") == "stopped"] == [0, 0, 0]
     assert database_url_of(service.data_dir) is None
     assert "received smart shutdown request" in (service.data_dir / "postgres.log").read_text()
-    # Passed by a process manager, a socket keeps what waits for the next parent.
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        environ = {**service.environment, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "public"}
-        command = f"exec 3<&{listening.fileno()} && LISTEN_PID=$$ exec {sys.executable} -m holdfast serve"
-        answers: list[int] = []
-
-        async def ask() -> None:
-            async with loopback_client(base_url=url, timeout=120) as client:
-                answers.append((await client.get("/healthz")).status_code)
-
-        for _ in range(2):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                with service.log_path.open("ab") as log:
-                    parent = await trio.lowlevel.open_process(
-                        ["bash", "-c", command],
-                        env=environ,
-                        pass_fds=[listening.fileno()],
-                        stdout=log.fileno(),
-                        stderr=log.fileno(),
-                        start_new_session=True,
-                    )
-                await until_holds(lambda: len(answers) > 0)
-            parent.terminate()
-            assert await parent.wait() == 0
-            assert answers.pop() == 200
 
 
 async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -> None:
