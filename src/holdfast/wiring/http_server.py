@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -158,17 +159,24 @@ class HttpServer:
 
     async def _accept_for_siblings(self, apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
-        while True:
-            async with trio.open_nursery() as nursery:
-                for slot in self._covered:
-                    # In the order of the applications: public, operators.
-                    for listening, app in zip(self._sockets.of_siblings.get(slot, ()), apps, strict=False):
-                        listener = Listener(
-                            listening, cast("AsgiApp", app), lambda: self._connections, is_final=lambda: False
-                        )
-                        nursery.start_soon(listener.run)
-                await self._covering_changed.wait()
-                nursery.cancel_scope.cancel()
+        try:
+            while True:
+                async with trio.open_nursery() as nursery:
+                    for slot in self._covered:
+                        # In the order of the applications: public, operators.
+                        for listening, app in zip(self._sockets.of_siblings.get(slot, ()), apps, strict=False):
+                            listener = Listener(
+                                listening, cast("AsgiApp", app), lambda: self._connections, is_final=lambda: False
+                            )
+                            nursery.start_soon(listener.run)
+                    await self._covering_changed.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self._is_final():
+                # Without a parent these may be the last copies. Clients would wait at them, and the next service
+                # could not have the address, for as long as this process finishes requests.
+                for listening in chain.from_iterable(self._sockets.of_siblings.values()):
+                    listening.close()
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:
