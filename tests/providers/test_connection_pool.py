@@ -276,6 +276,31 @@ async def test_a_request_lost_on_a_kept_connection_is_repeated_only_if_it_may_be
     pool.close()
 
 
+async def test_a_repetition_that_cannot_connect_does_not_show_that_nothing_was_sent(nursery: trio.Nursery) -> None:
+    received: list[int] = []
+
+    async def serve(number: int, stream: trio.SocketStream) -> None:
+        """The connection takes its second request and closes without an answer."""
+        while await head_of(stream):
+            received.append(number)
+            if received == [1, 1]:
+                return
+            await stream.send_all(OK)
+
+    servers = Servers(nursery, serve)
+
+    async def dial(endpoint: Endpoint, requester: str) -> trio.SocketStream:
+        if servers.dialed:
+            raise ConnectionRefusedError
+        return await servers.dial(endpoint, requester)
+
+    pool = pool_of(dial)
+    assert await ask(pool, is_repeatable=True) == b"ok"
+    with pytest.raises(RemoteProtocolError):
+        await ask(pool, is_repeatable=True)
+    assert received == [1, 1]
+
+
 async def test_no_request_is_repeated_after_a_byte_of_the_response(
     nursery: trio.Nursery,
 ) -> None:

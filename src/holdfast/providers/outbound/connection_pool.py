@@ -17,6 +17,7 @@ from holdfast.providers.outbound.faults import (
     BodyTooLarge,
     ConnectError,
     ConnectTimeout,
+    NeverSent,
     PoolTimeout,
     ReadError,
     ReadTimeout,
@@ -226,13 +227,19 @@ class ConnectionPool:
         self, endpoint: Endpoint, request: bytes, *, is_repeatable: bool, requester: str
     ) -> ClientConnection:
         connection = self._take_idle(endpoint)
-        if connection is not None:
+        if connection is None:
+            return await _started(await self._connect(endpoint, requester), request)
+        try:
+            return await _started(connection, request)
+        except (ReadError, WriteError, RemoteProtocolError) as lost:
+            if not is_repeatable or connection.parser.has_begun:
+                raise
             try:
-                return await _started(connection, request)
-            except (ReadError, WriteError, RemoteProtocolError):
-                if not is_repeatable or connection.parser.has_begun:
-                    raise
-        return await _started(await self._connect(endpoint, requester), request)
+                again = await self._connect(endpoint, requester)
+            except NeverSent:
+                # Of the second connection alone: the server may have received the request on the first.
+                raise lost from None
+            return await _started(again, request)
 
     async def _connect(self, endpoint: Endpoint, requester: str) -> ClientConnection:
         try:
