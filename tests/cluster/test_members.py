@@ -10,9 +10,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.cluster.codec import Codec
+from holdfast.cluster.faults import LinkLost
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.cluster.members import slots_of
+from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat
 from holdfast.persistence.records.accounts import SessionRevokedRow
 
@@ -246,3 +249,23 @@ async def test_a_lease_counts_from_the_beginning_of_its_beat(autojump_clock: Moc
     await trio.sleep(frozen_s)
     presence.end_beat(Beat((), frozenset({"reconciler"})), presence.membership)
     assert presence.holds("reconciler") == (frozen_s == 0)
+
+
+async def test_a_reply_that_cannot_be_decoded_ends_only_its_link(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_reply(*_: object) -> object:
+        raise RecursionError("nested too deeply")
+
+    nodes = three(Rows())
+    async with running(*nodes):
+        key = next(key for key in ACCOUNTS if nodes[0].owner_of(key) == nodes[1].name)
+        with monkeypatch.context() as patched:
+            patched.setattr(Codec, "decode_reply", decode_reply)
+            link = nodes[0].members.link_to(place_of(key))
+            assert link is not None
+            with pytest.raises(LinkLost):
+                await link.ask("accounts", key, SignOut("ses_1"), 10.0)
+        await trio.sleep(BEAT_S)
+        assert nodes[0].owner_of(key) == nodes[1].name
+        assert await nodes[0].ask(key) == nodes[1].name

@@ -212,7 +212,13 @@ class Members:
                         codecs=self._codecs,
                         deadlines=self._deadlines,
                     )
-                    self._on_down(peer, await link.run(partial(self._on_up, peer)))
+                    try:
+                        reason = await link.run(partial(self._on_up, peer))
+                    except Exception:
+                        # Only this connection is at fault, or what came over it.
+                        log.exception("link crashed", member=peer.member.process_id)
+                        reason = "it crashed"
+                    self._on_down(peer, reason)
                     if peer.has_left:
                         self._remove(peer)
                 peer.tried.set()
