@@ -399,3 +399,27 @@ async def test_a_reload_does_not_reach_a_worker_before_it_is_ready(autojump_cloc
         starting.be_ready()
         await wait_all_tasks_blocked()
         assert starting.signals == [signal.SIGHUP]
+
+
+async def test_a_roll_replaces_a_worker_that_was_starting(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    done: list[bool] = []
+
+    async def roll() -> None:
+        done.append(await parent.workers.roll())
+
+    async with running(parent), trio.open_nursery() as nursery:
+        parent.starter.of(0).end(-signal.SIGKILL)
+        await trio.sleep(1)
+        starting = parent.starter.of(0)
+        nursery.start_soon(roll)
+        await wait_all_tasks_blocked()
+        starting.be_ready()
+        await wait_all_tasks_blocked()
+        assert len(parent.starter.started) == 3
+        parent.starter.of(0).be_ready()
+        await wait_all_tasks_blocked()
+        assert starting.lines[-1] == "retire"
+        starting.end(0)
+        await wait_all_tasks_blocked()
+        assert done == [True]

@@ -107,6 +107,12 @@ class ProcessSlot:
         """Stop the process in order."""
         self._stopping.set()
 
+    async def wait_started(self) -> bool:
+        """Wait while the slot's process is starting, and return whether one serves."""
+        if self._current is not None:
+            await self._current.wait_past("starting")
+        return self.is_ready
+
     async def replace(self, *, retire_s: float) -> bool:
         """Start a second process, and when it is ready let the first finish, for ``retire_s`` at most.
 

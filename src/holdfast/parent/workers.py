@@ -59,11 +59,12 @@ class Workers:
     async def roll(self) -> bool:
         """Replace the workers one after the other. False: a new one was not ready, and the rest was left alone.
 
-        A slot without a ready worker is skipped, because a new one is about to start there.
+        A worker that is starting may run older code, and is replaced once it is ready. A slot without one is
+        skipped, because a new one is about to start there.
         """
         for number in range(self.count):
             slot = self._slots.get(number)
-            if slot is None or not slot.is_ready:
+            if slot is None or not await slot.wait_started():
                 continue
             before = slot.pids
             try:
