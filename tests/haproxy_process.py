@@ -70,11 +70,11 @@ class Proxy:
 
 
 @contextmanager
-def haproxy(folder: Path, servers: Sequence[str]) -> Iterator[Proxy]:
-    """Run HAProxy before three servers (host and port), with an empty place map."""
+def haproxy(folder: Path, servers: Sequence[str], listening: socket.socket) -> Iterator[Proxy]:
+    """Run HAProxy on a socket, which it takes, before three servers (host and port), with an empty place map."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listening:
         port = listening.getsockname()[1]
         proxy = Proxy(
             f"http://127.0.0.1:{port}", folder / "places.map", folder / "admin.sock", folder / "haproxy.log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -97,7 +98,7 @@ def servers() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def proxy(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """HAProxy before them."""
-    with haproxy(tmp_path_factory.mktemp("haproxy"), servers) as found:
+    with haproxy(tmp_path_factory.mktemp("haproxy"), servers, socket.create_server(("127.0.0.1", 0))) as found:
         yield found
 
 

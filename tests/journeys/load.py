@@ -22,7 +22,8 @@ class Witness:
     """Creates and cancels tasks, and records every response.
 
     ``keys`` are all Idempotency-Keys ever sent, ``created`` the tasks that were answered, by key; ``ends`` the
-    final states that were answered, by task; ``turned_away`` the answers of 500 and above.
+    final states that were answered, by task; ``turned_away`` the answers of 500 and above. ``pause_s`` is the time
+    between a worker's requests.
     """
 
     customer: Customer
@@ -33,6 +34,7 @@ class Witness:
     turned_away: list[httpx2.Response] = field(default_factory=list)
     answered: int = 0
     is_stopping: bool = False
+    pause_s: float = 0.0
     _numbers: Any = field(default_factory=itertools.count)
 
     async def work(self) -> None:
@@ -47,8 +49,7 @@ class Witness:
             elif self.created:
                 known = rng.choice(list(self.created.values()))
                 await self._note("GET", f"/v2/task/{known['request_id']}")
-            if request_id is None:
-                await trio.sleep(PATIENCE_S)
+            await trio.sleep(PATIENCE_S if request_id is None else self.pause_s)
 
     async def hold_to_it(self) -> None:
         """Check that answered requests had their effect and unanswered ones can be repeated."""
