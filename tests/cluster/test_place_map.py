@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,11 +22,12 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import Engine, text
-from tests.haproxy_process import BIND, MAP, SERVERS, Proxy, configured, haproxy, program
+from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy, program
 from tests.threaded_server import serving
 from typer.testing import CliRunner
 
@@ -46,7 +50,9 @@ from holdfast.ledger.places import PLACES, place_of
 from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.settings import load_settings
 
+ROOT = Path(__file__).parents[2]
 ACCOUNTS = [new_id("acct") for _ in range(12)]
 
 
@@ -151,6 +157,29 @@ def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
     file.write_text(configured({BIND: BIND.replace("/etc/haproxy", str(tmp_path)), MAP: str(places)}))
     checked = subprocess.run([program(), "-c", "-f", str(file)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_documented_units_have_valid_settings_and_options(tmp_path: Path) -> None:
+    """docs/scaling.md: the environment of a machine, and the unit that keeps the map."""
+    blocks = re.findall(r"^```ini\n(.*?)^```$", (ROOT / "docs" / "scaling.md").read_text("utf-8"), re.M | re.S)
+    environment, unit = blocks
+    for name in ("catalog.toml", "member.crt", "member.key", "members-ca.crt"):
+        (tmp_path / name).touch()
+    variables = dict(
+        line.split("=", 1) for line in environment.replace("/etc/holdfast", str(tmp_path)).splitlines()
+    )
+    for name in ("OPERATOR_TOKEN", "SERVER_KEY", "CALLBACK_SECRET", "SANDBOX_SECRET", "S3_SECRET_ACCESS_KEY"):
+        variables[f"HOLDFAST_{name}"] = secrets.token_urlsafe(32)
+    settings = load_settings(
+        {**variables, "HOLDFAST_S3_ACCESS_KEY_ID": "a-key", "HOLDFAST_DATA_DIR": str(tmp_path)}
+    )
+    assert settings.member_address == "10.0.0.5:7400"
+    assert f"{settings.host}:{settings.port}" == SERVERS[0]
+
+    words = shlex.split(re.search(r"^ExecStart=\S+/holdfast places (.*)$", unit, re.M)[1])  # type: ignore[index]
+    group: Any = typer.main.get_command(app)
+    options = group.commands["places"].make_context("places", words).params
+    assert (str(options["file"]), str(options["socket"]), options["every"]) == (MAP, CONTROL, 2)
 
 
 def test_errors_of_haproxy_have_the_form_of_ours() -> None:
