@@ -276,7 +276,7 @@ async def test_a_request_lost_on_a_kept_connection_is_repeated_only_if_it_may_be
     pool.close()
 
 
-async def test_a_repetition_that_cannot_connect_does_not_show_that_nothing_was_sent(nursery: trio.Nursery) -> None:
+async def test_a_failed_repetition_does_not_show_that_nothing_was_sent(nursery: trio.Nursery) -> None:
     received: list[int] = []
 
     async def serve(number: int, stream: trio.SocketStream) -> None:
