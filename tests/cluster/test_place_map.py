@@ -51,6 +51,7 @@ from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberSta
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.settings import load_settings
+from holdfast.wiring.cluster import http_address
 
 ROOT = Path(__file__).parents[2]
 ACCOUNTS = [new_id("acct") for _ in range(12)]
@@ -180,6 +181,25 @@ def test_the_documented_units_have_valid_settings_and_options(tmp_path: Path) ->
     group: Any = typer.main.get_command(app)
     options = group.commands["places"].make_context("places", words).params
     assert (str(options["file"]), str(options["socket"]), options["every"]) == (MAP, CONTROL, 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "member_address", "published"),
+    [
+        ("10.0.0.5", None, "10.0.0.5:8000"),
+        ("10.0.0.5", "10.1.0.5:7400", "10.0.0.5:8000"),
+        ("0.0.0.0", "10.1.0.5:7400", "10.1.0.5:8000"),
+        ("::", "[fd00::5]:7400", "fd00::5:8000"),
+        ("0.0.0.0", None, "127.0.0.1:8000"),
+    ],
+)
+def test_a_member_publishes_where_clients_reach_it(
+    tmp_path: Path, host: str, member_address: str | None, published: str
+) -> None:
+    given = {"HOST": host, "MEMBER_ADDRESS": member_address or "", "DATA_DIR": str(tmp_path)}
+    settings = load_settings({f"HOLDFAST_{name}": value for name, value in given.items()})
+    local = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
+    assert http_address(settings, f"http://{local}:8000") == published
 
 
 def test_errors_of_haproxy_have_the_form_of_ours() -> None:

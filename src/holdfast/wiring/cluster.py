@@ -41,19 +41,30 @@ def cluster_members(settings: Settings, presence: Presence, *, local_url: str) -
 
     Raises :class:`SettingsFault` if the TLS files cannot be used.
     """
-    address: tuple[str, int] | None = None
-    if settings.member_address is not None:
-        host, _, port = settings.member_address.rpartition(":")
-        address = host.strip("[]"), int(port)
+    address = _member_address(settings)
     folder, machine = settings.data_dir / "members", presence.process.machine
-    listening = urlsplit(local_url)
-    # A process that listens on every address is reached by clients at the one that other members use.
-    everywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104 - only recognised
-    http_host = address[0] if everywhere and address is not None else listening.hostname
-    endpoint = MemberEndpoint(folder, machine, address, _tls(settings), http=f"{http_host}:{listening.port}")
+    endpoint = MemberEndpoint(folder, machine, address, _tls(settings), http=http_address(settings, local_url))
     # Members with other secrets could not read each other's codes and signatures, and serve their callers alone.
     cluster = hashlib.sha256(settings.derived_key("members")).hexdigest()[:16]
     return Members(presence, endpoint, cluster=cluster, codecs=codecs())
+
+
+def http_address(settings: Settings, local_url: str) -> str:
+    """Return the host and port where a load balancer reaches this process.
+
+    One that listens on every address is reached at the one that other members use, if there is one.
+    """
+    listening, address = urlsplit(local_url), _member_address(settings)
+    everywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104 - only recognised
+    host = address[0] if everywhere and address is not None else listening.hostname
+    return f"{host}:{listening.port}"
+
+
+def _member_address(settings: Settings) -> tuple[str, int] | None:
+    if settings.member_address is None:
+        return None
+    host, _, port = settings.member_address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _tls(settings: Settings) -> MutualTls | None:
