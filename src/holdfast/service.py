@@ -169,18 +169,21 @@ async def stop_in_order(assembly: Assembly) -> None:
 
 
 async def _handle_signals(assembly: Assembly) -> None:
-    """Stop in order at INT or TERM, immediately at a second one; reload the catalog at HUP."""
+    """Stop in order at INT or TERM, immediately at a second one; reload the catalog at HUP. USR2 is a parent's."""
     tree, is_stopping = assembly.tree, False
     # A thread that waits for a database that hangs cannot be cancelled, and the loop does not end before it. Every
     # change that was confirmed is durable, so exiting here is as safe as a kill.
     exit_timer = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
     exit_timer.daemon = True
     try:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+        with trio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
                     await assembly.registry.reload()
                     assembly.members.beat_soon()
+                elif number == signal.SIGUSR2:
+                    log.warning("only a parent of worker processes can roll them")
                 elif not is_stopping:
                     is_stopping = True
                     log.info("stopping", signal=signal.Signals(number).name)

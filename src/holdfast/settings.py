@@ -232,7 +232,7 @@ class Settings(Locations):
     order_max_micro: MicroCredits = Field(10_000_000_000, alias="ORDER_MAX")
     sandbox_order_ttl_s: int = Field(1800, ge=1, le=86_400)
     card_order_ttl_s: int = Field(86_400, ge=1, le=86_400)
-    body_bytes_max: int = Field(2 * 1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    body_bytes_max: int = Field(2 * 1024 * 1024, ge=1024, le=16 * 1024 * 1024)
     header_bytes_max: int = Field(32 * 1024, ge=4096, le=1024 * 1024)
     header_count_max: int = Field(100, ge=20, le=1000)
     ask_deadline_s: Seconds = 10.0

@@ -54,10 +54,15 @@ async def cost(customer: Customer, request_id: str) -> str:
 
 async def reload(service: Service, catalog: Path, text: str, *, reported: str) -> None:
     """Write the catalog, send the signal, and wait for this log line."""
+    await trio.Path(catalog).write_text(text)
+    await send(service, signal.SIGHUP, reported=reported)
+
+
+async def send(service: Service, number: signal.Signals, *, reported: str) -> None:
+    """Send a signal, and wait for this log line."""
     assert service.process is not None
     before = len(service.log_lines())
-    await trio.Path(catalog).write_text(text)
-    service.process.send_signal(signal.SIGHUP)
+    service.process.send_signal(number)
 
     async def was_logged() -> bool:
         return any(line.get("event") == reported for line in service.log_lines()[before:])
@@ -72,6 +77,7 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
     service = new_service(CATALOG=str(catalog))
     service.start()
     with quiet_provider() as late, trio.fail_after(120):
+        await send(service, signal.SIGUSR2, reported="only a parent of worker processes can roll them")
         ada = await new_customer(service, credit="20.00")
         wanted = {"model": MODEL, "input": IMAGE}
         promised = ok(await ada.call("POST", "/v2/quote", wanted))

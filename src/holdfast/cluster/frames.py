@@ -19,7 +19,8 @@ PROTOCOL: Final = 1
 LENGTH_BYTES: Final = 4
 BATCH_BYTES: Final = 256 * 1024
 """A batch takes no further frame once it is as large as this."""
-BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+BODY_BYTES_MAX: Final = 40 * 1024 * 1024
+"""Above the largest body of a request that settings allow: a number takes up to nine bytes here, in JSON four."""
 READ_BYTES_MAX: Final = BATCH_BYTES + BODY_BYTES_MAX + 64 * 1024
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 SEND_TIMEOUT_S: Final = 10.0
