@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +23,8 @@ import httpx2
 import msgspec
 import pytest
 import typer
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import Engine, text
+from tests.certificates import Authority
 from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy, program
 from tests.threaded_server import serving
 from typer.testing import CliRunner
@@ -134,24 +132,8 @@ def bearer(credential: str) -> dict[str, str]:
 
 
 def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.example.com")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now)
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     (tmp_path / "certs").mkdir()
-    (tmp_path / "certs" / "api.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+    (tmp_path / "certs" / "api.pem").write_bytes(Authority(tmp_path).issue("api.example.com").read_bytes())
     places = tmp_path / "places.map"
     places.write_text(place_map({server: server for server in SERVERS}))
     file = tmp_path / "haproxy.cfg"

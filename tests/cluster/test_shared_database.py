@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.actors.actor_system import ActorSystem, create_task, make_system
+from tests.certificates import Authority
 
 from holdfast import metrics
 from holdfast.actors.account.messages import Recharge, Recharged, TaskAccepted
@@ -151,47 +151,23 @@ async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_p
         assert [check.detail for check in run_audit(connection) if not check.ok] == []
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An authority with a certificate of 127.0.0.1, and a stranger's certificate that it has not signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
-
-    for name in ("ca", "other"):
-        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-        openssl("req", "-x509", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    for name, issuer in (("member", "ca"), ("stranger", "other")):
-        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}"]
-        openssl("req", "-new", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-        signed = ["-CA", f"{issuer}.pem", "-CAkey", f"{issuer}.key", "-CAcreateserial", "-days", "2"]
-        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-extfile", "names", "-out", f"{name}.pem")
-    return {path.name: path for path in folder.iterdir()}
-
-
-def tls_of(certificates: dict[str, Path], name: str) -> MutualTls:
-    return mutual_tls(
-        certificate=certificates[f"{name}.pem"], key=certificates[f"{name}.key"], authority=certificates["ca.pem"]
-    )
-
-
-async def test_members_of_different_machines_are_linked_by_tls(
-    database_url: str, tmp_path: Path, certificates: dict[str, Path]
-) -> None:
-    nodes = [Node(database_url, tmp_path, f"machine {n}", tls_of(certificates, "member")) for n in range(2)]
+async def test_members_of_different_machines_are_linked_by_tls(database_url: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("127.0.0.1")
+    tls = mutual_tls(certificate=issued, key=issued, authority=authority.path)
+    nodes = [Node(database_url, tmp_path, f"machine {n}", tls) for n in range(2)]
     async with running(nodes):
         assert all(node.presence.membership.addresses[-1].startswith("tcp:127.0.0.1:") for node in nodes)
         await create_mixed(nodes, await open_accounts(nodes[0]), "tls")
-        # A stranger's certificate opens no link, in either direction.
+        # A certificate of another authority opens no link.
         address = nodes[0].presence.membership.addresses[-1].removeprefix("tcp:")
-        stranger = tls_of(certificates, "stranger").dial
+        unsigned = Authority(tmp_path, "other").issue("127.0.0.1")
+        stranger = mutual_tls(certificate=unsigned, key=unsigned, authority=authority.path).dial
         stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
         async with trio.SSLStream(stream, stranger, server_hostname="127.0.0.1") as secured:
             with trio.fail_after(10), pytest.raises(trio.BrokenResourceError):
                 await secured.receive_some()
-    assert tls_of(certificates, "member").accept.verify_mode is ssl.CERT_REQUIRED
+    assert tls.accept.verify_mode is ssl.CERT_REQUIRED
 
 
 def test_a_socket_has_a_short_path_even_in_a_deep_folder(tmp_path: Path) -> None:

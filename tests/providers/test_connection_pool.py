@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
 import trio.lowlevel
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.certificates import Authority
 
 from holdfast.providers.outbound.connection_pool import (
     KEEP_ALIVE_S,
@@ -413,30 +410,11 @@ async def test_a_refused_connection_is_a_connect_error() -> None:
 
 @pytest.fixture(scope="module")
 def server_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
-    """A context for a server named ``server.test``, and the file of its certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server.test")])
-    begun = datetime.now(UTC) - timedelta(days=1)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(begun)
-        .not_valid_after(begun + timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server.test")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
+    """A context for a server named ``server.test``, and the file of its authority's certificate."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(path)
-    return context, path
+    context.load_cert_chain(authority.issue("server.test"))
+    return context, authority.path
 
 
 async def test_tls_is_verified_by_name_and_its_connections_are_kept(
