@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from holdfast.parent.places import WorkerPlace
+from holdfast.parent.protocol import WorkerArguments
 
 APPLICATION = {
     *("sqlalchemy", "alembic", "quart", "quart_trio", "hypercorn", "pykka", "httpx2", "stripe", "jsonschema_rs"),
@@ -37,7 +37,7 @@ def test_the_service_would_be_noticed() -> None:
 
 def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
     ours, theirs = socket.socketpair()
-    place = WorkerPlace(slot=0, metrics_dir="", control_fd=theirs.fileno(), public_fd=theirs.fileno())
+    arguments = WorkerArguments(slot=0, metrics_dir="", control_fd=theirs.fileno(), public_fd=theirs.fileno())
     # The application is replaced by one that never finishes loading.
     program = (
         "import sys, time, types\n"
@@ -46,12 +46,12 @@ def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
         "sys.modules['holdfast.children.serving'] = Loading('serving')\n"
         "import msgspec\n"
         "from holdfast.children.worker import main\n"
-        "from holdfast.parent.places import WorkerPlace\n"
-        "main(msgspec.json.decode(sys.argv[1], type=WorkerPlace))\n"
+        "from holdfast.parent.protocol import WorkerArguments\n"
+        "main(msgspec.json.decode(sys.argv[1], type=WorkerArguments))\n"
     )
     with ours:
         worker = subprocess.Popen(
-            [sys.executable, "-c", program, msgspec.json.encode(place).decode()],
+            [sys.executable, "-c", program, msgspec.json.encode(arguments).decode()],
             pass_fds=[theirs.fileno()],
             stdout=subprocess.PIPE,
         )

@@ -8,9 +8,7 @@ from contextlib import suppress
 
 import trio
 
-from holdfast.parent.places import READY
-
-LINE_BYTES_MAX = 4096
+from holdfast.parent.protocol import LINE_BYTES_MAX, READY
 
 
 class Control:

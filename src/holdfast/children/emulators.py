@@ -1,4 +1,4 @@
-"""The emulators of all workers, in one process: ``python -m holdfast.children.emulators`` with their place as JSON.
+"""The emulators of all workers, in one process: ``python -m holdfast.children.emulators`` with arguments as JSON.
 
 They are stand-ins for systems outside, so they outlive every worker, and a roll does not replace them.
 """
@@ -16,7 +16,7 @@ from holdfast.children.control import Control
 from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
-from holdfast.parent.places import EmulatorsPlace
+from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
@@ -28,10 +28,8 @@ from holdfast.wiring.card import card_setup
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.provider_registry import ProviderRegistry
 
-CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
 
-
-def main(place: EmulatorsPlace) -> int:
+def main(arguments: EmulatorsArguments) -> int:
     """Run the emulators until the parent ends them; returns 0 at once if these settings need none."""
     settings = load_settings(environment())
     configure_logging(settings.log_format)
@@ -41,7 +39,7 @@ def main(place: EmulatorsPlace) -> int:
         registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{port}")
     except CatalogFault:
         return BAD_CONFIGURATION  # the workers print the reason
-    emulators = emulators_of(settings, registry, port, card_setup(settings, local_url=place.local_url))
+    emulators = emulators_of(settings, registry, port, card_setup(settings, local_url=arguments.local_url))
     if not emulators:
         return CLEAN
     tree = Supervisor(
@@ -52,7 +50,7 @@ def main(place: EmulatorsPlace) -> int:
         intensity=Intensity(20, 60.0),
         reporter=Reporter(),
     )
-    return trio.run(_run, tree, Control(place.control_fd))
+    return trio.run(_run, tree, Control(arguments.control_fd))
 
 
 async def _run(tree: Supervisor, control: Control) -> int:
@@ -85,4 +83,4 @@ async def _follow_parent(tree: Supervisor, control: Control) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(msgspec.json.decode(sys.argv[1], type=EmulatorsPlace)))
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=EmulatorsArguments)))

@@ -1,4 +1,4 @@
-"""The migration before the workers start: ``python -m holdfast.children.migration``."""
+"""The migration before the workers start and before each roll: ``python -m holdfast.children.migration``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 import structlog
 
 from holdfast.logs import configure_logging
+from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
 from holdfast.persistence.server.migrate import MigrationRefused, migrate_when_reachable
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
 
 log = structlog.get_logger("holdfast.migration")
-
-MIGRATED, FAILED, BAD_CONFIGURATION = 0, 1, 2
 
 
 def main() -> int:
@@ -30,10 +29,10 @@ def main() -> int:
         return BAD_CONFIGURATION
     except DatabaseAway as away:
         print(f"The database cannot be reached: {away.reason}", file=sys.stderr)  # noqa: T201
-        return FAILED
+        return GAVE_UP
     if report.applied:
         log.info("database migrated", applied=list(report.applied))
-    return MIGRATED
+    return CLEAN
 
 
 if __name__ == "__main__":

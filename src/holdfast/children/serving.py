@@ -16,7 +16,7 @@ from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import url_of
 from holdfast.logs import configure_logging
 from holdfast.metrics import render_workers
-from holdfast.parent.places import COVER, RETIRE, WorkerPlace
+from holdfast.parent.protocol import COVER, RETIRE, WorkerArguments
 from holdfast.scrubbing import register_secrets
 from holdfast.service import BAD_CONFIGURATION, connections_max, run_assembly, stop_in_order
 from holdfast.settings import environment, load_settings
@@ -27,7 +27,7 @@ from holdfast.wiring.http_server import ListeningSockets
 log = structlog.get_logger("holdfast.worker")
 
 
-def serve(place: WorkerPlace, on_start: Callable[[], None]) -> int:
+def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
     """Serve until the parent or a signal ends it. Exit codes are those of the service.
 
     ``on_start`` is called when this follows the parent by itself.
@@ -35,13 +35,13 @@ def serve(place: WorkerPlace, on_start: Callable[[], None]) -> int:
     settings = load_settings(environment())
     configure_logging(settings.log_format)
     register_secrets(settings.secret_values())
-    structlog.contextvars.bind_contextvars(worker=place.slot)
+    structlog.contextvars.bind_contextvars(worker=arguments.slot)
     assert settings.database_url is not None, "the parent names its embedded database"
     sockets = ListeningSockets(
-        public=_listening(place.public_fd),
-        operators=None if place.operators_fd is None else _listening(place.operators_fd),
+        public=_listening(arguments.public_fd),
+        operators=None if arguments.operators_fd is None else _listening(arguments.operators_fd),
         is_shared=True,
-        of_siblings={slot: [_listening(fd) for fd in fds] for slot, fds in place.sibling_fds.items()},
+        of_siblings={slot: [_listening(fd) for fd in fds] for slot, fds in arguments.sibling_fds.items()},
         connections_max=connections_max(settings, raise_open_files_limit()),
     )
     try:
@@ -51,7 +51,7 @@ def serve(place: WorkerPlace, on_start: Callable[[], None]) -> int:
             local_url=url_of(sockets.public),
             sockets=sockets,
             has_emulators=False,
-            metrics_text=partial(render_workers, place.metrics_dir),
+            metrics_text=partial(render_workers, arguments.metrics_dir),
         )
     except CatalogFault as fault:
         for line in fault.lines:
@@ -60,7 +60,7 @@ def serve(place: WorkerPlace, on_start: Callable[[], None]) -> int:
 
     async def follow_parent() -> None:
         on_start()
-        await _follow_parent(assembly, Control(place.control_fd))
+        await _follow_parent(assembly, Control(arguments.control_fd))
 
     return run_assembly(assembly, follow_parent)
 

@@ -1,4 +1,4 @@
-"""The program of a worker: ``python -m holdfast.children.worker`` with its place as JSON.
+"""The program of a worker: ``python -m holdfast.children.worker`` with arguments as JSON.
 
 Loading the application takes seconds, in which the worker has its listening sockets already. If the parent ends
 meanwhile, it exits at once: the next parent waits for the port.
@@ -13,18 +13,18 @@ import threading
 
 import msgspec
 
-from holdfast.parent.places import WorkerPlace
+from holdfast.parent.protocol import WorkerArguments
 
 ORPHANED = 1
 
 
-def main(place: WorkerPlace) -> int:
+def main(arguments: WorkerArguments) -> int:
     """Load the application and serve; returns the exit code."""
     has_started = threading.Event()
-    threading.Thread(target=_exit_with_parent, args=(place.control_fd, has_started), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(arguments.control_fd, has_started), daemon=True).start()
     from holdfast.children.serving import serve
 
-    return serve(place, has_started.set)
+    return serve(arguments, has_started.set)
 
 
 def _exit_with_parent(control_fd: int, has_started: threading.Event) -> None:
@@ -35,4 +35,4 @@ def _exit_with_parent(control_fd: int, has_started: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(msgspec.json.decode(sys.argv[1], type=WorkerPlace)))
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=WorkerArguments)))

@@ -12,9 +12,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from holdfast.parent.places import READY
-
-LINE_BYTES_MAX = 4096
+from holdfast.parent.protocol import LINE_BYTES_MAX, READY
 
 
 class ChildProcess(Protocol):
@@ -80,18 +78,18 @@ class SystemProcess:
 
 
 async def start_process(
-    module: str, place: Callable[[int], msgspec.Struct], *, fds: Sequence[int], variables: Mapping[str, str]
+    module: str, arguments: Callable[[int], msgspec.Struct], *, fds: Sequence[int], variables: Mapping[str, str]
 ) -> SystemProcess:
-    """Start ``python -m module``; ``place`` returns its argument, given its descriptor of the socket pair.
+    """Start ``python -m module``; ``arguments`` returns them, given the child's end of the socket pair.
 
     A new interpreter, so that it runs the code that is installed now. Raises OSError.
     """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            argument = msgspec.json.encode(place(theirs.fileno())).decode()
+            encoded = msgspec.json.encode(arguments(theirs.fileno())).decode()
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", module, argument],
+                [sys.executable, "-m", module, encoded],
                 env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*fds, theirs.fileno()),

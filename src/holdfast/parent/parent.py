@@ -26,8 +26,8 @@ from holdfast.listening import CannotListen, Sockets, open_sockets, refuse_new_c
 from holdfast.logs import configure_logging
 from holdfast.parent.child_process import ChildProcess, start_process
 from holdfast.parent.database_server import DatabaseServer
-from holdfast.parent.places import EmulatorsPlace, WorkerPlace
-from holdfast.parent.process_slot import BAD_CONFIGURATION, ProcessSlot
+from holdfast.parent.process_slot import ProcessSlot
+from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.scrubbing import register_secrets
@@ -40,7 +40,6 @@ from holdfast.supervision.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
 
-CLEAN, GAVE_UP = 0, 1
 AT_ONCE_S = 3.0
 """How long the children may take to end after a second signal."""
 STOP_MARGIN_S = 5.0
@@ -207,8 +206,8 @@ class Parent:
         # Where slots share a socket, a sibling's is accepted on already.
         siblings = {each: fds for each, fds in of_slots.items() if not set(fds) & set(own)}
 
-        def place(control_fd: int) -> WorkerPlace:
-            return WorkerPlace(
+        def arguments(control_fd: int) -> WorkerArguments:
+            return WorkerArguments(
                 slot=slot,
                 metrics_dir=self._metrics_dir,
                 control_fd=control_fd,
@@ -220,17 +219,17 @@ class Parent:
         fds = sorted({*own, *(fd for some in siblings.values() for fd in some)})
         # prometheus_client reads it when it is imported.
         variables = {**self._variables, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir}
-        return await start_process("holdfast.children.worker", place, fds=fds, variables=variables)
+        return await start_process("holdfast.children.worker", arguments, fds=fds, variables=variables)
 
     def _new_emulators(self) -> ProcessSlot:
         self._emulators = ProcessSlot(self._start_emulators, may_finish=True)
         return self._emulators
 
     async def _start_emulators(self) -> ChildProcess:
-        def place(control_fd: int) -> EmulatorsPlace:
-            return EmulatorsPlace(control_fd=control_fd, local_url=url_of(self._sockets.public[0]))
+        def arguments(control_fd: int) -> EmulatorsArguments:
+            return EmulatorsArguments(control_fd=control_fd, local_url=url_of(self._sockets.public[0]))
 
-        return await start_process("holdfast.children.emulators", place, fds=(), variables=self._variables)
+        return await start_process("holdfast.children.emulators", arguments, fds=(), variables=self._variables)
 
     async def _log_when_ready(self) -> None:
         """Log the service's URLs once every worker serves."""

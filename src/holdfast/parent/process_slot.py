@@ -1,4 +1,4 @@
-"""One place for a child process: it is started, watched, and replaced without a gap."""
+"""A slot for one child process, which is started, watched, and replaced without a gap."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Literal
 import trio
 
 from holdfast.parent.child_process import ChildProcess
-from holdfast.parent.places import RETIRE
+from holdfast.parent.protocol import BAD_CONFIGURATION, RETIRE
 from holdfast.supervision.status import ChildStatus
 
 START_S = 60.0
 """How long a process may take until it is ready."""
-BAD_CONFIGURATION = 2
 
 
 class ProcessEnded(Exception):

@@ -9,15 +9,17 @@ from functools import partial
 import structlog
 
 from holdfast.parent.child_process import ChildProcess
-from holdfast.parent.places import COVER
 from holdfast.parent.process_slot import ProcessSlot
+from holdfast.parent.protocol import COVER
 from holdfast.supervision.spec import ChildSpec
 
 log = structlog.get_logger(__name__)
 
 
 class Workers:
-    """``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
+    """The slots of the workers.
+
+    ``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
     ``on_misconfigured`` when the first one of a slot ends with exit code 2. ``retire_s`` is how long one that was
     replaced may take to end.
     """

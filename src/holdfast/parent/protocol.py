@@ -1,4 +1,4 @@
-"""What the parent gives a child process: one JSON argument, and lines on a socket pair.
+"""What the parent and its child processes exchange: JSON arguments, lines on a socket pair, and exit codes.
 
 A parent and its children may be of different releases. So unknown fields and lines are ignored, and new fields have
 defaults.
@@ -17,15 +17,18 @@ RETIRE: Final = "retire"
 """To a worker whose successor is ready: finish what is open, then end."""
 COVER: Final = "cover"
 """To a worker, followed by slots: accept on the sockets of these workers too, and of no others."""
+LINE_BYTES_MAX: Final = 4096
+
+CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
+"""The exit codes of the parent and its children."""
 
 
-class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one worker.
+class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a worker.
 
     ``slot`` counts from 0; a worker and its successor have the same. ``metrics_dir`` is the folder of all workers'
-    metrics. ``control_fd`` is the worker's end of the
-    socket pair: its end of file means that the parent is gone. The others are listening sockets; ``sibling_fds``
-    has those of the other workers by slot, the public one first.
+    metrics. ``control_fd`` is the worker's end of the socket pair: end of file there means that the parent is gone.
+    The others are listening sockets; ``sibling_fds`` has those of the other workers by slot, the public one first.
     """
 
     slot: int
@@ -36,8 +39,8 @@ class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
     sibling_fds: Mapping[int, tuple[int, ...]] = {}
 
 
-class EmulatorsPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of the emulators. ``local_url`` is where the workers listen."""
+class EmulatorsArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of the emulators. ``local_url`` is where the workers listen."""
 
     control_fd: int
     local_url: str
