@@ -22,8 +22,8 @@ from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.reports import Reporter
-from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.supervision.tree import emulators_tree
 from holdfast.wiring.card import card_setup
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.provider_registry import ProviderRegistry
@@ -42,15 +42,7 @@ def main(arguments: EmulatorsArguments) -> int:
     emulators = emulators_of(settings, registry, port, card_setup(settings, local_url=arguments.local_url))
     if not emulators:
         return CLEAN
-    tree = Supervisor(
-        "emulators",
-        [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()],
-        # one_for_one: emulators are independent, and stand for external systems that may fail often.
-        strategy="one_for_one",
-        intensity=Intensity(20, 60.0),
-        reporter=Reporter(),
-    )
-    return trio.run(_run, tree, Control(arguments.control_fd))
+    return trio.run(_run, emulators_tree(emulators, Reporter()), Control(arguments.control_fd))
 
 
 async def _run(tree: Supervisor, control: Control) -> int:

@@ -122,7 +122,7 @@ class FrameStream:
 
     def send(self, frame: Frame) -> None:
         """Queue a frame. Raises :class:`QueueFull`."""
-        size = len(frame.body) + _FRAME_BYTES if isinstance(frame, AskFrame | Reply | TellFrame) else _FRAME_BYTES
+        size = _size_bytes(frame)
         if self._queued_bytes + size > QUEUE_BYTES_MAX:
             raise QueueFull(f"{self._queued_bytes} bytes wait to be sent")
         self._queue.append(frame)
@@ -197,9 +197,7 @@ class FrameStream:
         for frame in self._queue:
             if size >= BATCH_BYTES:
                 break
-            size += (
-                len(frame.body) + _FRAME_BYTES if isinstance(frame, AskFrame | Reply | TellFrame) else _FRAME_BYTES
-            )
+            size += _size_bytes(frame)
             count += 1
         taken = self._queue[:count]
         del self._queue[:count]
@@ -230,3 +228,7 @@ class FrameStream:
                     self._take(frame)
                 start = end
             del buffer[:start]
+
+
+def _size_bytes(frame: Frame) -> int:
+    return _FRAME_BYTES + (len(frame.body) if isinstance(frame, AskFrame | Reply | TellFrame) else 0)

@@ -96,13 +96,6 @@ def build_tree(
     """
     drain_s = shutdown_s / 2
 
-    def start_emulators() -> Supervisor:
-        # one_for_one: emulators are independent, and stand for external systems that may fail often.
-        specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()]
-        return Supervisor(
-            "emulators", specs, strategy="one_for_one", intensity=Intensity(20, 60.0), reporter=reporter
-        )
-
     def start_workers() -> Supervisor:
         # one_for_one: workers do not depend on each other.
         specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in workers.items()]
@@ -117,7 +110,11 @@ def build_tree(
         ChildSpec("accounts", lambda: accounts, shutdown_s=drain_s),
         ChildSpec("sign-in", lambda: sign_ins, shutdown_s=drain_s),
         ChildSpec("tasks", lambda: tasks, shutdown_s=drain_s),
-        *([ChildSpec("emulators", start_emulators, shutdown_s=15.0)] if emulators else []),
+        *(
+            [ChildSpec("emulators", lambda: emulators_tree(emulators, reporter), shutdown_s=15.0)]
+            if emulators
+            else []
+        ),
         ChildSpec("workers", start_workers, shutdown_s=8.0),
     ]
     # rest_for_one: a part restarts with all parts that were started after it and rely on it.
@@ -130,6 +127,13 @@ def build_tree(
         start_timeout_s=60.0,
         drain_timeout_s=shutdown_s,
     )
+
+
+def emulators_tree(emulators: Mapping[str, Callable[[], Child]], reporter: Reporter) -> Supervisor:
+    """Return the supervisor of emulators, which are given by name."""
+    specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()]
+    # one_for_one: emulators are independent, and stand for external systems that may fail often.
+    return Supervisor("emulators", specs, strategy="one_for_one", intensity=Intensity(20, 60.0), reporter=reporter)
 
 
 def add_http_server(tree: Supervisor, start: Callable[[], Child]) -> None:

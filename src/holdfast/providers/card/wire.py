@@ -8,7 +8,7 @@ object) becomes a plain connection error here, since the official client would f
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Any, ClassVar
 
 import httpx2
@@ -16,7 +16,6 @@ import msgspec
 import stripe
 import trio
 
-from holdfast.providers.outbound.bounded import drain
 from holdfast.providers.outbound.faults import BodyTooLarge
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
@@ -61,7 +60,7 @@ class TrioHttp(stripe.HTTPClient):
         try:
             with trio.fail_after(self._timeout_s):
                 async with self._http.stream(method, url, content=content, headers=headers) as answer:
-                    body = await drain(answer.aiter_bytes(), ANSWER_MAX_BYTES)
+                    body = await _read(answer.aiter_bytes(), ANSWER_MAX_BYTES)
         except (trio.TooSlowError, httpx2.TimeoutException) as fault:
             error: NoResponse = TimedOut(type(fault).__name__, retry=True)
         except (httpx2.HTTPError, BodyTooLarge) as fault:
@@ -97,3 +96,22 @@ def _sensible(status: int, body: bytes) -> bool:
     if not isinstance(answer, dict):
         return False
     return 200 <= status < 300 or (status >= 400 and isinstance(answer.get("error"), dict))
+
+
+async def _read(blocks: AsyncIterable[bytes], limit_bytes: int) -> bytes:
+    """Read ``blocks`` to their end and return them.
+
+    Raises :class:`BodyTooLarge` for more than ``limit_bytes``. Reading is then ended by cancelling it from within:
+    the body is a chain of asynchronous generators, and one that is not read to its end would be closed by the
+    garbage collector.
+    """
+    read = bytearray()
+    with trio.CancelScope() as reading:
+        async for block in blocks:
+            if len(read) <= limit_bytes:
+                read += block
+            if len(read) > limit_bytes:
+                reading.cancel()
+    if len(read) > limit_bytes:
+        raise BodyTooLarge(limit_bytes)
+    return bytes(read)
