@@ -85,7 +85,7 @@ class Books:
         }
 
     def call(self, method: str, path: str, credential: str, body: bytes | None = None) -> Any:
-        """Send one request on the kept connection and return the parsed body."""
+        """Send one request on the persistent connection and return the parsed body."""
         assert self._http is not None
         headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
         self._http.request(method, path, body=body, headers=headers)

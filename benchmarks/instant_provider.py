@@ -1,7 +1,7 @@
 """A media provider that ends every job at once with one small PNG, for measuring whole tasks.
 
-It speaks the prediction protocol of model containers and reports by our signed callback, over kept connections.
-Each job's picture is another one, so that every output is stored.
+It speaks the prediction protocol of model containers and reports by our signed callback, over persistent
+connections. Each job's picture is another one, so that every output is stored.
 
 Run: python -m benchmarks.instant_provider PORT SECRET
 """

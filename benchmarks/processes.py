@@ -7,7 +7,7 @@ both ends together, is what a mixed create costs more than one apart, for each t
 
 The tasks stay queued: their provider has one slot and cannot be reached.
 
-Run: python -m benchmarks.processes [--seconds 4] [--connections 32] [--rounds 3] [--accounts 32]
+Run: python -m benchmarks.processes [--seconds 4] [--connections 32] [--rounds 4] [--accounts 32]
 """
 
 from __future__ import annotations
@@ -217,9 +217,9 @@ def main() -> None:
                     ratios.append(mixed.rate / apart.rate)
                     cpu_ratios.append(apart.cpu_us / mixed.cpu_us)
                     asks_us.append((mixed.cpu_us - apart.cpu_us) / mixed.forwarded)
-        with servers(url, folder, 2, linked=False) as strangers:
+        with servers(url, folder, 2, linked=False) as unlinked:
             for number in range(2):
-                run = measure(strangers, lambda process, n: requests[(n // 2 + process) % len(requests)], **shape)
+                run = measure(unlinked, lambda process, n: requests[(n // 2 + process) % len(requests)], **shape)
                 show("two, without links" if number else "two, warm-up", run)
     print(
         f"mixed over apart: median {statistics.median(ratios):.2f} of {options.rounds} rounds by rate, "

@@ -40,8 +40,8 @@ from holdfast.cluster.link import ASKS_MAX
 
 log = structlog.get_logger(__name__)
 
-
 ASKER_SILENT_S = 15.0
+"""The connection of a member that sends nothing for so long is closed."""
 
 
 class LocalGroup(Protocol):

@@ -29,9 +29,11 @@ HTTP: Final = "http:"
 """Where a load balancer reaches the member; other members do not use it."""
 PORTS_TRIED: Final = 64
 SOCKET_PATH_BYTES_MAX: Final = 107
+"""The most that the system allows (``sun_path``)."""
 DIAL_TIMEOUT_S: Final = 3.0
 BACKLOG: Final = 128
 NEW_SOCKET_S: Final = 60.0
+"""A socket younger than this may belong to a process that does not listen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _listen_unix(path: Path) -> Listener:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the sockets of killed processes. A new one may not listen yet."""
+    """Remove the sockets of killed processes."""
     for path in folder.glob("*.sock"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if time.time() - path.lstat().st_mtime < NEW_SOCKET_S:

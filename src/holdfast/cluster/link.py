@@ -165,7 +165,7 @@ class Link:
                 self._send_if_room(Ping())
 
     def _send_if_room(self, frame: Frame) -> None:
-        """Queue a frame that may be left out: a full queue is for the asks to report, and silence for the watch."""
+        """Queue a frame that may be left out: asks report a full queue, and the watch notices silence."""
         with suppress(QueueFull):
             self._frames.send(frame)
 

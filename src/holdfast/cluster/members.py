@@ -157,7 +157,7 @@ class Members:
             state, before.addresses if addresses is None else addresses, PROTOCOL
         )
         self._announced = trio.Event()
-        self._place()
+        self._assign_places()
         self._presence.beat_soon()
 
     async def _join(self) -> None:
@@ -183,7 +183,7 @@ class Members:
             elif member.membership.protocol == PROTOCOL and self._listens:
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
-        self._place()
+        self._assign_places()
         self._known.set()
         if written is self._presence.membership and not self._announced.is_set():
             self._announced.set()
@@ -238,15 +238,15 @@ class Members:
         peer.tried.set()
         peer.failures = 0
         peer.logged.clear()
-        self._place()
+        self._assign_places()
 
     def _on_down(self, peer: Peer, reason: str) -> None:
         peer.link = None
         if reason not in peer.logged:
             log.warning("link closed", member=peer.member.process_id, reason=reason)
             peer.logged.add(reason)
-        self._place()
-        # The member may have ended: then its row is read as it is now, and what it did for all is claimed.
+        self._assign_places()
+        # The member may have ended: then its row is read as it is now, and its singletons are claimed.
         self._presence.beat_soon()
 
     async def _answer(self, stream: trio.abc.Stream) -> None:
@@ -275,7 +275,7 @@ class Members:
 
     # ---------------------------------------------------------------------------------------------- placement
 
-    def _place(self) -> None:
+    def _assign_places(self) -> None:
         """Compute who owns which place."""
         links = {
             peer.member.process_id: peer.link for peer in self._peers.values() if peer.may_own(self._providers)

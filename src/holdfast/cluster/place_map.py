@@ -21,7 +21,7 @@ from holdfast.persistence.claims.processes import Member, read_ready_members
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 COMMAND_BYTES_MAX: Final = 8 * 1024
-"""HAProxy's limit is half of its smallest usual buffer."""
+"""A command must fit into HAProxy's buffer (``tune.bufsize``, 16 KiB by default); half of it leaves a margin."""
 ANSWER_S: Final = 5.0
 
 _VERSION = re.compile(r"New version created: (\d+)")

@@ -86,7 +86,7 @@ class PlacedDirectory:
 
     def tell(self, key: str, message: Command[object]) -> None:
         """Tell the actor of a key."""
-        tell_via(self._members.link_to(self._place_of(key)), self.name, key, message, self._local.ref(key))
+        _tell_via(self._members.link_to(self._place_of(key)), self.name, key, message, self._local.ref(key))
 
 
 class DispatcherRef(TrioActorRef):
@@ -101,10 +101,10 @@ class DispatcherRef(TrioActorRef):
         """Send a command about a provider's slots."""
         assert isinstance(message, TaskQueued | SlotFreed)
         link = self._members.link_for_name(slots_of(message.provider))
-        tell_via(link, DISPATCHER, "", message, self._local)
+        _tell_via(link, DISPATCHER, "", message, self._local)
 
 
-def tell_via(link: Link | None, group: str, key: str, message: Command[object], local: TrioActorRef) -> None:
+def _tell_via(link: Link | None, group: str, key: str, message: Command[object], local: TrioActorRef) -> None:
     """Tell over a link, or here if there is none or it does not take the message. A full link drops it."""
     if link is None:
         local.tell(message)

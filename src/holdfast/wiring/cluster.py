@@ -20,7 +20,7 @@ from holdfast.supervision.directory import KeyedDirectory
 
 
 class WorkerGroup:
-    """A worker, as other members tell it something."""
+    """A worker as a group of one actor, which other members may send messages but not asks."""
 
     is_ready = True
 

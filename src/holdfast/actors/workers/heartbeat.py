@@ -61,7 +61,7 @@ class Presence:
         return singleton in self._held and self._has_lease()
 
     def beat_soon(self) -> None:
-        """Renew the lease now: something has changed that belongs into the rows, or in the rows."""
+        """Renew the lease now, because this process or another member has changed."""
         self._beat_due.set()
 
     async def wait_due(self) -> None:

@@ -1,7 +1,7 @@
 """A client's socket as a stream.
 
-Unlike trio's own it waits before it reads instead of after a failed attempt, and gives up its turn only when the
-kernel takes no more data. That saves a system call and a step of the event loop for each request.
+Unlike trio's own it waits before it reads instead of after a failed attempt, and a send is a checkpoint only when
+the kernel takes no more data. That saves a system call and a step of the event loop for each request.
 """
 
 from __future__ import annotations

@@ -94,14 +94,14 @@ class MarkedContents(NamedTuple):
 class ContentClaims:
     """Claims contents for the threads that store them, on one connection of its own.
 
-    Claims that arrive while a statement runs are made together by the next one. ``connect`` opens a connection, and
+    Claims that arrive while a statement runs share the next one. ``connect`` opens a connection, and
     raises :class:`DatabaseAway`.
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         self._connect = connect
         self._connection: psycopg.Connection[Any] | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._waiting: deque[_Claim] = deque()
 
     def claim(self, content: Content, at: datetime) -> bool:
@@ -111,7 +111,7 @@ class ContentClaims:
         """
         mine = _Claim(content, at)
         self._waiting.append(mine)
-        with self._turn:
+        with self._lock:
             if mine.result is None:
                 group = [self._waiting.popleft() for _ in range(len(self._waiting))]
                 try:
@@ -147,7 +147,7 @@ class ContentClaims:
 
 @dataclass(slots=True, eq=False)
 class _Claim:
-    """A claim of one thread, and its result once it was made."""
+    """A claim of one thread, and its result once the statement has run."""
 
     content: Content
     at: datetime

@@ -1,7 +1,7 @@
-"""HTTP/1.1 requests on kept connections.
+"""HTTP/1.1 requests on persistent connections.
 
 A pool does not know which servers may be called: its owner's ``dial`` connects, and decides that. A connection is
-kept for the endpoint it was dialed for, so no request uses one that was dialed under other conditions.
+used again only for the endpoint it was dialed for, so no request uses one that was dialed under other conditions.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ClientConnection:
             self.parser.feed_end()
 
     def close(self) -> None:
-        """Close the connection at once, without a farewell."""
+        """Close the connection at once, without TLS's close_notify."""
         self._socket.close()
 
 
@@ -140,7 +140,7 @@ class Response:
         self.headers = connection.parser.headers
 
     def header(self, name: str) -> str | None:
-        """Return the first header of that name, in lower case, as text."""
+        """Return the value of the first header ``name``, which is in lower case."""
         wanted = name.encode("ascii")
         return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
 
@@ -163,8 +163,8 @@ class ConnectionPool:
     """Connections to any number of endpoints.
 
     At most ``connections_max_count`` exchanges run at once, and at most ``idle_max_count`` connections are kept
-    besides. Times in seconds: ``connect_timeout_s`` to wait for a turn, and to start TLS; ``idle_timeout_s`` to
-    send a request, and between two receptions. ``start_tls`` is replaced in tests.
+    besides. Times in seconds: ``connect_timeout_s`` to wait until an exchange may start, and to start TLS;
+    ``idle_timeout_s`` to send a request, and between two receptions. ``start_tls`` is replaced in tests.
     """
 
     def __init__(
@@ -194,11 +194,11 @@ class ConnectionPool:
     ) -> AsyncIterator[Response]:
         """Send a request and open the response; its body has not been read yet.
 
-        The connection is kept if the response is complete when the block ends, and closed otherwise. If a kept
-        connection turns out to be closed before a byte of the response, a request that ``is_repeatable`` is sent
-        again on a new one. Raises :class:`TransportFault` and what ``dial`` raises.
+        The connection is kept if the response is complete when the block ends, and closed otherwise. If a
+        connection that was used before ends without a byte of the response, a request that ``is_repeatable`` is
+        sent again on a new one. Raises :class:`TransportFault` and what ``dial`` raises.
         """
-        await self._wait_for_turn()
+        await self._acquire()
         try:
             connection = await self._start(endpoint, request, is_repeatable=is_repeatable, requester=requester)
             try:
@@ -214,7 +214,7 @@ class ConnectionPool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _wait_for_turn(self) -> None:
+    async def _acquire(self) -> None:
         try:
             self._free.acquire_nowait()
         except trio.WouldBlock:
@@ -263,9 +263,9 @@ class ConnectionPool:
     def _take_idle(self, endpoint: Endpoint) -> ClientConnection | None:
         while self._idle and self._idle[0].idle_since < trio.current_time() - KEEP_ALIVE_S:
             self._idle.pop(0).close()
-        for place in range(len(self._idle) - 1, -1, -1):
-            if self._idle[place].endpoint == endpoint:
-                connection = self._idle.pop(place)
+        for index in range(len(self._idle) - 1, -1, -1):
+            if self._idle[index].endpoint == endpoint:
+                connection = self._idle.pop(index)
                 if not connection.is_stale:
                     return connection
                 connection.close()

@@ -110,8 +110,8 @@ class GuardedClient:
 
         Up to ``redirects_max_count`` redirects are followed, each checked like a new URL, without headers to
         another origin; with 0 a redirect is returned as the response. ``only`` are the configured origins that this
-        request may lead to: one provider's outputs are not at another's. ``requester`` is charged for name
-        look-ups. Raises :class:`Blocked` and :class:`Unreachable`, also while the body is read.
+        request may lead to: one provider's outputs are not at another's. Name look-ups count against the limit of
+        ``requester``. Raises :class:`Blocked` and :class:`Unreachable`, also while the body is read.
         """
         target = self._admit(url, None, only)
         trusted = _origin(target) in self._allow
