@@ -29,7 +29,7 @@ import psycopg
 
 from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
-from benchmarks.servers import api_keys, creates, free_port, service_settings
+from benchmarks.servers import api_keys, creates, environment_without_settings, free_port, service_settings
 from holdfast.cluster.placement import owners_of_places
 from holdfast.ledger.places import place_carried_by
 
@@ -69,7 +69,6 @@ class Server:
 @contextmanager
 def servers(url: str, folder: Path, count: int, *, linked: bool = True) -> Iterator[list[Server]]:
     """Run ``count`` processes on one database until all see each other, or without links."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     with ExitStack() as stack:
         started = []
         for number in range(count):
@@ -79,7 +78,7 @@ def servers(url: str, folder: Path, count: int, *, linked: bool = True) -> Itera
             secret = f"the-server-key-of-the-benchmark-{0 if linked else number}-0123456789"
             process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "serve"],
-                env=inherited | settings | {"HOLDFAST_SERVER_KEY": secret},
+                env=environment_without_settings() | settings | {"HOLDFAST_SERVER_KEY": secret},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

@@ -24,7 +24,7 @@ import trio
 
 from benchmarks.conditions import describe
 from benchmarks.roll_clients import RollClients, Tally
-from benchmarks.servers import api_keys, free_port
+from benchmarks.servers import api_keys, environment_without_settings, free_port
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
@@ -121,8 +121,7 @@ def main() -> None:
         folder.chmod(0o711)
         print(describe(folder))
         log, data_dir, port = folder / "log", folder / "var", free_port()
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        environ |= {
+        environ = environment_without_settings() | {
             "HOLDFAST_DATA_DIR": str(data_dir),
             "HOLDFAST_PORT": str(port),
             "HOLDFAST_TASKS_IN_FLIGHT_MAX": "1000000",

@@ -109,10 +109,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment_without_settings() -> dict[str, str]:
+    """Return the environment of this process without the service's settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+
+
 @contextmanager
 def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
     """Start a server, wait until it responds, and stop it at the end."""
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}, **environment}
+    env = environment_without_settings() | environment
     with tempfile.TemporaryFile() as output:
         server = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
         try:

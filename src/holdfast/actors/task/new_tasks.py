@@ -16,14 +16,13 @@ class NewTasks:
     next incarnation reads the rows.
     """
 
-    def __init__(self, *, tasks_max: int = TASKS_MAX) -> None:
+    def __init__(self) -> None:
         self._tasks: OrderedDict[str, Task] = OrderedDict()
-        self._tasks_max = tasks_max
 
     def add(self, task: Task) -> None:
         """Remember a task, instead of the oldest if there are too many."""
         self._tasks[task.request_id] = task
-        if len(self._tasks) > self._tasks_max:
+        if len(self._tasks) > TASKS_MAX:
             self._tasks.popitem(last=False)
 
     def take(self, request_id: str) -> Task | None:
