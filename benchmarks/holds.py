@@ -45,10 +45,11 @@ from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTIN
 from holdfast.persistence.records.mapping import RowMapping
 from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
+from holdfast.reports.reporter import Reporter
 from holdfast.service import tune_interpreter
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
-from holdfast.supervision.reports import DeadLetters, Reporter
 
 CLIENTS = 256
 THREADS = 16

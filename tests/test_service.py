@@ -14,9 +14,9 @@ import trio
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
+from holdfast.reports.reporter import Reporter
 from holdfast.service import GAVE_UP, _log_when_ready, _run
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild

@@ -23,8 +23,8 @@ from holdfast.persistence.queries.orders import orders_to_reconcile
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
-from holdfast.supervision.reports import Reporter
 from holdfast.wiring.actors import account_directory
 from holdfast.wiring.card import card_setup_with_emulator
 

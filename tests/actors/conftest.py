@@ -18,8 +18,8 @@ from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.persistence.queries.loading import load_task_and_events
 from holdfast.persistence.server.database import Database
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.reports import DeadLetters
 
 from .actor_system import ActorSystem, Payments, StartSystem, create_task, make_system
 from .asset_setup import Setup, SlowStore

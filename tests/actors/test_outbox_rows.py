@@ -44,8 +44,9 @@ from holdfast.persistence.records.outbox import (
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import TaskChangedRow
 from holdfast.persistence.server.database import Database
+from holdfast.reports.reporter import Reporter
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.reports import DeadLetters, Reporter
 
 LEASE_S = 20.0
 

@@ -55,8 +55,8 @@ from holdfast.persistence.queries.loading import load_task, load_task_and_events
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.reports import DeadLetters
 
 from .actor_system import ActorSystem, StartSystem, create_task
 

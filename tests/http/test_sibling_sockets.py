@@ -8,7 +8,7 @@ import socket
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.supervision.reports import Reporter
+from holdfast.reports.reporter import Reporter
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 
 from .conftest import Stage

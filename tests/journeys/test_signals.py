@@ -18,7 +18,7 @@ def test_ctrl_c_stops_the_service_in_order(new_service: NewService) -> None:
     assert service.process.wait(timeout=60) == 0
     log = service.log_path.read_text()
     assert "Traceback" not in log
-    assert [line["path"] for line in service.log_lines() if line.get("event") == "supervision.drain"] == [
+    assert [line["path"] for line in service.log_lines() if line.get("event") == "drain"] == [
         "holdfast/http",
         "holdfast/workers",
         "holdfast/emulators",

@@ -145,7 +145,7 @@ async def load(service: Service, new_customer: NewCustomer, trouble: Trouble) ->
     assert service.audit() == []
     assert service.is_alive()
     lines = service.log_lines()
-    assert [line for line in lines if line.get("event") == "supervision.quarantine"] == []
+    assert [line for line in lines if line.get("event") == "quarantine"] == []
     assert [line for line in lines if line.get("level") == "critical"] == []
     assert service.metric("holdfast_actor_events_total") > 0
     describe(callers, trouble, service)

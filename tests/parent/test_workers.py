@@ -14,8 +14,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.parent.process_slot import START_S, ProcessSlot
 from holdfast.parent.workers import Workers
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import GaveUp
-from holdfast.supervision.reports import Report, Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 

@@ -13,8 +13,9 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.reports import Report, Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from holdfast.supervision.supervisor import Supervisor
 

@@ -19,9 +19,11 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
 from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
-from holdfast.supervision.reports import DeadLetters, Report, Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 

@@ -45,6 +45,8 @@ async def test_each_restart_backs_off_longer(autojump_clock: MockClock) -> None:
         assert await harness.ask("a") == "hello"
         assert trio.current_time() - begun == pytest.approx(1 + 2 + 4 + 8 + 8)
     assert [report.delay_s for report in harness.reports("crash")] == [1, 2, 4, 8, 8]
+    assert [report.level for report in harness.reports("crash")] == ["warning"] * 2 + ["error"] * 3
+    assert [(report.key, report.incarnation) for report in harness.reports("restart")] == [("a", 6)]
 
 
 async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: MockClock) -> None:
@@ -257,6 +259,7 @@ async def test_the_budget_starts_over_once_the_key_has_worked(autojump_clock: Mo
         await trio.sleep(10)
     # After the budget has started over it is spent as ever, and the first quarantine is a short one again.
     assert [report.delay_s for report in harness.reports("quarantine")] == ([100, 100] if worked else [100, 200])
+    assert [report.reason for report in harness.reports("release")] == (["its trial succeeded"] if worked else [])
 
 
 async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock) -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
 
 from holdfast.ledger.clock import utc_now
+from holdfast.reports.causes import describe, leaf_of
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import TEXT_LOGGED_CHARS, Reporter
 from holdfast.scrubbing import scrub
-from holdfast.supervision.faults import GaveUp, leaf_of
-from holdfast.supervision.reports import DeadLetters, Report, Reporter, describe
+from holdfast.supervision.dead_letters import DeadLetters
 
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 KEY_TAIL = "3kTMd9RrT2cQ8vXbLw0sYfHj5nPzGaUe1x7B0Q"
@@ -100,20 +102,46 @@ def logged() -> Iterator[list[Any]]:
 
 def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> None:
     reporter = Reporter()
-    reporter.report(report(incarnation=3, reason="no", decision="backoff", delay_s=0.5))
-    reporter.report(report(kind="progress"))
+    reporter.report(
+        report(reason_type="ValueError", reason="a\nb", location="m:3", decision="backoff", delay_s=0.5)
+    )
+    reporter.report(report(kind="restart", key="acct_1"))
     reporter.report(report(kind="escalation"))
     reporter.report(report(kind="drain", context="killed"))
+    reporter.report(report(level="warning"))
     assert logged[0] == {
-        "event": "supervision.crash",
+        "event": "crash",
         "log_level": "error",
         "path": "top/a",
-        "incarnation": 3,
-        "reason": "no",
-        "decision": "backoff",
-        "delay_s": 0.5,
+        "text": "crashed: ValueError: a b (m:3); restarts in 0.5 s",
     }
-    assert [entry["log_level"] for entry in logged[1:]] == ["debug", "critical", "error"]
+    assert logged[1] == {
+        "event": "restart",
+        "log_level": "info",
+        "path": "top/a",
+        "key": "acct_1",
+        "text": "up again",
+    }
+    assert [entry["log_level"] for entry in logged[2:]] == ["critical", "error", "warning"]
+
+
+def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_report(logged: list[Any]) -> None:
+    reporter = Reporter()
+    reporter.report(report(reason="word " * 200))
+    assert len(logged[0]["text"]) == TEXT_LOGGED_CHARS
+    assert reporter.recent()[0].reason == "word " * 200
+
+
+def test_a_report_says_who_emitted_it_and_in_which_order(logged: list[Any]) -> None:
+    reporter = Reporter(member_id="proc_1", host="db7", worker=2)
+    reporter.report(report(key="acct_1"))
+    reporter.report(report(key="task_1"))
+    second, first = reporter.recent()
+    assert (first.number, first.member_id, first.host, first.worker) == (1, "proc_1", "db7", 2)
+    assert second.number == 2
+    assert first.report_id != second.report_id
+    assert (first.account_id, first.task_id) == ("acct_1", None)
+    assert (second.account_id, second.task_id) == (None, "task_1")
 
 
 def test_reason_and_key_of_a_report_are_scrubbed(logged: list[Any]) -> None:
@@ -180,16 +208,6 @@ def test_an_exception_whose_str_fails_is_described() -> None:
             raise RecursionError
 
     assert describe(Mute()).reason == "(no text: str() failed)"
-
-
-def test_giving_up_is_located_at_its_cause() -> None:
-    try:
-        raise LookupError("deep")
-    except LookupError as exc:
-        cause = describe(GaveUp("top", "a", 3, 5.0, exc))
-    assert cause.reason_type == "GaveUp"
-    assert "LookupError: deep" in cause.reason
-    assert cause.location is not None
 
 
 def test_the_leaf_is_an_exception_that_must_end_the_process() -> None:

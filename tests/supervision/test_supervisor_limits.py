@@ -53,6 +53,8 @@ async def test_a_backoff_waits_exactly_its_delay(scripted: ScriptedTree, autojum
             await supervisor.wait_ready()
         assert trio.current_time() == pytest.approx(1 + 2 + 4 + 8 + 16 + 30 + 30, abs=0.01)
     assert [report.delay_s for report in scripted.reports("crash")] == [1, 2, 4, 8, 16, 30, 30]
+    assert [report.level for report in scripted.reports("crash")] == ["warning"] * 2 + ["error"] * 5
+    assert [report.incarnation for report in scripted.reports("restart")] == [2, 3, 4, 5, 6, 7, 8]
 
 
 async def test_the_backoff_of_a_child_that_stayed_up_starts_over(
@@ -141,6 +143,9 @@ async def test_budgets_multiply_over_levels_and_the_cause_is_raised(
     assert isinstance(gave_up.leaf, KeyError)
     assert isinstance(gave_up.__cause__, KeyError)
     assert [report.path for report in scripted.reports("escalation")] == ["top/inner/x"] * 3 + ["top/inner"]
+    # The last is located at its cause, which was raised in the child.
+    locations = {report.location for report in scripted.reports("crash") + scripted.reports("escalation")}
+    assert len(locations) == 1
     assert not +scripted.live
 
 

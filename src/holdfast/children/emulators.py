@@ -18,10 +18,10 @@ from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
 from holdfast.supervision.faults import GaveUp, NotRunning
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import emulators_tree
 from holdfast.wiring.card import card_setup

@@ -52,6 +52,7 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
             sockets=sockets,
             has_emulators=False,
             metrics_text=partial(render_workers, arguments.metrics_dir),
+            worker=arguments.slot,
         )
     except CatalogFault as fault:
         for line in fault.lines:

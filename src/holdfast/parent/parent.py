@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from socket import gethostname
 
 import structlog
 import trio
@@ -30,11 +31,11 @@ from holdfast.parent.process_slot import ProcessSlot
 from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
 from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import PREFIX, Settings, environment
 from holdfast.settings_warnings import find_warnings
 from holdfast.supervision.faults import GaveUp, NotRunning
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 
@@ -112,7 +113,7 @@ class Parent:
             # one_for_one: a worker waits for a database that is away, and does not need its siblings.
             strategy="one_for_one",
             intensity=Intensity(RESTARTS_PER_WORKER * settings.processes, RESTARTS_PERIOD_S),
-            reporter=Reporter(),
+            reporter=Reporter(host=gethostname()),
             drain_timeout_s=shutdown_s + STOP_MARGIN_S,
         )
 

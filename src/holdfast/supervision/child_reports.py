@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import trio
 
+from holdfast.reports.causes import describe, location_of
+from holdfast.reports.report import Context, Decision, Level, Report, ReportKind, level_of_failure
+from holdfast.reports.reporter import Reporter
+from holdfast.supervision.faults import root_cause
 from holdfast.supervision.intensity import RestartWindow
-from holdfast.supervision.reports import Context, Decision, Report, Reporter, ReportKind, describe
 from holdfast.supervision.supervised_child import SupervisedChild
 
 
@@ -27,6 +30,7 @@ class ChildReports:
         reason: str | None = None,
         decision: Decision = "none",
         delay_s: float | None = None,
+        level: Level | None = None,
     ) -> None:
         """Report on ``child``, or on the supervisor (None). The reason is that of ``fault``, else ``reason``."""
         cause = describe(fault) if fault is not None else None
@@ -34,16 +38,50 @@ class ChildReports:
             Report(
                 kind=kind,
                 at=self._reporter.now(),
+                level=level,
                 path=path if child is None else child.path,
                 child_id=child.spec.child_id if child is not None else None,
                 incarnation=child.incarnation if child is not None else None,
                 context=context,
                 reason_type=cause.reason_type if cause else None,
                 reason=cause.reason if cause else reason,
-                location=cause.location if cause else None,
+                location=location_of(root_cause(fault) or fault) if fault is not None else None,
                 restarts=self._window.count(trio.current_time()),
                 budget=self._window.restarts,
                 decision=decision,
                 delay_s=delay_s,
-            )
+            ),
+            fault,
         )
+
+    def crash(
+        self,
+        path: str,
+        child: SupervisedChild,
+        context: Context,
+        fault: Exception | None,
+        *,
+        decision: Decision,
+        delay_s: float | None = None,
+    ) -> None:
+        """Report that ``child`` failed, or (None) returned though it should run."""
+        self.report(
+            "crash",
+            path,
+            child,
+            context,
+            fault,
+            reason="it returned",
+            decision=decision,
+            delay_s=delay_s,
+            level="error" if decision in ("escalate", "none") else level_of_failure(child.failures_in_row),
+        )
+
+    def up(self, path: str, child: SupervisedChild) -> None:
+        """Report that ``child`` is up. The first start of each is a line that few need: that of the tree is one."""
+        is_first = child.incarnation == 1
+        self.report("start" if is_first else "restart", path, child, level="debug" if is_first else None)
+
+    def stopped(self, path: str, child: SupervisedChild, *, in_drain: bool) -> None:
+        """Report that ``child`` has stopped in order. A drain is summed up by one report at its end."""
+        self.report("stop", path, child, level="debug" if in_drain else None)

@@ -33,14 +33,15 @@ from holdfast.actors.runtime.trace import trace_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.group_pause import GroupPause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
-from holdfast.supervision.reports import DeadLetters, Reporter
 
 R = TypeVar("R")
 
@@ -243,7 +244,7 @@ class KeyedDirectory:
                     child.learned = None
                 await actor.on_start()
             child.postponed = 0
-            self._reports.count("activated")
+            self._reports.activated(child)
             ending = await actor.serve()
         except Exception as exc:
             if isinstance(actor, JournaledActor):
@@ -278,7 +279,7 @@ class KeyedDirectory:
     async def _on_crash(self, child: KeyedChild, exc: Exception) -> bool:
         if isinstance(exc, DatabaseAway) or not self._gate.is_open:
             return await self._postpone(child)
-        self._reports.count("crashed")
+        self._reports.crashed(child)
         now = trio.current_time()
         if isinstance(exc, UnreadableRow) or self._quarantine.is_on_trial(child):
             # An early retry would fail in the same way, and the cause is not the group's.

@@ -1,11 +1,8 @@
-"""The faults of a supervisor, and how to find the exception that matters inside an exception group."""
+"""The faults of a supervisor, and which part of a child's exception it may handle."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import TracebackType
-
-import trio
+from holdfast.reports.causes import leaf_of
 
 
 class GaveUp(Exception):
@@ -32,32 +29,6 @@ class NotRunning(Exception):
     """The supervisor has not started, or has ended."""
 
 
-def _leaves(exc: BaseException) -> Iterator[BaseException]:
-    pending = [exc]
-    while pending:
-        current = pending.pop()
-        if isinstance(current, BaseExceptionGroup):
-            pending.extend(reversed(current.exceptions))
-        else:
-            yield current
-
-
-def leaf_of(exc: BaseException) -> BaseException:
-    """Return the exception that matters inside ``exc``.
-
-    Of a group's leaves: one that must end the process (KeyboardInterrupt, SystemExit), else the first that is not
-    a cancellation, else the first.
-    """
-    leaves = list(_leaves(exc))
-    for leaf in leaves:
-        if not isinstance(leaf, Exception | trio.Cancelled):
-            return leaf
-    for leaf in leaves:
-        if not isinstance(leaf, trio.Cancelled):
-            return leaf
-    return leaves[0]
-
-
 def fault_of(exc: BaseException) -> Exception | None:
     """Return the crash in ``exc``; None for what no supervisor may swallow (cancellation, interrupt)."""
     if isinstance(exc, Exception):
@@ -70,13 +41,3 @@ def root_cause(exc: BaseException) -> BaseException | None:
     """Return :func:`leaf_of`, or for a :class:`GaveUp` its cause (None: the child returned)."""
     leaf = leaf_of(exc)
     return leaf.leaf if isinstance(leaf, GaveUp) else leaf
-
-
-def location_of(exc: BaseException) -> str | None:
-    """Return where ``exc`` was raised, as ``module:line``; None if it was not."""
-    tb: TracebackType | None = exc.__traceback__
-    if tb is None:
-        return None
-    while tb.tb_next is not None:
-        tb = tb.tb_next
-    return f"{tb.tb_frame.f_globals.get('__name__', '?')}:{tb.tb_lineno}"

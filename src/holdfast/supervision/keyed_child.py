@@ -58,6 +58,7 @@ class KeyedChild:
 
     __slots__ = (
         "actor",
+        "crashed",
         "crashes",
         "incarnation",
         "key",
@@ -83,6 +84,8 @@ class KeyedChild:
         self.last_used = 0.0
         self.window: RestartWindow | None = None
         self.crashes = 0
+        self.crashed = False
+        """Whether the last incarnation crashed."""
         self.voids_in_row = 0
         self.postponed = 0
         """How many incarnations in a row ended because the database was away."""

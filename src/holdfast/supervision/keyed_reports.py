@@ -9,8 +9,11 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.trace import trace_id
+from holdfast.reports.causes import describe
+from holdfast.reports.report import Report, level_of_failure
+from holdfast.reports.reporter import Reporter
+from holdfast.supervision.dead_letters import DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
-from holdfast.supervision.reports import DeadLetters, DeadReason, Report, Reporter, describe
 
 
 class KeyedReports:
@@ -54,10 +57,12 @@ class KeyedReports:
         last = child.actor.last_message if child.actor is not None else None
         oldest = child.mailbox.oldest_sent_at()
         now = trio.current_time()
+        failures = child.window.count(now) if child.window is not None else None
         self._reporter.report(
             Report(
                 kind="quarantine" if decision == "quarantine" else "crash",
                 at=self._reporter.now(),
+                level=None if decision == "quarantine" else level_of_failure(failures or 0),
                 path=self.path,
                 key=child.key,
                 incarnation=child.incarnation,
@@ -68,12 +73,40 @@ class KeyedReports:
                 last_message_type=last.__name__ if last is not None else None,
                 mailbox_depth=len(child.mailbox),
                 oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
-                restarts=child.window.count(now) if child.window is not None else None,
+                restarts=failures,
                 budget=self._limits.child_restarts,
                 decision=decision,
                 delay_s=delay_s,
                 trace_id=trace_id.get(),
+            ),
+            exc,
+        )
+
+    def crashed(self, child: KeyedChild) -> None:
+        """Count a crash; the next incarnation is then a restart."""
+        self.count("crashed")
+        child.crashed = True
+
+    def activated(self, child: KeyedChild) -> None:
+        """Count an incarnation that has loaded its rows, and report it if the one before had crashed."""
+        self.count("activated")
+        if child.crashed:
+            child.crashed = False
+            self._reporter.report(
+                Report(
+                    kind="restart",
+                    at=self._reporter.now(),
+                    path=self.path,
+                    key=child.key,
+                    incarnation=child.incarnation,
+                    trace_id=trace_id.get(),
+                )
             )
+
+    def released(self, child: KeyedChild, reason: str) -> None:
+        """Report that a key's quarantine is over, and why."""
+        self._reporter.report(
+            Report(kind="release", at=self._reporter.now(), path=self.path, key=child.key, reason=reason)
         )
 
     def pause(self, exc: Exception, crashes: int | None = None) -> None:
@@ -94,4 +127,4 @@ class KeyedReports:
 
     def resumed(self) -> None:
         """Report that the group has resumed."""
-        self._reporter.report(Report(kind="progress", at=self._reporter.now(), path=self.path, decision="restart"))
+        self._reporter.report(Report(kind="resume", at=self._reporter.now(), path=self.path))

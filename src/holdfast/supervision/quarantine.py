@@ -64,10 +64,12 @@ class Quarantine:
         """Record that a key has worked: after a trial its budget starts over."""
         if child.trial_at is not None:
             child.trial_at, child.window, child.quarantines = None, None, 0
+            self._reports.released(child, "its trial succeeded")
 
     def release(self, child: KeyedChild) -> None:
         """End a key's quarantine before its time, for an operator."""
         self._reports.count("released")
+        self._reports.released(child, "by an operator")
         child.trial_at, child.window, child.quarantines = None, None, 0
         child.state = "asleep"
 

@@ -18,10 +18,12 @@ from functools import partial
 
 import trio
 
+from holdfast.reports.causes import describe, leaf_of
+from holdfast.reports.report import Context, Decision
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.child_reports import ChildReports
-from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, leaf_of, root_cause
+from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, root_cause
 from holdfast.supervision.intensity import RestartWindow
-from holdfast.supervision.reports import Context, Reporter, ReportKind, describe
 from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import Run, StartSignal, SupervisedChild
@@ -217,6 +219,8 @@ class Supervisor:
                 self._start_due()
             if not self._booted and all(child.was_up or child.ended_as for child in self._children):
                 self._booted = True
+                if "/" not in self.path:
+                    self._child_reports.report("start", self.path, None, reason=f"{len(self._children)} children")
                 assert self._task_status is not None
                 self._task_status.started()
         self._pulse()
@@ -276,7 +280,7 @@ class Supervisor:
         child.phase, child.since, child.was_up = "running", self._reporter.now(), True
         run.up_at = trio.current_time()
         run.scope.deadline = math.inf
-        self._child_reports.report("progress", self.path, child)
+        self._child_reports.up(self.path, child)
         self._advance()
 
     # ------------------------------------------------------------------------------ when a child ends
@@ -295,12 +299,14 @@ class Supervisor:
         if asked:
             if fault is not None:
                 self._child_reports.report("drain", self.path, child, "shutdown_error", fault)
+            else:
+                self._child_reports.stopped(self.path, child, in_drain=self._ending.is_set())
         elif child.spec.restart == "permanent" or (child.spec.restart == "transient" and fault is not None):
             self._restart_later(child, run, context, fault)
         else:
             child.end_as("finished" if fault is None else "failed")
             if fault is not None:
-                self._child_reports.report("crash", self.path, child, context, fault, decision="none")
+                self._child_reports.crash(self.path, child, context, fault, decision="none")
         self._advance()
 
     def _restart_later(self, child: SupervisedChild, run: Run, context: Context, fault: Exception | None) -> None:
@@ -309,9 +315,8 @@ class Supervisor:
         if run.up_at is not None and now - run.up_at >= child.spec.backoff.max_s:
             child.failures_in_row = 0
         child.failures_in_row += 1
-        kind: ReportKind = "supervisor" if fault is None else "crash"
         if not self._window.record(now):
-            self._child_reports.report(kind, self.path, child, context, fault, decision="escalate")
+            self._child_reports.crash(self.path, child, context, fault, decision="escalate")
             leaf = None if fault is None else root_cause(fault)
             self._gave_up = GaveUp(
                 self.path, child.spec.child_id, self.intensity.restarts, self.intensity.period_s, leaf
@@ -322,9 +327,8 @@ class Supervisor:
             self._ending.set()
             return
         delay_s = child.spec.backoff.delay(child.failures_in_row, self._rng)
-        self._child_reports.report(
-            kind, self.path, child, context, fault, decision="backoff" if delay_s else "restart", delay_s=delay_s
-        )
+        decision: Decision = "backoff" if delay_s else "restart"
+        self._child_reports.crash(self.path, child, context, fault, decision=decision, delay_s=delay_s)
         self._mark_siblings(child)
         if delay_s > 0:
             assert self._nursery is not None

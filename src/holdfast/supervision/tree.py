@@ -41,8 +41,8 @@ from typing import Protocol
 
 import trio
 
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 

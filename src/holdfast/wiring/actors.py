@@ -27,10 +27,11 @@ from holdfast.persistence.queries.loading import (
     load_task_and_events,
 )
 from holdfast.persistence.server.database import Database
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
-from holdfast.supervision.reports import DeadLetters, Reporter
 
 Create = Callable[[str, Mailbox], TrioActor]
 

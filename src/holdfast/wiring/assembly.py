@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 
 from prometheus_client import generate_latest
 
@@ -31,8 +32,8 @@ from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import PREFIX, Settings, SettingsFault
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
@@ -67,11 +68,13 @@ def assemble(
     sockets: ListeningSockets | None = None,
     has_emulators: bool = True,
     metrics_text: Callable[[], bytes] = generate_latest,
+    worker: int | None = None,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
     Without ``sockets`` nothing is served over HTTP. ``has_emulators``: whether the emulators run in this process,
-    rather than in one for all workers. ``metrics_text`` renders the metrics.
+    rather than in one for all workers. ``metrics_text`` renders the metrics. ``worker`` is this
+    process's slot, if it has a parent.
     """
     public_url = settings.public_url or local_url
     urls = PublicUrls(
@@ -81,10 +84,9 @@ def assemble(
     registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{studio}")
     card = card_setup(settings, local_url=local_url)
     store = asset_store(settings)
-    reporter = Reporter()
-
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
+    reporter = Reporter(member_id=process.process_id, host=gethostname(), worker=worker)
     now = presence.clock.now
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),

@@ -21,8 +21,8 @@ from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild

@@ -13,8 +13,8 @@ import trio
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.reports import Reporter
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 

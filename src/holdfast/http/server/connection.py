@@ -25,7 +25,7 @@ from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, RECEIVE
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.reports import describe
+from holdfast.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 

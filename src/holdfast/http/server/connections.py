@@ -13,7 +13,7 @@ from holdfast.http.kit.client_address import origin_of, parse_address
 from holdfast.http.server.connection import Address, AsgiApp, Connection
 from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, SWEEP_INTERVAL_S, ServerLimits
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.reports import describe
+from holdfast.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 

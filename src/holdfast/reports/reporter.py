@@ -1,0 +1,133 @@
+"""The reporter: completes, logs and retains reports, and passes them to listeners.
+
+A failure to report never makes anything else fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.ids import new_id
+from holdfast.reports.report import Report, level_of
+from holdfast.reports.words import in_words
+from holdfast.scrubbing import scrub
+
+RING_RECORDS = 1_000
+LISTENERS_MAX = 64
+TEXT_LOGGED_CHARS = 240
+"""A line to be read at a glance; the stored report has the whole text."""
+
+
+class Reporter:
+    """Every report of a process passes through one of these. For trio's thread only.
+
+    ``member_id``, ``host`` and ``worker`` say whose reports these are.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Now = utc_now,
+        logger: FilteringBoundLogger | None = None,
+        ring_records: int = RING_RECORDS,
+        member_id: str | None = None,
+        host: str | None = None,
+        worker: int | None = None,
+    ) -> None:
+        self.now = now
+        self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.reports")
+        self._member_id = member_id
+        self._host = host
+        self._worker = worker
+        self._number = 0
+        self._ring: deque[Report] = deque(maxlen=ring_records)
+        self._listeners: dict[int, Callable[[Report], None]] = {}
+        self._next_listener = 0
+        self.dropped_count = 0
+        """How many reports a listener missed because it raised."""
+
+    def report(self, report: Report, fault: BaseException | None = None) -> None:
+        """Accept one report; the traceback of ``fault`` is logged at debug. Never raises."""
+        try:
+            report = self._complete(report)
+        except Exception:
+            self.dropped_count += 1
+            return
+        # The log may be a closed pipe, which is no reason to fail.
+        with suppress(Exception):
+            self._write(report, fault)
+        self._pass_on(report)
+
+    def accept(self, report: Report) -> None:
+        """Pass on a report that another process has completed and logged."""
+        self._pass_on(report)
+
+    def recent(self, limit: int = RING_RECORDS) -> tuple[Report, ...]:
+        """Return the newest reports, newest first."""
+        return tuple(reversed(self._ring))[:limit]
+
+    def listen(self, listener: Callable[[Report], None]) -> Callable[[], None]:
+        """Call ``listener`` with every report from now on. Returns the function that ends that.
+
+        It is called inside the supervisor and must not block; its exceptions are ignored. Raises RuntimeError
+        beyond 64 listeners.
+        """
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise RuntimeError(f"over {LISTENERS_MAX} listeners to reports")
+        number = self._next_listener
+        self._next_listener += 1
+        self._listeners[number] = listener
+
+        def end() -> None:
+            self._listeners.pop(number, None)
+
+        return end
+
+    def _complete(self, report: Report) -> Report:
+        key = scrub(report.key) if report.key else report.key
+        self._number += 1
+        return msgspec.structs.replace(
+            report,
+            reason=scrub(report.reason) if report.reason else report.reason,
+            key=key,
+            operator=scrub(report.operator) if report.operator else report.operator,
+            account_id=report.account_id or (key if key and key.startswith("acct_") else None),
+            task_id=report.task_id or (key if key and key.startswith("task_") else None),
+            level=level_of(report),
+            report_id=new_id("rep"),
+            number=self._number,
+            member_id=self._member_id,
+            host=self._host,
+            worker=self._worker,
+        )
+
+    def _write(self, report: Report, fault: BaseException | None) -> None:
+        text = in_words(report)
+        fields = {
+            "path": report.path,
+            "key": report.key,
+            "account_id": report.account_id if report.account_id != report.key else None,
+            "task_id": report.task_id if report.task_id != report.key else None,
+            "provider": report.provider,
+            "text": text if len(text) <= TEXT_LOGGED_CHARS else f"{text[: TEXT_LOGGED_CHARS - 1]}…",
+            "trace_id": report.trace_id,
+        }
+        shown = {name: value for name, value in fields.items() if value is not None}
+        getattr(self._log, report.level or "info")(report.kind, **shown)
+        if fault is not None:
+            self._log.debug("traceback", path=report.path, exc_info=fault)
+
+    def _pass_on(self, report: Report) -> None:
+        self._ring.append(report)
+        for listener in tuple(self._listeners.values()):
+            try:
+                listener(report)
+            except Exception:
+                self.dropped_count += 1

@@ -1,0 +1,64 @@
+"""Dead letters: messages that no actor handled."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.scrubbing import scrub
+
+RING_RECORDS = 1_000
+
+DeadReason = Literal["dead", "full", "expired", "orphan_reply"]
+"""dead: the key is quarantined. full: the mailbox was full. expired: its deadline passed unread.
+
+orphan_reply: the sender no longer waited for the reply.
+"""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was not handled, by type: its content is not stored."""
+
+    at: datetime
+    reason: DeadReason
+    path: str
+    key: str | None
+    message_type: str
+    trace_id: str | None = None
+
+
+class DeadLetters:
+    """The newest dead letters, and their counts by reason since the start."""
+
+    def __init__(self, *, now: Now = utc_now, ring_records: int = RING_RECORDS) -> None:
+        self._now = now
+        self._ring: deque[DeadLetter] = deque(maxlen=ring_records)
+        self._counts: Counter[DeadReason] = Counter()
+
+    def record(
+        self, reason: DeadReason, *, path: str, key: str | None, message_type: str, trace_id: str | None = None
+    ) -> None:
+        """Record one message."""
+        self._counts[reason] += 1
+        self._ring.append(
+            DeadLetter(
+                at=self._now(),
+                reason=reason,
+                path=path,
+                key=scrub(key) if key else key,
+                message_type=message_type,
+                trace_id=trace_id,
+            )
+        )
+
+    def recent(self, limit: int = RING_RECORDS) -> tuple[DeadLetter, ...]:
+        """Return the newest dead letters, newest first."""
+        return tuple(reversed(self._ring))[:limit]
+
+    def counts(self) -> dict[DeadReason, int]:
+        """Return the count of each reason, zeros included."""
+        return {reason: self._counts[reason] for reason in ("dead", "full", "expired", "orphan_reply")}
