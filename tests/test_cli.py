@@ -131,7 +131,9 @@ def test_audit_prints_one_line_per_failed_check(configured_url: str) -> None:
     failed = [line for line in result.stdout.splitlines() if not line.startswith("ok ")]
     assert len(failed) == 1
     assert failed[0].startswith("FAILED")
-    assert failed[0].endswith("every row belongs to a row that exists: session ses_1")
+    assert failed[0].endswith(
+        "every row belongs to a row that exists: account acct_x: session ses_1 belongs to a row that does not exist"
+    )
     assert result.stderr.strip().startswith("1 of ")
 
 

@@ -76,7 +76,7 @@ NUMBERS = "operation numbers run from 1 without gaps"
 TOTALS = "running totals follow from the postings, row by row"
 CHAINS = "each operation's chain hash covers it and the previous one"
 FLOORS = "available credit goes below zero only by reversals"
-EVERYTHING = "all postings sum to zero"
+EVERYTHING = "all postings of each account sum to zero"
 BALANCES = "each account's balance and held total are the sums of its postings"
 NEWEST = "each account's totals, operation count and chain head match its newest operation"
 COUNTS = "each account's operation count is the number of its operations"
@@ -266,14 +266,24 @@ def test_a_fault_names_its_rows_and_counts_the_rest(books_url: str) -> None:
         " from generate_series(1, 12) n",
     )
     detail = broken(books_url)[ORPHANS]
-    assert detail.startswith("session ses_")
+    assert detail.startswith("account acct_x: session ses_")
     assert detail.count("session ses_") == 10
     assert detail.endswith(" and 2 more")
 
 
 def test_a_fault_of_the_history_names_its_operation(books_url: str) -> None:
     tamper(books_url, "update operations set reason = '' where account_id = 'acct_bob' and number = 2")
-    assert broken(books_url) == {CHAINS: "acct_bob operation 2: its hash does not match"}
+    what = "account acct_bob: operation 2's hash does not match it and the operation before it"
+    assert broken(books_url) == {CHAINS: what}
+
+
+def test_a_wrong_balance_is_named_in_words(books_url: str) -> None:
+    tamper(books_url, "update accounts set balance_micro = 3000000 where id = 'acct_bob'")
+    found = broken(books_url)
+    assert found[BALANCES] == (
+        "account acct_bob: its balance is 3.00 with 0.00 held, its postings sum to 5.00 with 0.00 held"
+    )
+    assert "with a balance of 3.00" in found[NEWEST]
 
 
 def test_overspending_is_found_even_when_all_sums_agree(database_url: str) -> None:

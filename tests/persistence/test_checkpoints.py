@@ -10,7 +10,8 @@ from sqlalchemy import insert, text
 
 from holdfast.ledger.credit.account import AccountState, decide_credit
 from holdfast.ledger.credit.operations import Operation
-from holdfast.persistence.audit.audit import CHAINS, run_audit
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.audit.history import CHAINS
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.connections import connected
 

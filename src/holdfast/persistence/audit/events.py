@@ -12,7 +12,7 @@ EVENT_RULES: tuple[Rule, ...] = (
         "each task that ended has one event for it, if its webhook subscribed to it",
         "select count(*) from tasks where request ->> 'webhook_url' is not null",
         """
-        select t.request_id || ': ' || t.status || ', announced: ' || coalesce(e.kinds, 'nothing')
+        select t.account_id, t.request_id, t.status, e.kinds
         from tasks t left join (
             select account_id, request_id, count(*) as many, string_agg(kind, ' ') as kinds from outbox
             where kind in (select 'task.' || s from unnest(cast(:terminal as text[])) s)
@@ -25,13 +25,14 @@ EVENT_RULES: tuple[Rule, ...] = (
                and cast(coalesce(t.state ->> 'completed_at', t.state ->> 'canceled_at') as timestamptz)
                    > now() - interval '29 days')
         """,
+        "task {request_id} is {status}, its owner was announced: {kinds}",
     ),
     Rule(
         "each task records the outcome of its assets_ready event",
         "select count(*) from outbox where kind = 'task.assets_ready'",
         """
-        select o.event_id || ': ' || o.status || ', the task says ' || o.recorded from (
-            select o.event_id, o.status,
+        select o.account_id, o.event_id, o.request_id, o.status, o.recorded from (
+            select o.account_id, o.event_id, o.request_id, o.status,
                    coalesce(t.state -> 'hosting' ->> 'assets_ready_event', 'pending') as recorded
             from outbox o join tasks t on (t.account_id, t.request_id) = (o.account_id, o.request_id)
             where o.kind = 'task.assets_ready'
@@ -40,5 +41,6 @@ EVENT_RULES: tuple[Rule, ...] = (
                                               when 'given_up' then array['sent', 'failed']
                                               else array['pending', 'sent', 'failed'] end)
         """,
+        "event {event_id} is {status}, its task {request_id} says {recorded}",
     ),
 )

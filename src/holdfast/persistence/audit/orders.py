@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.targets import assess
-from holdfast.persistence.audit.checks import Failure
+from holdfast.persistence.audit.checks import Difference
 from holdfast.persistence.audit.rules import Rule
 from holdfast.persistence.records.orders import ORDER, order_of
 from holdfast.persistence.records.tables import orders
@@ -24,6 +25,9 @@ NET = "the net amount posted for each order follows from its facts"
 STATUSES = "each order's statuses follow from its facts"
 HISTORY = "each order's history ends in its statuses and names its operations in order"
 COLUMNS = "each order's columns match its state"
+WALKED_RULES = (NET, STATUSES, HISTORY, COLUMNS)
+
+_IN_ORDER = ORDER.order_by(orders.c.account_id, orders.c.order_id)
 
 
 def _listed(field: str) -> str:
@@ -47,68 +51,91 @@ ORDER_RULES: tuple[Rule, ...] = (
         "each order lists exactly the operations posted for it",
         "select count(*) from operations where starts_with(reference, 'ord_')",
         f"""
-        select coalesce(m.operation_id, p.operation_id) || ': order ' || coalesce(m.order_id, p.reference)
-               || ' says ' || coalesce(m.kind || ' ' || m.amount_micro, 'nothing') || ', the journal '
-               || coalesce(p.kind || ' ' || p.amount_micro, 'nothing')
+        select coalesce(m.account_id, p.account_id) as account_id, coalesce(m.order_id, p.reference) as order_id,
+               coalesce(m.operation_id, p.operation_id) as operation_id, m.kind as listed, m.amount_micro,
+               p.number, p.kind, p.amount_micro as posted_micro
         from ({_MOVES}) m
         full join (select * from operations where starts_with(reference, 'ord_')) p
             on p.operation_id = m.operation_id
         where (m.account_id, m.order_id, m.kind, m.amount_micro)
               is distinct from (p.account_id, p.reference, p.kind, p.amount_micro)
         """,
+        "order {order_id} lists {operation_id} as a {listed} of {amount_micro}; "
+        "the journal has operation {number}, a {kind} of {posted_micro}",
     ),
     Rule(
         "the first credit of each order, and no other operation, has the reserved id",
         "select count(*) from orders",
         f"""
-        select m.order_id || ': move ' || m.n || ' is ' || m.operation_id || ', reserved is ' || m.reserved
+        select m.account_id, m.order_id, m.n, m.kind, m.operation_id, m.reserved
         from ({_MOVES}) m where (m.n = 1) <> (m.operation_id = m.reserved) or (m.n = 1 and m.kind <> 'credit')
         """,
+        "move {n} of order {order_id} is the {kind} {operation_id}, reserved for its first credit is {reserved}",
     ),
     Rule(
         "each order's postings name the ledger account of its provider",
         "select count(*) from operations where reference in (select order_id from orders)",
         """
-        select p.operation_id || ': moves ' || l.ledger_account || ' for an order of ' || o.provider
+        select p.account_id, p.number, l.ledger_account, o.order_id, o.provider
         from orders o
         join operations p on (p.account_id, p.reference) = (o.account_id, o.order_id)
         join postings l on (l.account_id, l.number) = (p.account_id, p.number)
         where l.ledger_account not in ('available', 'cash:' || o.provider)
         """,
+        "operation {number} moves {ledger_account} for order {order_id} of {provider}",
     ),
     Rule(
         "the events listed by each order are the stored events applied to it",
         "select count(*) from payment_events",
         f"""
-        select coalesce(e.event_id, k.event_id) || ': order ' || coalesce(e.order_id, 'none') || ', stored as '
-               || coalesce(k.verdict || ' of ' || k.order_id, 'nothing')
+        select coalesce(e.account_id, k.account_id) as account_id, coalesce(e.event_id, k.event_id) as event_id,
+               e.order_id, k.verdict, k.order_id as stored_for
         from ({_EVENT_IDS}) e
         full join (select * from payment_events where verdict in ('applied', 'stale')) k
             on (k.provider, k.event_id) = (e.provider, e.event_id)
         where (e.account_id, e.order_id) is distinct from (k.account_id, k.order_id)
         """,
+        "event {event_id} is listed by order {order_id}, and stored as {verdict} for order {stored_for}",
     ),
 )
 
 
-def walk_orders(connection: Connection) -> Iterator[Iterator[Failure]]:
+def walk_orders(connection: Connection) -> Iterator[Iterator[Difference]]:
     """Read every order once and derive again what follows from its facts."""
-    query = ORDER.order_by(orders.c.account_id, orders.c.order_id)
-    rows = connection.execute(query, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
+    rows = connection.execute(_IN_ORDER, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH})
     for row in rows:
-        yield ((name, f"{row.order_id}: {reason}") for name, reason in _failures(row))
+        yield _differences(row)
 
 
-def _failures(row: Any) -> Iterator[Failure]:
+def check_orders(
+    rows: Connection, account_id: str, after: str, *, most: int
+) -> tuple[list[Difference], str | None]:
+    """Check up to ``most`` orders of an account whose ids follow ``after``.
+
+    Returns what breaks a rule, and the last id of a full page; None if no order is left.
+    """
+    query = _IN_ORDER.where(orders.c.account_id == account_id, orders.c.order_id > after).limit(most)
+    found = rows.execute(query).all()
+    differences = [difference for row in found for difference in _differences(row)]
+    return differences, found[-1].order_id if len(found) == most else None
+
+
+def _differences(row: Any) -> Iterator[Difference]:
+    return (Difference(rule, row.account_id, f"order {row.order_id} {what}") for rule, what in _broken(row))
+
+
+def _broken(row: Any) -> Iterator[tuple[str, str]]:
+    """Yield the rules that an order breaks, and how."""
     try:
         order = read_row(order_of, row, "orders", row.order_id)
     except UnreadableRow:
-        yield COLUMNS, "its documents cannot be decoded"
+        yield COLUMNS, "has documents that cannot be decoded"
         return
     request, state, statuses = order.request, order.state, order.statuses
     implied = assess(request, state.facts)
     if order.net_micro != implied.net_micro or not 0 <= order.net_micro <= request.amount_micro:
-        yield NET, f"posted {order.net_micro} micro-credits, its facts require {implied.net_micro}"
+        posted, required = format_amount(order.net_micro), format_amount(implied.net_micro)
+        yield NET, f"has posted {posted}, its facts require {required}"
     derived, stored = (
         (each.status, each.processing_status, each.reversal_status, each.risk_status)
         for each in (implied.statuses, statuses)
@@ -117,9 +144,9 @@ def _failures(row: Any) -> Iterator[Failure]:
         yield STATUSES, f"is {' '.join(stored)}, its facts imply {' '.join(derived)}"
     named = [entry.operation_id for entry in state.history if entry.operation_id is not None]
     if not state.history or state.history[-1].statuses != statuses or named != [*order.ledger_operation_refs]:
-        yield HISTORY, "its history does not match its state"
+        yield HISTORY, "has a history that does not match its state"
     columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
     values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
     ids = (row.provider_payment_id, row.provider_charge_id, row.created_at, row.expires_at)
     if columns != values or ids != (state.payment_id, state.charge_id, request.created_at, request.expires_at):
-        yield COLUMNS, "its columns and its state differ"
+        yield COLUMNS, "has columns that differ from its state"

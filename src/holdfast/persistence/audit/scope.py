@@ -1,0 +1,105 @@
+"""Which rows a query of the audit sees: those of all accounts, or those of a few.
+
+The queries name tables as if they read all of them. For a few accounts, each table is replaced by a common table
+expression of its name with these accounts' rows alone, which PostgreSQL merges into the query, so that its plan
+goes by the keys. A query that must see the other accounts too names ``every_…`` instead: ``every_operations``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from sqlalchemy import Connection, TextClause, text
+
+OWNERS: Mapping[str, str] = {
+    "accounts": "id",
+    **dict.fromkeys(
+        (
+            "account_emails",
+            "api_keys",
+            "assets",
+            "checkpoints",
+            "holds",
+            "operations",
+            "order_payments",
+            "orders",
+            "outbox",
+            "outbox_attempts",
+            "payment_events",
+            "postings",
+            "sessions",
+            "task_events",
+            "tasks",
+            "usage_entries",
+        ),
+        "account_id",
+    ),
+}
+"""The tables whose rows belong to accounts, with the column that names the account. An index begins with it."""
+
+
+@cache
+def of_all(query: str) -> TextClause:
+    """Return a query over all accounts."""
+    return text(_with(_every(query), query))
+
+
+@cache
+def of_accounts(query: str) -> TextClause:
+    """Return a query over the accounts in the parameter ``scope``, a list of ids."""
+    scoped = [
+        f"{table} as not materialized (select * from {table} where {owner} = any(:scope))"
+        for table, owner in OWNERS.items()
+        if re.search(rf"\b{table}\b", query)
+    ]
+    # The tables' own names mean the tables in all that precedes their replacements.
+    return text(_with([*_every(query), *scoped], query))
+
+
+def _every(query: str) -> list[str]:
+    return [
+        f"every_{table} as not materialized (select * from {table})"
+        for table in OWNERS
+        if re.search(rf"\bevery_{table}\b", query)
+    ]
+
+
+def _with(expressions: list[str], query: str) -> str:
+    return f"with {', '.join(expressions)} {query}" if expressions else query
+
+
+_FOLLOWING = (
+    "least("
+    + ", ".join(f"(select min({owner}) from {table} where {owner} > {{after}})" for table, owner in OWNERS.items())
+    + ")"
+)
+_NEXT = text(
+    f"""
+    with recursive found (id, n) as (
+        select {_FOLLOWING.format(after="cast(:after as text)")}, 1
+        union all
+        select {_FOLLOWING.format(after="found.id")}, n + 1 from found where id is not null and n < :most
+    )
+    select found.id, coalesce(a.operation_count, 0) as operations
+    from found left join accounts a using (id) where found.id is not null order by n
+    """
+)
+
+
+def next_accounts(rows: Connection, after: str, *, accounts_max: int, operations_max: int) -> dict[str, int]:
+    """Return the accounts that follow ``after`` in the order of ids, each with the number of its operations.
+
+    Every id that any table names counts, also one without an account. There are at most ``accounts_max`` accounts,
+    and no more than ``operations_max`` operations unless the first account alone has more. None are left if there
+    are none.
+    """
+    found: dict[str, int] = {}
+    total = 0
+    for row in rows.execute(_NEXT, {"after": after, "most": accounts_max}):
+        total += row.operations
+        if found and total > operations_max:
+            break
+        found[row.id] = row.operations
+    return found
