@@ -85,6 +85,9 @@ class _Learned:
     def scrub(self, text: str) -> str:
         return text if self._pattern is None else self._pattern.sub(SCRUBBED, text)
 
+    def is_in(self, text: str) -> bool:
+        return self._pattern is not None and self._pattern.search(text) is not None
+
 
 def _spellings(value: str) -> set[str]:
     """Plain, quoted as in Python and JSON strings, and percent-encoded."""
@@ -103,6 +106,11 @@ _learned = _Learned()
 def register_secrets(values: Iterable[str]) -> None:
     """Remove these values from all text from now on, in this whole process. Earlier values stay registered."""
     _learned.add(values)
+
+
+def has_registered_secret(text: str) -> bool:
+    """Whether ``text`` contains a registered value."""
+    return _learned.is_in(text)
 
 
 def unregister_secrets() -> None:

@@ -23,7 +23,7 @@ from holdfast import __version__
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import CannotListen, open_sockets, url_of
-from holdfast.logs import configure_logging
+from holdfast.logs import configure_logging, flush_logs
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate_when_reachable
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
@@ -49,7 +49,7 @@ def serve(settings: Settings) -> int:
     Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
     installed.
     """
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
     for warning in find_warnings(settings):
         log.warning(warning)
@@ -173,7 +173,7 @@ async def _handle_signals(assembly: Assembly) -> None:
     tree, is_stopping = assembly.tree, False
     # A thread that waits for a database that hangs cannot be cancelled, and the loop does not end before it. Every
     # change that was confirmed is durable, so exiting here is as safe as a kill.
-    exit_timer = threading.Timer(AT_ONCE_S, os._exit, (GAVE_UP,))
+    exit_timer = threading.Timer(AT_ONCE_S, _exit_at_once)
     exit_timer.daemon = True
     try:
         wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -196,6 +196,11 @@ async def _handle_signals(assembly: Assembly) -> None:
                         exit_timer.start()
     finally:
         exit_timer.cancel()
+
+
+def _exit_at_once() -> None:
+    flush_logs(within_s=0.2)
+    os._exit(GAVE_UP)
 
 
 @contextmanager

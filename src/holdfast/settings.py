@@ -208,6 +208,7 @@ class Settings(Locations):
     smtp_url: Annotated[str, AfterValidator(_smtp_url)] | None = Field(None, repr=False)
     mail_from: str = "Holdfast <no-reply@localhost>"
     log_format: Literal["console", "json"] = "console"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
     operators: Annotated[tuple[str, ...], BeforeValidator(_emails)] = ()
     brand_id: str = "holdfast"
     legal_entity_id: str = "holdfast"

@@ -23,7 +23,6 @@ from holdfast.actors.runtime.faults import Crashed, Deadlock, OutcomeUnknown, Ov
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.actors.task.messages import CancelTask
 from holdfast.cluster import answering, frames, link
 from holdfast.cluster.answering import Answering
@@ -36,7 +35,9 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.accounts import SessionRevokedRow
 from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.traces import traceparent
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 Stream = trio.StapledStream[MemorySendStream, MemoryReceiveStream]
 
@@ -49,7 +50,7 @@ class Recorder(TrioActorRef):
         self._accounts = accounts
 
     def tell(self, message: Command[object]) -> None:
-        self._accounts.received.append((self.actor_urn, message, trace_id.get()))
+        self._accounts.received.append((self.actor_urn, message, traceparent.get()))
 
 
 @dataclass
@@ -125,12 +126,12 @@ async def test_an_ask_reaches_its_actor_with_its_trace_and_deadline(mock_clock: 
     async with joined() as pair, trio.open_nursery() as nursery:
 
         async def one() -> None:
-            trace_id.set("req_7")
+            traceparent.set(TRACE)
             assert await ask(pair) == signed_out("ses_1")
 
         nursery.start_soon(one)
         [(key, envelope)] = await pair.asked()
-        assert (key, envelope.message, envelope.trace_id) == ("acct_1", SignOut("ses_1"), "req_7")
+        assert (key, envelope.message, envelope.traceparent) == ("acct_1", SignOut("ses_1"), TRACE)
         assert envelope.deadline == trio.current_time() + 10.0
         envelope.reply(signed_out("ses_1"))
     assert pair.members == ["near"]
@@ -237,14 +238,14 @@ async def test_a_group_that_does_not_run_accepts_nothing() -> None:
 
 async def test_a_tell_and_a_change_arrive() -> None:
     async with joined() as pair:
-        trace_id.set("req_8")
+        traceparent.set(TRACE)
         use = RecordKeyUse("key_1", utc_now())
         pair.link.tell(ACCOUNTS, "acct_1", use)
         pair.link.announce_change()
         with trio.fail_after(5):
             while not pair.changes:
                 await trio.lowlevel.checkpoint()
-    assert pair.accounts.received == [("acct_1", use, "req_8")]
+    assert pair.accounts.received == [("acct_1", use, TRACE)]
 
 
 async def test_an_ask_without_a_reply_ends_at_its_deadline(autojump_clock: MockClock) -> None:

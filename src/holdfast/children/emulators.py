@@ -32,7 +32,7 @@ from holdfast.wiring.provider_registry import ProviderRegistry
 def main(arguments: EmulatorsArguments) -> int:
     """Run the emulators until the parent ends them; returns 0 at once if these settings need none."""
     settings = load_settings(environment())
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
     port = studio_port(settings)
     try:

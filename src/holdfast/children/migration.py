@@ -19,7 +19,7 @@ log = structlog.get_logger("holdfast.migration")
 def main() -> int:
     """Migrate the configured database and return the exit code; faults are printed to standard error."""
     settings = load_settings(environment())
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, level=settings.log_level)
     register_secrets(settings.secret_values())
     assert settings.database_url is not None, "the parent names its embedded database"
     try:

@@ -33,9 +33,8 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
     ``on_start`` is called when this follows the parent by itself.
     """
     settings = load_settings(environment())
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, level=settings.log_level, in_thread=True, worker=arguments.slot)
     register_secrets(settings.secret_values())
-    structlog.contextvars.bind_contextvars(worker=arguments.slot)
     assert settings.database_url is not None, "the parent names its embedded database"
     sockets = ListeningSockets(
         public=_listening(arguments.public_fd),

@@ -18,7 +18,6 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.cluster.codec import CannotEncode, Codec
 from holdfast.cluster.faults import NotAccepted, fault_frame
 from holdfast.cluster.frames import (
@@ -37,6 +36,7 @@ from holdfast.cluster.frames import (
     TellFrame,
 )
 from holdfast.cluster.link import ASKS_MAX
+from holdfast.traces import within_trace
 
 log = structlog.get_logger(__name__)
 
@@ -132,11 +132,8 @@ class Answering:
             case TellFrame(group=group, key=key, name=name):
                 local, command = self._groups.get(group), self._decode(group, name, frame.body)
                 if local is not None:
-                    token = trace_id.set(frame.trace_id)
-                    try:
+                    with within_trace(frame.traceparent):
                         local.ref(key).tell(command)
-                    finally:
-                        trace_id.reset(token)
             case Ping():
                 self._send(Pong())
             case MembersChanged():
@@ -149,7 +146,7 @@ class Answering:
         now = trio.current_time()
         answer = _Answer(self, ask.number)
         self._open_asks += 1
-        envelope = Envelope(command, answer, deadline=now + ask.within_s, sent_at=now, trace_id=ask.trace_id)
+        envelope = Envelope(command, answer, deadline=now + ask.within_s, sent_at=now, traceparent=ask.traceparent)
         local = self._groups.get(ask.group)
         try:
             if local is None or not local.is_ready:

@@ -50,7 +50,7 @@ class AskFrame(_Frame, frozen=True, tag=1):
     name: str
     body: bytes
     within_s: float
-    trace_id: str | None = None
+    traceparent: str | None = None
 
 
 class TellFrame(_Frame, frozen=True, tag=2):
@@ -60,7 +60,7 @@ class TellFrame(_Frame, frozen=True, tag=2):
     key: str
     name: str
     body: bytes
-    trace_id: str | None = None
+    traceparent: str | None = None
 
 
 class Reply(_Frame, frozen=True, tag=3):

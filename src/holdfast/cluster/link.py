@@ -12,7 +12,6 @@ import trio
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.cluster.codec import CannotEncode, Codec
 from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
 from holdfast.cluster.frames import (
@@ -32,6 +31,7 @@ from holdfast.cluster.frames import (
     TellFrame,
 )
 from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.traces import traceparent
 
 ASKS_MAX: Final = 20_000
 """The most asks that wait for replies on one link."""
@@ -96,7 +96,7 @@ class Link:
         if len(self._waiting) >= ASKS_MAX:
             raise Overloaded(f"{ASKS_MAX} asks wait on the link to {self.member_id}")
         self._numbers = number = self._numbers + 1
-        self._send(AskFrame(number, group, key, name, body, deadline_s, trace_id.get()))
+        self._send(AskFrame(number, group, key, name, body, deadline_s, traceparent.get()))
         future: TrioFuture[object] = TrioFuture()
         self._waiting[number] = future, codec, name
         self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)
@@ -111,7 +111,7 @@ class Link:
         body = _encode(self._codecs[group], command)
         if not self.is_up:
             raise NotAccepted(f"no link to {self.member_id}")
-        self._send(TellFrame(group, key, type(command).__name__, body, trace_id.get()))
+        self._send(TellFrame(group, key, type(command).__name__, body, traceparent.get()))
 
     def announce_change(self) -> None:
         """Have the other member read the members again; with a full queue its next heartbeat does that."""

@@ -141,7 +141,7 @@ def _current() -> HoldfastRequest:
 def _begin(request: HoldfastRequest) -> None:
     """Give the request its id, and refuse a path that is not in its normal form."""
     request.started_s = time.perf_counter()
-    request.id = start_trace()
+    start_trace(request)
     if not is_normal_path(request.scope["raw_path"]):
         request.url_rule = None
         raise NotFound

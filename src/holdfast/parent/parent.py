@@ -57,7 +57,7 @@ def serve(settings: Settings) -> int:
 
     Raises the faults of the embedded database.
     """
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
     for warning in find_warnings(settings):
         log.warning(warning)

@@ -29,7 +29,6 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -42,6 +41,7 @@ from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
+from holdfast.traces import traceparent
 
 R = TypeVar("R")
 
@@ -115,7 +115,7 @@ class KeyedDirectory:
             refuse_cycle(asker, self._children[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
-        envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, trace_id=trace_id.get())
+        envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
         child = self.accept(key, envelope)
         if asker is not None:
             asker.waiting_on = child
@@ -139,7 +139,7 @@ class KeyedDirectory:
 
     def _tell(self, key: str, message: Command[object]) -> None:
         child = self._child(key)
-        envelope = Envelope(message, sent_at=trio.current_time(), trace_id=trace_id.get())
+        envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
         if child.state == "quarantined" and not self._quarantine.begin_trial(child):
             self._reports.dead_letter("dead", child, envelope)
             return

@@ -8,12 +8,12 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.reports.causes import describe
 from holdfast.reports.report import Report, level_of_failure
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
+from holdfast.traces import trace_id
 
 
 class KeyedReports:
@@ -77,7 +77,7 @@ class KeyedReports:
                 budget=self._limits.child_restarts,
                 decision=decision,
                 delay_s=delay_s,
-                trace_id=trace_id.get(),
+                trace_id=trace_id(),
             ),
             exc,
         )
@@ -99,7 +99,7 @@ class KeyedReports:
                     path=self.path,
                     key=child.key,
                     incarnation=child.incarnation,
-                    trace_id=trace_id.get(),
+                    trace_id=trace_id(),
                 )
             )
 

@@ -27,7 +27,6 @@ from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, St
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import StoppedFlag
-from holdfast.actors.runtime.trace import trace_id
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
@@ -44,6 +43,7 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.traces import traceparent, within_trace
 
 log = structlog.get_logger(__name__)
 
@@ -157,7 +157,7 @@ class TrioActor(pykka.Actor):
             self.on_expired(envelope)
             return
         self.last_message = type(envelope.message)
-        trace_id.set(envelope.trace_id)
+        traceparent.set(envelope.traceparent)
         try:
             result: object = self._handle_receive(envelope.message)
             if inspect.iscoroutine(result):
@@ -314,7 +314,7 @@ class JournaledActor(TrioActor):
             self.committed_any = True
             envelope.reply(commit.reply)
             if commit.tells:
-                self._send(commit, envelope.trace_id)
+                self._send(commit, envelope.traceparent)
             self._flush_replies()
         else:
             self._on_not_committed(envelope, unit, result)
@@ -326,13 +326,10 @@ class JournaledActor(TrioActor):
 
     @staticmethod
     def _send(commit: Commit[object], trace: str | None) -> None:
-        """Send the tells under the trace id of their cause: this runs in the journal's task."""
-        token = trace_id.set(trace)
-        try:
+        """Send the tells within the trace of their cause: this runs in the journal's task."""
+        with within_trace(trace):
             for tell in commit.tells:
                 tell.to.tell(tell.message)
-        finally:
-            trace_id.reset(token)
 
     def _flush_replies(self) -> None:
         while self._undurable and not isinstance(self._undurable[0][1], Commit):

@@ -13,6 +13,7 @@ import trio
 from pykka._envelope import Envelope as PykkaEnvelope
 
 from holdfast.actors.runtime.future import TrioFuture
+from holdfast.traces import trace_id_in
 
 
 class SystemMessage(Enum):
@@ -27,9 +28,9 @@ class MailboxFull(Exception):
 
 
 class Envelope(PykkaEnvelope[object]):
-    """A message with the future of its reply, its deadline (trio's clock) and its trace id."""
+    """A message with the future of its reply, its deadline (trio's clock) and its trace."""
 
-    __slots__ = ("deadline", "sent_at", "trace_id")
+    __slots__ = ("deadline", "sent_at", "traceparent")
 
     reply_to: TrioFuture[object] | None
 
@@ -40,12 +41,17 @@ class Envelope(PykkaEnvelope[object]):
         *,
         deadline: float = float("inf"),
         sent_at: float = 0.0,
-        trace_id: str | None = None,
+        traceparent: str | None = None,
     ) -> None:
         super().__init__(message, reply_to)
         self.deadline = deadline
         self.sent_at = sent_at
-        self.trace_id = trace_id
+        self.traceparent = traceparent
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id of its trace."""
+        return trace_id_in(self.traceparent)
 
     def reply(self, value: object) -> bool:
         """Send the reply. Returns False if the message expects none (a tell), or if a reply was sent before."""

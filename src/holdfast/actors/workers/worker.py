@@ -12,7 +12,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.trace import trace_id
+from holdfast.traces import traceparent
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class WorkerRef(TrioActorRef):
     def tell(self, message: Command[object]) -> None:
         """Send a command; workers send no replies."""
         try:
-            self.actor_inbox.put(Envelope(message, sent_at=trio.current_time(), trace_id=trace_id.get()))
+            self.actor_inbox.put(Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get()))
         except MailboxFull:
             metrics.DEAD_LETTERS.labels("full").inc()
             log.warning("worker mailbox full", worker=self.name, message=type(message).__name__)

@@ -34,6 +34,8 @@ class HoldfastRequest(TrioRequest):
         self.receive = receive
         self.started_s = 0.0
         self.id = ""
+        self.traceresponse: str | None = None
+        """The caller's trace, which this request continues."""
 
     @property
     def content_length(self) -> int | None:

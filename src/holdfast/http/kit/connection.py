@@ -37,6 +37,8 @@ class HoldfastConnection(ASGIHTTPConnection):
         headers = encode_headers(response.headers)
         named = {name for name, _ in headers}
         headers.append((b"x-request-id", request.id.encode()))
+        if request.traceresponse is not None:
+            headers.append((b"traceresponse", request.traceresponse.encode()))
         headers += [header for header in _UNLESS_SET if header[0] not in named]
         start = {"type": "http.response.start", "status": response.status_code, "headers": headers}
         await send(cast(HTTPResponseStartEvent, start))

@@ -1,24 +1,27 @@
-"""The request id: in the response, in every log line, and as the trace id of every message."""
+"""The id of a request, and the trace that it begins or continues."""
 
 from __future__ import annotations
 
-import structlog
-
-from holdfast.actors.runtime.trace import trace_id
+from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.ledger.ids import new_id
+from holdfast.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
+
+_HEADER = HEADER.encode()
 
 
 def current_request_id() -> str:
     """Return the id of the current request, or a new id outside of a request."""
-    return trace_id.get() or new_id("req")
+    return request_id.get() or new_id("req")
 
 
-def start_trace() -> str:
-    """Create the id of the current request; an id sent by the caller is ignored.
+def start_trace(request: HoldfastRequest) -> None:
+    """Give the request its id, and continue the caller's trace; an id sent by the caller is ignored.
 
-    It ends with the context of its task, or with the next request of the same connection.
+    Without a valid ``traceparent`` a trace begins whose id is the digits of the request's id. Both end with the
+    context of the request's task, or with the next request of the same connection.
     """
-    request_id = new_id("req")
-    trace_id.set(request_id)
-    structlog.contextvars.bind_contextvars(trace_id=request_id)
-    return request_id
+    request.id = new_id("req")
+    request_id.set(request.id)
+    sent = [value.decode("latin-1") for name, value in request.scope["headers"] if name == _HEADER]
+    continued = request.traceresponse = read_traceparent(sent) if sent else None
+    traceparent.set(continued or new_traceparent(request.id[4:]))

@@ -14,12 +14,14 @@ import pytest
 import structlog
 
 from holdfast import cli
-from holdfast.logs import configure_logging, scrub_secrets
+from holdfast.logs import configure_logging, flush_logs, log_life, scrub_secrets
 from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
+from holdfast.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "pykka", "httpx2", "httpcore2")
 
 
@@ -40,19 +42,13 @@ def lines(out: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def test_json_lines_carry_level_logger_time_and_fields(out: io.StringIO) -> None:
+def test_json_lines_carry_time_level_event_and_fields(out: io.StringIO) -> None:
     configure_logging("json", stream=out)
     structlog.get_logger("holdfast.x").info("it happened", amount_micro=5, path="top/a")
     structlog.get_logger("holdfast.x").debug("not logged")
     (line,) = lines(out)
-    assert line.pop("timestamp").endswith("Z")
-    assert line == {
-        "event": "it happened",
-        "level": "info",
-        "logger": "holdfast.x",
-        "amount_micro": 5,
-        "path": "top/a",
-    }
+    assert line.pop("time").endswith("Z")
+    assert line == {"level": "info", "event": "it happened", "path": "top/a", "amount_micro": 5}
 
 
 @pytest.mark.parametrize("name", ["hypercorn.error", "hypercorn.access", "sqlalchemy.engine", "alembic", "pykka"])
@@ -92,6 +88,56 @@ def test_configuring_again_replaces_the_handlers(out: io.StringIO) -> None:
     assert len(lines(out)) == 1
     with pytest.raises(ValueError, match="unknown log level"):
         configure_logging("json", level="loud")
+
+
+def test_a_line_has_its_ids_then_the_trace_then_the_rest_in_order(out: io.StringIO) -> None:
+    configure_logging("json", stream=out, worker=3)
+    with within_trace(TRACE):
+        structlog.get_logger("x").warning("it went", zeal=1, age_s=2, account_id="acct_1", path="a/b", none=None)
+        log_life("task created", task_id="task_1", provider="studio", amount_micro=5)
+    names = [list(line) for line in lines(out)]
+    assert names[0] == ["time", "level", "event", "path", "account_id", "trace_id", "worker", "age_s", "zeal"]
+    assert names[1] == ["time", "level", "event", "task_id", "provider", "amount_micro", "trace_id", "worker"]
+    assert {line["trace_id"] for line in lines(out)} == {"0af7651916cd43dd8448eb211c80319c"}
+
+
+def test_the_console_shows_a_line_as_text(out: io.StringIO) -> None:
+    configure_logging("console", stream=out)
+    structlog.get_logger("x").warning("it\nwent", path="a/b", reason='he said "no"', nested={"a": [1, 2]})
+    log_life("task created", task_id="task_1", amount_micro=5)
+    first, second = out.getvalue().splitlines()
+    assert first[24:] == r' warning  it\nwent  path=a/b nested="{\"a\":[1,2]}" reason="he said \"no\""'
+    assert second[24:] == " info     task created  task_id=task_1 amount_micro=5"
+
+
+def test_a_level_silences_what_is_below_it(out: io.StringIO) -> None:
+    configure_logging("json", level="warning", stream=out)
+    log_life("task created", task_id="task_1")
+    structlog.get_logger("x").info("all is well")
+    logging.getLogger("x").info("all is well")
+    assert out.getvalue() == ""
+
+
+def test_text_that_is_no_unicode_is_logged(out: io.StringIO) -> None:
+    configure_logging("json", stream=out)
+    structlog.get_logger("x").warning("lone \ud800", value={1: "\udc80"})
+    (line,) = lines(out)
+    assert line["event"] == "lone \ud800"
+
+
+def test_repeated_lines_of_libraries_are_folded_at_the_end(out: io.StringIO) -> None:
+    configure_logging("json", stream=out)
+    for number in range(50):
+        logging.getLogger("hypercorn.error").warning("too many %s", "requests", extra={"number": number})
+    assert len(lines(out)) == 1
+    flush_logs()
+    assert [line.get("folded") for line in lines(out)] == [None, 49]
+
+
+def test_alembic_says_nothing_of_what_each_start_repeats(out: io.StringIO) -> None:
+    configure_logging("json", stream=out)
+    logging.getLogger("alembic.runtime.migration").info("Context impl PostgresqlImpl.")
+    assert out.getvalue() == ""
 
 
 def test_keys_that_only_resemble_secrets_are_logged() -> None:

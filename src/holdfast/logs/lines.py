@@ -1,0 +1,97 @@
+"""The form of a log line: JSON, or text for a terminal, with its fields in a fixed order."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+LogFormat = Literal["console", "json"]
+Fields: TypeAlias = dict[str, object]
+Render: TypeAlias = Callable[[Mapping[str, object]], str]
+
+FIRST: Final = (
+    "time", "level", "event", "path", "key", "task_id", "account_id", "order_id", "provider",
+    "text", "trace_id", "request_id", "worker",
+)  # fmt: skip
+"""The fields that begin a line, in this order; all others follow in alphabetical order."""
+LAST: Final = ("logger", "stack", "exception")
+
+_PLACE: Final = {name: place for place, name in enumerate(FIRST)} | {
+    name: len(FIRST) + 1 + place for place, name in enumerate(LAST)
+}
+_PLAIN: Final = re.compile(r'[^\s"=]+')
+_COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+
+
+class _Second:
+    """The text of the current second, since formatting a date costs more than the rest of a line."""
+
+    number = -1
+    text = ""
+
+
+def time_of_line() -> str:
+    """Return the current time in UTC with milliseconds, as in ``2026-11-22T03:00:00.000Z``."""
+    now = time.time()
+    number = int(now)
+    if number != _Second.number:
+        _Second.text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(number))
+        _Second.number = number
+    return f"{_Second.text}.{int((now - number) * 1000):03}Z"
+
+
+def in_order(fields: Mapping[str, object]) -> Fields:
+    """Return the fields that have a value, in the order of a line."""
+    names = sorted(fields, key=lambda name: (_PLACE.get(name, len(FIRST)), name))
+    return {name: fields[name] for name in names if fields[name] is not None}
+
+
+def render_json(fields: Mapping[str, object]) -> str:
+    """Render ordered fields as one JSON object."""
+    try:
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+    except (UnicodeEncodeError, TypeError, ValueError):
+        # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
+        return json.dumps(fields, default=str)
+
+
+def console_renderer(*, colours: bool) -> Render:
+    """Return the renderer of text: ``time level event  name=value name=value``, a traceback on lines of its own."""
+
+    def render(fields: Mapping[str, object]) -> str:
+        level = str(fields["level"])
+        shown_level = f"{level:<8}"
+        event = _printable(str(fields["event"]))
+        if colours:
+            shown_level = f"\x1b[{_COLOURS.get(level, '0')}m{shown_level}\x1b[0m"
+            event = f"\x1b[1m{event}\x1b[0m"
+        pairs = " ".join(
+            f"{name}={_value(value)}"
+            for name, value in fields.items()
+            if name not in ("time", "level", "event", "exception", "stack")
+        )
+        head = f"{fields['time']} {shown_level} {event}"
+        blocks = [str(fields[name]) for name in ("stack", "exception") if name in fields]
+        return "\n".join((f"{head}  {pairs}" if pairs else head, *blocks))
+
+    return render
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else render_json_value(value)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
+
+
+def render_json_value(value: object) -> str:
+    """Render one value that is not text, as JSON without blanks."""
+    return json.dumps(value, default=str, separators=(",", ":"))
+
+
+def _printable(text: str) -> str:
+    """Escape what is not printable, so that no text can begin a line or move the cursor."""
+    return text if text.isprintable() else json.dumps(text)[1:-1]

@@ -1,0 +1,85 @@
+"""Repeated lines are folded, by a clock."""
+
+from __future__ import annotations
+
+from holdfast.logs.folding import KINDS_MAX, PERIOD_S, Folding
+from holdfast.logs.lines import Fields
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lost(key: str = "", **more: object) -> Fields:
+    return {"level": "warning", "event": "connection lost", "key": key or None, **more}
+
+
+def test_a_line_that_repeats_is_written_once_then_with_its_count() -> None:
+    clock = Clock()
+    folding = Folding(clock)
+    assert [folding.admit(lost(units=number)) for number in range(5)] == [True, False, False, False, False]
+    assert folding.due() == []
+    clock.now_s = PERIOD_S
+    assert folding.due() == [lost(units=4, folded=4)]
+    assert folding.due() == []
+
+
+def test_each_period_is_longer_while_a_line_repeats() -> None:
+    clock = Clock()
+    folding = Folding(clock)
+    shown_at = []
+    for second in range(100):
+        clock.now_s = float(second)
+        folding.admit(lost())
+        shown_at += [second for _ in folding.due()]
+    assert shown_at == [10, 30, 70]
+
+
+def test_a_single_repetition_is_written_as_it_is() -> None:
+    clock = Clock()
+    folding = Folding(clock)
+    assert folding.admit(lost(units=1))
+    assert not folding.admit(lost(units=2))
+    clock.now_s = PERIOD_S
+    assert folding.due() == [lost(units=2)]
+
+
+def test_a_line_that_rested_is_written_at_once_again() -> None:
+    clock = Clock()
+    folding = Folding(clock)
+    assert folding.admit(lost())
+    clock.now_s = PERIOD_S
+    assert folding.admit(lost())
+
+
+def test_lines_about_several_keys_are_written_up_to_three() -> None:
+    folding = Folding(Clock())
+    assert [folding.admit(lost(f"acct_{number}")) for number in range(5)] == [True, True, True, False, False]
+    assert folding.due(at_once=True) == [lost("acct_4", folded=2)]
+
+
+def test_lines_that_differ_in_a_text_are_not_folded() -> None:
+    folding = Folding(Clock())
+    assert folding.admit(lost(reason="refused"))
+    assert folding.admit(lost(reason="timed out"))
+
+
+def test_reports_that_differ_in_numbers_are_folded() -> None:
+    folding = Folding(Clock())
+    assert folding.admit({"event": "crash", "path": "accounts", "text": "crashed; restarts in 0.21 s (1 of 5)"})
+    assert not folding.admit({"event": "crash", "path": "accounts", "text": "crashed; restarts in 0.4 s (2 of 5)"})
+
+
+def test_no_count_is_lost_when_there_are_too_many_kinds() -> None:
+    folding = Folding(Clock())
+    for number in range(2 * KINDS_MAX):
+        assert folding.admit(lost(reason=str(number)))
+        assert not folding.admit(lost(reason=str(number)))
+    shown = folding.due(at_once=True)
+    assert [line["reason"] for line in shown] == [str(number) for number in range(2 * KINDS_MAX)]
