@@ -11,6 +11,7 @@ import pytest
 import structlog
 import trio
 
+from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
@@ -59,6 +60,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         tree=tree,
         store=SimpleNamespace(prepare=prepare),
         card=None,
+        reports=ReportQueue(),
         database=SimpleNamespace(url="postgresql://"),
         settings=SimpleNamespace(env="development", is_production=False),
     )

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from holdfast import __version__
+from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import CannotListen, open_sockets, url_of
@@ -135,6 +136,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         except GaveUp as gave_up:
             log.critical("the tree gave up", reason=str(gave_up))
             code = GAVE_UP
+        await store_last_reports(assembly.reports, assembly.database.url)
         if assembly.card is not None:
             with trio.move_on_after(CLOSE_CLIENTS_S):
                 await assembly.card.provider.close()

@@ -265,7 +265,9 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
-    await Sweeper(database=box.database, idempotency_ttl_s=86_400).sweep()
+    await Sweeper(
+        database=box.database, idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+    ).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:
         events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())

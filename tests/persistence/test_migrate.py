@@ -17,7 +17,7 @@ from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 DIRECTORIES = ("account_emails", "order_payments")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -35,6 +35,8 @@ ReportKind = Literal[
 KINDS: tuple[ReportKind, ...] = get_args(ReportKind)
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From mild to loud."""
 Context = Literal["start_error", "child_terminated", "shutdown_error", "shutdown", "killed", "stuck"]
 Decision = Literal["restart", "backoff", "quarantine", "pause", "stop", "escalate", "none"]
 
@@ -122,3 +124,27 @@ def level_of(report: Report) -> Level:
 def level_of_failure(failures_in_row: int) -> Level:
     """Return the level of a child's failure: mild at first, as most end with the restart."""
     return "warning" if failures_in_row <= MILD_FAILURES else "error"
+
+
+class StoredReport(NamedTuple):
+    """A report and its position in the table: later ones have higher positions, with gaps."""
+
+    position: int
+    report: Report
+
+
+class ReportFilter(NamedTuple):
+    """Which reports are wanted: exact matches, except ``path`` with all below it and ``level`` with all louder."""
+
+    kind: ReportKind | None = None
+    level: Level | None = None
+    path: str | None = None
+    key: str | None = None
+    account_id: str | None = None
+    task_id: str | None = None
+    provider: str | None = None
+    member_id: str | None = None
+    trace_id: str | None = None
+
+
+EVERY_REPORT = ReportFilter()

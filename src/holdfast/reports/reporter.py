@@ -91,13 +91,13 @@ class Reporter:
         return end
 
     def _complete(self, report: Report) -> Report:
-        key = scrub(report.key) if report.key else report.key
+        key = _clean(report.key)
         self._number += 1
         return msgspec.structs.replace(
             report,
-            reason=scrub(report.reason) if report.reason else report.reason,
+            reason=_clean(report.reason),
             key=key,
-            operator=scrub(report.operator) if report.operator else report.operator,
+            operator=_clean(report.operator),
             account_id=report.account_id or (key if key and key.startswith("acct_") else None),
             task_id=report.task_id or (key if key and key.startswith("task_") else None),
             level=level_of(report),
@@ -131,3 +131,8 @@ class Reporter:
                 listener(report)
             except Exception:
                 self.dropped_count += 1
+
+
+def _clean(text: str | None) -> str | None:
+    """Scrub a text, and replace what no row and no JSON can have: NUL and unpaired surrogates."""
+    return scrub(text.replace("\0", "?").encode("utf-8", "replace").decode()) if text else text

@@ -13,6 +13,7 @@
     │   ├── studio
     │   └── card
     ├── workers         one_for_one    work for tasks and orders; independent of each other
+    │   ├── report-writer              stores reports
     │   ├── heartbeat                  renews the process's lease and measures service time
     │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
     │   ├── provider-calls             calls media providers

@@ -17,6 +17,7 @@ from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.provider_calls import SubmitKey
+from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.emulator_ports import EMULATOR_HOST, studio_port
@@ -57,6 +58,8 @@ class Assembly:
     store: AssetStore
     card: CardSetup | None
     http: HttpServer | None
+    reporter: Reporter
+    reports: ReportQueue
 
 
 def assemble(
@@ -87,6 +90,8 @@ def assemble(
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     reporter = Reporter(member_id=process.process_id, host=gethostname(), worker=worker)
+    reports = ReportQueue()
+    reporter.listen(reports.put)
     now = presence.clock.now
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
@@ -144,6 +149,8 @@ def assemble(
             urls=urls,
             presence=presence,
             submits=submits,
+            reporter=reporter,
+            reports=reports,
         ),
     )
     http = None
@@ -177,6 +184,8 @@ def assemble(
         store=store,
         card=card,
         http=http,
+        reporter=reporter,
+        reports=reports,
     )
 
 

@@ -17,6 +17,7 @@ from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, Outbo
 from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
+from holdfast.actors.workers.report_writer import ReportQueue, ReportWriter
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.members import slots_of
@@ -31,6 +32,7 @@ from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
@@ -62,10 +64,12 @@ def worker_children(
     urls: PublicUrls,
     presence: Presence,
     submits: set[SubmitKey],
+    reporter: Reporter,
+    reports: ReportQueue,
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
-    The first is the heartbeat, so that service time is known before anything falls due by it.
+    The heartbeat comes before what falls due, so that service time is known.
     """
     now = presence.clock.now
     card_provider = None if card is None else card.provider
@@ -85,6 +89,7 @@ def worker_children(
         return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
 
     return {
+        "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
         "dispatcher": lambda: Dispatcher(
             refs.dispatcher,
@@ -147,6 +152,8 @@ def worker_children(
             Sweeper(
                 database=database,
                 idempotency_ttl_s=settings.idempotency_ttl_s,
+                reports_retention_s=settings.reports_retention_s,
+                reports_max=settings.reports_max,
                 is_ours=partial(presence.holds, "sweeper"),
             ).run
         ),

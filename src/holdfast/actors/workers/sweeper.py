@@ -10,6 +10,7 @@ import trio
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
+from holdfast.persistence.claims.reports import delete_old_reports
 from holdfast.persistence.journal.journal import MARKER_RETENTION_S
 from holdfast.persistence.server.database import Database
 
@@ -28,7 +29,15 @@ OUTBOX_RETENTION_S = 30 * 24 * 3600
 class Sweeper:
     """Sweeps once a minute, a bounded number of rows per statement."""
 
-    def __init__(self, *, database: Database, idempotency_ttl_s: int, is_ours: Callable[[], bool] = always) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        idempotency_ttl_s: int,
+        reports_retention_s: int,
+        reports_max: int,
+        is_ours: Callable[[], bool] = always,
+    ) -> None:
         self._is_ours = is_ours
         self._database = database
         self._retention_s = {
@@ -39,7 +48,9 @@ class Sweeper:
             "outbox": OUTBOX_RETENTION_S,
             "webhook_secrets": OVERLAP_S,
             "journal_batches": MARKER_RETENTION_S,
+            "reports": reports_retention_s,
         }
+        self._reports_max = reports_max
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Sweep once a minute until cancelled, the first time a minute after the start."""
@@ -49,14 +60,20 @@ class Sweeper:
 
     async def sweep(self) -> dict[str, int]:
         """Delete expired rows and return their number by table. Raises ``DatabaseAway``."""
-        removed: dict[str, int] = {}
-        for table, retention_s in self._retention_s.items():
-            removed[table] = 0
-            for _ in range(ROUNDS_MAX):
-                count = await self._database.work(delete_expired, table, retention_s=retention_s, most=ROWS_MAX)
-                removed[table] += count
-                if count < ROWS_MAX:
-                    break
+        removed = {
+            table: await self._delete(delete_expired, table=table, retention_s=retention_s)
+            for table, retention_s in self._retention_s.items()
+        }
+        removed["reports"] += await self._delete(delete_old_reports, kept=self._reports_max)
         if any(removed.values()):
             log.info("expired rows deleted", **removed)
+        return removed
+
+    async def _delete(self, delete: Callable[..., int], **which: object) -> int:
+        removed = 0
+        for _ in range(ROUNDS_MAX):
+            count = await self._database.work(delete, most=ROWS_MAX, **which)
+            removed += count
+            if count < ROWS_MAX:
+                break
         return removed

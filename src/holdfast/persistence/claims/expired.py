@@ -49,6 +49,7 @@ _DELETES: dict[str, TextClause] = {
             "where n.account_id = t.account_id and n.generation > t.generation)",
         )
     ),
+    "reports": text(_delete("reports", f"at {_BEFORE}")),
     # By the database's clock, which wrote their times: a process's clock may be wrong.
     "journal_batches": text(_delete("journal_batches", f"at {_BEFORE}")),
 }

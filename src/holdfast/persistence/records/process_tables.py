@@ -1,9 +1,9 @@
-"""The tables of the processes that share a database, and of the clock they share."""
+"""The tables of the processes that share a database: their leases, the clock they share, and their reports."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Double, Integer, SmallInteger, Table, Text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import BigInteger, Column, Double, Identity, Index, Integer, SmallInteger, Table, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
 from holdfast.persistence.records.table_base import Time, metadata
 
@@ -43,4 +43,33 @@ service_clock = Table(
     Column("process_id", Text, nullable=False),
     Column("database_at", Time, nullable=False),
     Column("service_at", Time, nullable=False),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    # In the order of commits: writers take turns. So what follows a position that was read is all that is new.
+    Column("position", BigInteger, Identity(always=True), primary_key=True),
+    Column("report_id", Text, nullable=False, unique=True),
+    # By the clock of the process that emitted it.
+    Column("at", Time, nullable=False),
+    # What is searched for; all fields are in the document.
+    Column("kind", Text, nullable=False),
+    Column("level", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("key", Text),
+    Column("account_id", Text),
+    Column("task_id", Text),
+    Column("provider", Text),
+    Column("member_id", Text),
+    Column("trace_id", Text),
+    Column("report", JSON, nullable=False),
+    Index("ix_reports_at", "at", "report_id"),
+    Index("ix_reports_kind", "kind", "at", "report_id"),
+    Index("ix_reports_key", "key", "at", "report_id", postgresql_where=text("key is not null")),
+    Index(
+        "ix_reports_account_id", "account_id", "at", "report_id", postgresql_where=text("account_id is not null")
+    ),
+    Index("ix_reports_task_id", "task_id", "at", "report_id", postgresql_where=text("task_id is not null")),
+    Index("ix_reports_trace_id", "trace_id", postgresql_where=text("trace_id is not null")),
 )

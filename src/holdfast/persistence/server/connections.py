@@ -179,12 +179,12 @@ def _lock_all(connection: psycopg.Connection[Any]) -> None:
 
 
 @contextlib.contextmanager
-def connected(url: str) -> Iterator[Connection]:
-    """Open one SQLAlchemy connection for a command (audit), without time limits on its queries. Blocks.
+def connected(url: str, *, statement_timeout_ms: int = 0) -> Iterator[Connection]:
+    """Open one SQLAlchemy connection for a command (audit), by default without time limits on its queries. Blocks.
 
     Raises :class:`DatabaseAway` when the database cannot be reached.
     """
-    engine = make_engine(url, pool_size=1, statement_timeout_ms=0, read_only=False)
+    engine = make_engine(url, pool_size=1, statement_timeout_ms=statement_timeout_ms, read_only=False)
     try:
         try:
             connection = engine.connect()
