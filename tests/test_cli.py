@@ -64,7 +64,7 @@ def test_serve_exits_with_the_services_code(monkeypatch: pytest.MonkeyPatch, dat
         served.append(settings)
         return code
 
-    stub(monkeypatch, "holdfast.service", serve=serve)
+    stub(monkeypatch, "holdfast.single_process", serve=serve)
     assert run("serve").exit_code == code
     assert [settings.data_dir for settings in served] == [data_dir]
 
@@ -73,7 +73,7 @@ def test_serve_prints_one_line_per_settings_fault(monkeypatch: pytest.MonkeyPatc
     def serve(settings: Settings) -> int:
         raise AssertionError
 
-    stub(monkeypatch, "holdfast.service", serve=serve)
+    stub(monkeypatch, "holdfast.single_process", serve=serve)
     monkeypatch.setenv("HOLDFAST_PORT", "x")
     monkeypatch.setenv("HOLDFAST_HOOST", "x")
     result = run("serve")

@@ -12,11 +12,12 @@ import structlog
 import trio
 
 from holdfast.actors.workers.report_writer import ReportQueue
+from holdfast.exit_codes import GAVE_UP
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
 from holdfast.reports.reporter import Reporter
-from holdfast.service import GAVE_UP, _log_when_ready, _run
+from holdfast.service import _log_when_ready, _run
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor

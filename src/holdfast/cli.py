@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import holdfast
+from holdfast.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.logs import configure_logging
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import PREFIX, Locations, SettingsFault, environment, load_locations, load_settings
@@ -21,7 +22,6 @@ from holdfast.settings import PREFIX, Locations, SettingsFault, environment, loa
 if TYPE_CHECKING:
     from holdfast.persistence.audit.checks import Check
 
-FAILED, BAD_CONFIGURATION = 1, 2
 
 app = typer.Typer(
     name="holdfast",
@@ -48,7 +48,7 @@ def serve_command(
         if settings.processes:
             from holdfast.parent.parent import serve
         else:
-            from holdfast.service import serve
+            from holdfast.single_process import serve
         code = serve(settings)
     raise typer.Exit(code)
 
@@ -95,7 +95,7 @@ def audit_command(
         typer.echo(_line(check))
     failed = sum(not check.ok for check in checks)
     if failed:
-        _fail(f"{failed} of {len(checks)} checks failed.", FAILED)
+        _fail(f"{failed} of {len(checks)} checks failed.", GAVE_UP)
 
 
 @app.command("reconcile")
@@ -122,7 +122,7 @@ def reconcile_command(
     typer.echo(f"card orders reconciled: {counted}")
     wrong = sum(results[result] for result in ("mismatch", "error", "put_off"))
     if wrong:
-        _fail(f"{wrong} card orders differ or could not be compared.", FAILED)
+        _fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
 
 
 @catalog_app.command("check")
@@ -178,7 +178,7 @@ def places_command(
                 else:
                     place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
         except place_map.PlaceMapFault as exc:
-            _fail(str(exc), FAILED)
+            _fail(str(exc), GAVE_UP)
 
 
 @app.command("version")
@@ -218,7 +218,7 @@ def _refuse_old_tables(url: str) -> None:
 
     missing = pending(url)
     if missing:
-        _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", FAILED)
+        _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", GAVE_UP)
 
 
 @contextlib.contextmanager
@@ -249,9 +249,9 @@ def _report(fault: Exception) -> None:
         case DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
             _fail(str(fault), BAD_CONFIGURATION)
         case EmbeddedFault():
-            _fail(str(fault), FAILED)
+            _fail(str(fault), GAVE_UP)
         case DatabaseAway():
-            _fail(f"The database cannot be reached: {fault.reason}", FAILED)
+            _fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,8 +1,8 @@
-"""The service in one process: the order of its start, its signals, and its orderly stop.
+"""The service of one process: its start on sockets and a database, its signals, and its orderly stop.
 
 A stop drains the supervision tree in reverse start order (accept waiting connections, finish requests, empty
-mailboxes, last commit, close the database) and then stops the embedded server. A second signal stops it without
-waiting, and the log lists the children that had not finished.
+mailboxes, last commit, close the database). A second signal stops it without waiting, and the log lists the
+children that had not finished.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import structlog
@@ -21,69 +20,53 @@ import trio
 
 from holdfast import __version__
 from holdfast.actors.workers.report_writer import store_last_reports
+from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.http.server.open_files import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
-from holdfast.listening import CannotListen, open_sockets, url_of
-from holdfast.logs import configure_logging, flush_logs
+from holdfast.listening import Sockets, url_of
+from holdfast.logs import flush_logs
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate_when_reachable
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
-from holdfast.scrubbing import register_secrets
-from holdfast.settings import Settings, environment
-from holdfast.settings_warnings import find_warnings
+from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
 from holdfast.wiring.http_server import ListeningSockets
 
 log = structlog.get_logger(__name__)
 
-CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
 CLOSE_CLIENTS_S = 2.0
 AT_ONCE_S = 3.0
 """How long the process may take to end after a second signal."""
 
 
-def serve(settings: Settings) -> int:
-    """Run the service in this process alone. Returns 0 after a clean stop, 1 when the supervision tree gave up, and
-    2 when it cannot start: an invalid catalog, a port in use, an asset store that does not respond.
+def run(settings: Settings, opened: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
+    """Migrate the database, then run the service in this process alone; returns the exit code.
 
-    Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
-    installed.
+    Raises the faults of migrations, and ``SettingsFault`` for a library that is not installed.
     """
-    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
-    register_secrets(settings.secret_values())
-    for warning in find_warnings(settings):
-        log.warning(warning)
-    with ExitStack() as stack:
-        try:
-            opened = open_sockets(settings, environment())
-        except CannotListen as fault:
-            print(fault, file=sys.stderr)  # noqa: T201
-            return BAD_CONFIGURATION
-        stack.callback(opened.close)
-        sockets = ListeningSockets(
-            public=opened.public[0],
-            operators=opened.operators[0] if opened.operators else None,
-            is_shared=not opened.is_ours,
-            connections_max=connections_max(settings, raise_open_files_limit()),
+    sockets = ListeningSockets(
+        public=opened.public[0],
+        operators=opened.operators[0] if opened.operators else None,
+        is_shared=not opened.is_ours,
+        connections_max=connections_max(settings, raise_open_files_limit()),
+    )
+    report = migrate_when_reachable(database_url)
+    if report.applied:
+        log.info("database migrated", applied=list(report.applied))
+    try:
+        assembly = assemble(
+            settings,
+            database_url=database_url,
+            local_url=url_of(sockets.public),
+            embedded=embedded,
+            sockets=sockets,
         )
-        database_url, embedded = stack.enter_context(_database_url(settings))
-        report = migrate_when_reachable(database_url)
-        if report.applied:
-            log.info("database migrated", applied=list(report.applied))
-        try:
-            assembly = assemble(
-                settings,
-                database_url=database_url,
-                local_url=url_of(sockets.public),
-                embedded=embedded,
-                sockets=sockets,
-            )
-        except CatalogFault as fault:
-            for line in fault.lines:
-                print(line, file=sys.stderr)  # noqa: T201
-            return BAD_CONFIGURATION
-        return run_assembly(assembly, partial(_log_when_ready, assembly, sockets))
+    except CatalogFault as fault:
+        for line in fault.lines:
+            print(line, file=sys.stderr)  # noqa: T201
+        return BAD_CONFIGURATION
+    return run_assembly(assembly, partial(_log_when_ready, assembly, sockets))
 
 
 def run_assembly(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
@@ -108,13 +91,13 @@ def connections_max(settings: Settings, open_files: int) -> int:
 def tune_interpreter() -> None:
     """Tune the interpreter for one busy event loop beside threads that wait for the database.
 
-    Garbage collection runs less often and skips objects that live as long as the process: requests leave few
-    cycles, and traversing thousands of actors every few hundred allocations costs more than it frees.
+    Garbage collection runs less often and leaves out what exists already, which lives as long as the process:
+    requests leave few cycles, and traversing thousands of actors every few hundred allocations costs more than it
+    frees.
 
     The switch interval is short: the journal's thread needs the interpreter for microseconds between its waits, and
     would otherwise wait until the loop is idle, with the database idle too.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(20e-6)
@@ -203,18 +186,3 @@ async def _handle_signals(assembly: Assembly) -> None:
 def _exit_at_once() -> None:
     flush_logs(within_s=0.2)
     os._exit(GAVE_UP)
-
-
-@contextmanager
-def _database_url(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
-    """Return the configured database's URL, or start the embedded one and stop it at the end."""
-    if settings.database_url is not None:
-        yield settings.database_url, None
-        return
-    embedded = EmbeddedPostgres(settings.data_dir)
-    embedded.acquire()
-    try:
-        yield embedded.start(), embedded
-    finally:
-        embedded.stop()
-        embedded.release()

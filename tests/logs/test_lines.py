@@ -14,10 +14,11 @@ import pytest
 import structlog
 
 from holdfast import cli
+from holdfast.exit_codes import BAD_CONFIGURATION
 from holdfast.logs import configure_logging, flush_logs, log_life, scrub_secrets
 from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
-from holdfast.service import BAD_CONFIGURATION, serve
 from holdfast.settings import load_settings
+from holdfast.single_process import serve
 from holdfast.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry
 

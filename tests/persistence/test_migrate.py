@@ -6,9 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import JSON, Column, inspect, select, text
 
 from holdfast.persistence.records.tables import metadata
@@ -16,6 +16,8 @@ from holdfast.persistence.server import migrate as migrate_module
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
+from holdfast.persistence.server.revisions import installed_revisions, is_migrated
+from holdfast.persistence.server.upgrade import alembic_config, upgrade
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 DIRECTORIES = ("account_emails", "order_payments")
@@ -92,10 +94,7 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
 
 def test_a_database_of_the_first_version_migrates_with_its_rows(empty_url: str) -> None:
     with connected(empty_url) as connection:
-        config = migrate_module._config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        connection.commit()
+        upgrade(connection, "0001")
         before_migration, columns = {}, {}
         for name, table in metadata.tables.items():
             if connection.execute(text("select to_regclass(:name)"), {"name": name}).scalar_one() is None:
@@ -127,6 +126,27 @@ def test_a_database_of_the_first_version_migrates_with_its_rows(empty_url: str) 
         directories = {name: connection.execute(metadata.tables[name].select()).all() for name in DIRECTORIES}
         payment = (order.provider, order.provider_payment_id, order.account_id, order.order_id)
         assert directories == {"account_emails": [(account.email, account.id)], "order_payments": [payment]}
+
+
+def test_revisions_are_named_and_ordered_as_alembic_applies_them() -> None:
+    scripts = ScriptDirectory.from_config(alembic_config())
+    assert installed_revisions() == tuple(script.revision for script in scripts.walk_revisions())[::-1] == REVISIONS
+
+
+def test_only_a_database_at_the_newest_revision_is_migrated(empty_url: str) -> None:
+    assert not is_migrated("postgresql://absent@127.0.0.1:1/nothing")
+    assert not is_migrated(empty_url)
+    with connected(empty_url) as connection:
+        upgrade(connection, REVISIONS[-2])
+    assert not is_migrated(empty_url)
+    migrate(empty_url)
+    assert is_migrated(empty_url)
+
+
+def test_a_migrated_database_needs_no_lock(database_url: str) -> None:
+    with psycopg.connect(database_url) as other:
+        other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
+        assert migrate(database_url).applied == ()
 
 
 def test_two_processes_never_migrate_at_once(empty_url: str) -> None:

@@ -14,9 +14,10 @@ import trio
 
 from holdfast.children.control import Control
 from holdfast.emulator_ports import EMULATOR_HOST, studio_port
+from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
-from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments
+from holdfast.parent.protocol import EmulatorsArguments
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets

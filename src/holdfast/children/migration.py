@@ -6,8 +6,8 @@ import sys
 
 import structlog
 
+from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.logs import configure_logging
-from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
 from holdfast.persistence.server.migrate import MigrationRefused, migrate_when_reachable
 from holdfast.scrubbing import register_secrets

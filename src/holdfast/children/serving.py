@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from holdfast.children.control import Control
+from holdfast.exit_codes import BAD_CONFIGURATION
 from holdfast.http.server.open_files import raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import url_of
@@ -18,7 +19,7 @@ from holdfast.logs import configure_logging
 from holdfast.metrics import render_workers
 from holdfast.parent.protocol import COVER, RETIRE, WorkerArguments
 from holdfast.scrubbing import register_secrets
-from holdfast.service import BAD_CONFIGURATION, connections_max, run_assembly, stop_in_order
+from holdfast.service import connections_max, run_assembly, stop_in_order
 from holdfast.settings import environment, load_settings
 from holdfast.supervision.faults import NotRunning
 from holdfast.wiring.assembly import Assembly, assemble

@@ -13,17 +13,17 @@ import threading
 
 import msgspec
 
+from holdfast.exit_codes import GAVE_UP
+from holdfast.loading import loading
 from holdfast.parent.protocol import WorkerArguments
-
-ORPHANED = 1
 
 
 def main(arguments: WorkerArguments) -> int:
     """Load the application and serve; returns the exit code."""
     has_started = threading.Event()
     threading.Thread(target=_exit_with_parent, args=(arguments.control_fd, has_started), daemon=True).start()
-    from holdfast.children.serving import serve
-
+    with loading():
+        from holdfast.children.serving import serve
     return serve(arguments, has_started.set)
 
 
@@ -31,7 +31,7 @@ def _exit_with_parent(control_fd: int, has_started: threading.Event) -> None:
     """Wait for the parent's end or its first line, neither of which is taken from the socket."""
     with socket.socket(fileno=os.dup(control_fd)) as control:
         if not control.recv(1, socket.MSG_PEEK) and not has_started.is_set():
-            os._exit(ORPHANED)
+            os._exit(GAVE_UP)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from holdfast import __version__
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
+from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.listening import CannotListen, Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.logs import configure_logging
 from holdfast.parent.child_process import ChildProcess, start_process
 from holdfast.parent.database_server import DatabaseServer
 from holdfast.parent.process_slot import ProcessSlot
-from holdfast.parent.protocol import BAD_CONFIGURATION, CLEAN, GAVE_UP, EmulatorsArguments, WorkerArguments
+from holdfast.parent.protocol import EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.reports.reporter import Reporter

@@ -8,8 +8,9 @@ from typing import Literal
 
 import trio
 
+from holdfast.exit_codes import BAD_CONFIGURATION
 from holdfast.parent.child_process import ChildProcess
-from holdfast.parent.protocol import BAD_CONFIGURATION, RETIRE
+from holdfast.parent.protocol import RETIRE
 from holdfast.supervision.status import ChildStatus
 
 START_S = 60.0

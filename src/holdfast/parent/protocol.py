@@ -1,4 +1,4 @@
-"""What the parent and its child processes exchange: JSON arguments, lines on a socket pair, and exit codes.
+"""What the parent and its child processes exchange: JSON arguments, and lines on a socket pair.
 
 A parent and its children may be of different releases. So unknown fields and lines are ignored, and new fields have
 defaults.
@@ -18,9 +18,6 @@ RETIRE: Final = "retire"
 COVER: Final = "cover"
 """To a worker, followed by slots: accept on the sockets of these workers too, and of no others."""
 LINE_BYTES_MAX: Final = 4096
-
-CLEAN, GAVE_UP, BAD_CONFIGURATION = 0, 1, 2
-"""The exit codes of the parent and its children."""
 
 
 class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):

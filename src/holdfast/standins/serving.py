@@ -7,19 +7,22 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart_trio import QuartTrio
 
+ANY_PORT = "127.0.0.1:0"
 STOP_WITHIN_S = 5.0
-GRACEFUL_TIMEOUT_S = 1.0
+GRACEFUL_TIMEOUT_S = 0.1
+"""Short, because idle connections last as long: clients close theirs before a stand-in is stopped."""
 KEEP_ALIVE_TIMEOUT_S = 30
 
 
 async def serve_app(
     app: QuartTrio,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    bind: str = ANY_PORT,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; reports its URL (``port`` 0 takes a free one).
+    """Serve until cancelled; reports its URL.
+
+    ``bind`` is an address (port 0 takes a free one), or ``fd://`` and the descriptor of a listening socket.
 
     Raises, in a group, ``OSError`` if the port is taken, and ``RuntimeError`` if the server stops by itself.
     """
@@ -30,7 +33,7 @@ async def serve_app(
         # Shielded: a cancelled server does not close its sockets in order. It is stopped instead.
         try:
             with server:
-                await serve(app, _config(host, port), shutdown_trigger=stop.wait, task_status=task_status)
+                await serve(app, _config(bind), shutdown_trigger=stop.wait, task_status=task_status)
         finally:
             stopped.set()
 
@@ -47,9 +50,9 @@ async def serve_app(
         raise RuntimeError("the server stopped by itself")
 
 
-def _config(host: str, port: int) -> Config:
+def _config(bind: str) -> Config:
     config = Config()
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.bind = [bind]
     config.accesslog = None
     config.errorlog = None
     config.graceful_timeout = GRACEFUL_TIMEOUT_S

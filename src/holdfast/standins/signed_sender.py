@@ -7,6 +7,7 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.signatures import sign
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
@@ -35,6 +36,7 @@ class SignedSender:
         self._http = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
+            verify=tls_context(),
             timeout=TIMEOUT_S,
             limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=15),
         )

@@ -1,7 +1,8 @@
 """Migrate a database to the schema of this release. Forward only: a journal is never migrated back.
 
 A session-level advisory lock lets one process migrate at a time; the others wait and then have nothing to do. All
-pending migrations run in one transaction, so a failed one leaves the database as it was.
+pending migrations run in one transaction, so a failed one leaves the database as it was. Where none is pending,
+no lock is taken and alembic is not loaded.
 """
 
 from __future__ import annotations
@@ -10,20 +11,17 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import psycopg
 import sqlalchemy
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.persistence.server.connections import SERVER_VERSION_MIN
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld, is_away
+from holdfast.persistence.server.revisions import CONNECT_S, installed_revisions, revision_of
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +57,13 @@ def migrate(url: str) -> MigrationReport:
     :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
     try:
-        with _connection(url) as connection, _lock(connection):
-            return _upgrade(connection)
+        with _connection(url) as connection:
+            revision, missing = _pending(connection)
+            if not missing:
+                assert revision is not None
+                return MigrationReport(before=revision, after=revision, applied=())
+            with _lock(connection):
+                return _migrate(connection)
     except (DBAPIError, psycopg.Error) as exc:
         if is_away(exc):
             raise DatabaseAway(str(exc)) from exc
@@ -91,25 +94,16 @@ def pending(url: str) -> tuple[str, ...]:
         return _pending(connection)[1]
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
 @contextlib.contextmanager
 def _connection(url: str) -> Iterator[Connection]:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(url, connect_timeout=5, application_name="holdfast migrate"),
+        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S, application_name="holdfast migrate"),
         poolclass=sqlalchemy.NullPool,
     )
     try:
         with engine.connect() as connection:
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            version = int(raw.info.server_version)
+            version = int(_driver(connection).info.server_version)
             if version < SERVER_VERSION_MIN:
                 raise DatabaseTooOld(
                     f"The database is PostgreSQL {version // 10000}; "
@@ -146,29 +140,31 @@ def _lock(connection: Connection) -> Iterator[None]:
             connection.commit()
 
 
-def _upgrade(connection: Connection) -> MigrationReport:
+def _migrate(connection: Connection) -> MigrationReport:
     before, applied = _pending(connection)
-    config = _config()
     if applied:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        connection.commit()
-    head = ScriptDirectory.from_config(config).get_current_head()
-    assert head is not None
-    return MigrationReport(before=before, after=head, applied=applied)
+        from holdfast.persistence.server.upgrade import upgrade
+
+        upgrade(connection, applied[-1])
+    return MigrationReport(before=before, after=installed_revisions()[-1], applied=applied)
 
 
 def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
     """Return the database's revision and the later ones, oldest first."""
-    scripts = ScriptDirectory.from_config(_config())
-    known = [script.revision for script in scripts.walk_revisions()][::-1]
-    current = MigrationContext.configure(connection).get_current_revision()
-    connection.rollback()
+    installed, driver = installed_revisions(), _driver(connection)
+    current = revision_of(driver)
+    driver.rollback()
     if current is None:
-        return None, tuple(known)
-    if current not in known:
+        return None, installed
+    if current not in installed:
         raise MigrationRefused(
             f"The database is at revision {current}, which this release does not know: it was migrated by a "
             f"newer release of Holdfast. Run that release or a later one."
         )
-    return current, tuple(known[known.index(current) + 1 :])
+    return current, installed[installed.index(current) + 1 :]
+
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw

@@ -7,7 +7,6 @@ object) becomes a plain connection error here, since the official client would f
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterable, Mapping
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import stripe
 import trio
 
 from holdfast.providers.outbound.faults import BodyTooLarge
+from holdfast.providers.outbound.tls import tls_context
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
@@ -47,7 +47,7 @@ class TrioHttp(stripe.HTTPClient):
         self._http = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
-            verify=ssl.create_default_context(cafile=stripe.ca_bundle_path),
+            verify=tls_context(),
             timeout=httpx2.Timeout(timeout_s, connect=connect_timeout_s),
             limits=httpx2.Limits(max_connections=CONNECTIONS_MAX_COUNT, keepalive_expiry=KEEP_ALIVE_S),
         )

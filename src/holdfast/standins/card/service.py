@@ -59,5 +59,5 @@ async def serve_card_emulator(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(changes.run)
-        address = await nursery.start(partial(serve_app, app, host=host, port=port))
+        address = await nursery.start(partial(serve_app, app, bind=f"{host}:{port}"))
         task_status.started(urlsplit(address).port or 0)

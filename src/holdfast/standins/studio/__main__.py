@@ -1,7 +1,7 @@
 """The studio as a separate process, so that rendering does not block the interpreter that serves requests.
 
 Its options are one JSON line on standard input; when that input ends, its parent has ended, and it exits. It runs
-at low priority and prints ``ready`` once it listens.
+at low priority.
 """
 
 from __future__ import annotations
@@ -17,20 +17,10 @@ import trio
 from holdfast.logs import configure_logging
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
+from holdfast.standins.studio.options import Options
 from holdfast.standins.studio.service import serve_studio
 
 NICENESS = 10
-
-
-class Options(msgspec.Struct, frozen=True):
-    """The options of the studio."""
-
-    secret: str
-    token: str
-    files_dir: str
-    host: str
-    port: int
-    log_format: str
 
 
 async def main() -> None:
@@ -53,11 +43,9 @@ async def main() -> None:
                 secret=options.secret,
                 token=options.token,
                 files_dir=Path(options.files_dir),
-                host=options.host,
-                port=options.port,
+                bind=f"fd://{options.listening_fd}",
             )
         )
-        print("ready", flush=True)  # noqa: T201 - its parent waits for it
         while await stdin.receive_some():
             pass
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from holdfast.standins.serving import serve_app
+from holdfast.standins.serving import ANY_PORT, serve_app
 from holdfast.standins.studio.app import create_studio
 from holdfast.standins.studio.renderer import Renderer
 
@@ -17,13 +17,12 @@ async def serve_studio(
     *,
     secret: str,
     files_dir: Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    bind: str = ANY_PORT,
     token: str | None = None,
     renderer: Renderer | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
+    """Serve until cancelled; reports the bound port. ``bind`` is as for :func:`serve_app`.
 
     A given ``renderer`` is used instead of a new one. Raises ``OSError`` if the port is taken, and ``RuntimeError``
     if the server stops by itself.
@@ -33,5 +32,5 @@ async def serve_studio(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
-        renderer.base_url = await nursery.start(partial(serve_app, app, host=host, port=port))
+        renderer.base_url = await nursery.start(partial(serve_app, app, bind=bind))
         task_status.started(urlsplit(renderer.base_url).port or 0)

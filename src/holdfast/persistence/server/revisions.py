@@ -1,0 +1,37 @@
+"""The revisions of the tables: those of the installed release, and the one that a database is at.
+
+Reading them needs neither alembic nor SQLAlchemy, which take longer to load than most starts should: their database
+is up to date.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+CONNECT_S: Final = 5
+_VERSIONS: Final = Path(__file__).with_name("migrations") / "versions"
+
+
+def installed_revisions() -> tuple[str, ...]:
+    """Return the revisions of the release that is installed now, oldest first: one file ``vNNNN_….py`` each."""
+    return tuple(sorted(file.name[1:5] for file in _VERSIONS.glob("v[0-9][0-9][0-9][0-9]_*.py")))
+
+
+def revision_of(connection: psycopg.Connection[Any]) -> str | None:
+    """Return the revision that a database is at; None before its first migration."""
+    if connection.execute("select to_regclass('alembic_version')").fetchone() == (None,):
+        return None
+    row = connection.execute("select version_num from alembic_version").fetchone()
+    return None if row is None else str(row[0])
+
+
+def is_migrated(url: str) -> bool:
+    """Whether the database at ``url`` is at the newest installed revision; False if it cannot be read. Blocks."""
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_S, application_name="holdfast migrate") as connection:
+            return revision_of(connection) == installed_revisions()[-1]
+    except psycopg.Error:
+        return False

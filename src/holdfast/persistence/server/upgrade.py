@@ -1,0 +1,28 @@
+"""Run migrations by alembic, which is loaded only where one is pending."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection
+
+FOLDER: Final = Path(__file__).with_name("migrations")
+
+
+def upgrade(connection: Connection, revision: str) -> None:
+    """Apply the migrations up to ``revision`` in one transaction, and commit."""
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+    connection.commit()
+
+
+def alembic_config() -> Config:
+    """Return the configuration that finds the migrations."""
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
