@@ -148,9 +148,9 @@ class Deployment:
         """Reject every open review as an operator; otherwise they stay open for a day."""
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
         with contextlib.suppress(httpx2.TransportError):
-            answer = await self.http.get(f"{self.services[0].url}/ops/reviews?limit=100", headers=headers)
+            answer = await self.http.get(f"{self.services[0].url}/ops/api/reviews?limit=100", headers=headers)
             for review in answer.json()["data"] if answer.status_code == 200 else ():
-                url = f"{self.services[0].url}/ops/reviews/{review['review_case_id']}/reject"
+                url = f"{self.services[0].url}/ops/api/reviews/{review['review_case_id']}/reject"
                 await self.http.post(url, headers=headers)
 
     async def new_customers(self, rng: random.Random) -> None:

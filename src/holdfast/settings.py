@@ -210,6 +210,8 @@ class Settings(Locations):
     log_format: Literal["console", "json"] = "console"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
     operators: Annotated[tuple[str, ...], BeforeValidator(_emails)] = ()
+    operator_readers: Annotated[tuple[str, ...], BeforeValidator(_emails)] = ()
+    operator_session_ttl_s: int = Field(43_200, ge=60, lt=2**31)
     brand_id: str = "holdfast"
     legal_entity_id: str = "holdfast"
     merchant_of_record: str = "Holdfast"

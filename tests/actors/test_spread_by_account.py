@@ -23,7 +23,7 @@ from holdfast.persistence.queries.orders import order_by_id, orders_of_account
 from holdfast.persistence.queries.sessions import session_by_token
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
-from holdfast.persistence.records import process_tables, shared_tables
+from holdfast.persistence.records import operator_tables, process_tables, shared_tables
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow
 from holdfast.persistence.records.orders import OrderChangedRow
 from holdfast.persistence.records.tables import metadata
@@ -37,7 +37,7 @@ from .order_checks import deliver, new_order
 PARTITIONS = 3
 SHARED = {
     found.name
-    for module in (shared_tables, process_tables)
+    for module in (shared_tables, process_tables, operator_tables)
     for found in vars(module).values()
     if isinstance(found, Table)
 }

@@ -20,6 +20,7 @@ from quart import Response
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
+from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.http.app import HoldfastApp, create_app
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
@@ -34,12 +35,15 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.operators.actions import OperatorAction
+from holdfast.persistence.operators.sessions import OperatorSession
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
 from holdfast.providers.storage.local import LocalStore
+from holdfast.reports.report import Report
 from holdfast.settings import Settings, load_settings
 
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
@@ -161,6 +165,26 @@ class FakeEventCommands:
 
 
 @dataclass
+class FakeOperatorWrites:
+    """Records the writes."""
+
+    actions: list[OperatorAction] = field(default_factory=list)
+    sessions: list[OperatorSession] = field(default_factory=list)
+    fault: DatabaseAway | None = None
+
+    async def write_action(self, action: OperatorAction) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.actions.append(action)
+
+    async def add_session(self, session: OperatorSession) -> None:
+        self.sessions.append(session)
+
+    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
+        self.sessions = [each for each in self.sessions if each.cookie_mac != cookie_mac]
+
+
+@dataclass
 class FakeHealth:
     """A health check with a given state."""
 
@@ -203,6 +227,7 @@ class Stage:
     mailer: FakeMailer
     store: LocalStore
     key: MintedKey
+    reports: list[Report]
     now: datetime = NOW
     account_id: str = ACCOUNT
     other_account_id: str = OTHER_ACCOUNT
@@ -425,6 +450,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     catalog = load_catalog(None)
     secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
+    reports: list[Report] = []
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
     deps = Dependencies(
         settings=settings,
@@ -439,6 +465,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         sandbox_secrets=(SANDBOX_SECRET,),
         card=None,
         events=FakeEventCommands(),
+        operators=FakeOperatorWrites(),
+        report=reports.append,
         health=FakeHealth(),
         metrics_text=lambda: b"# counters\n",
         urls=PublicUrls(
@@ -446,14 +474,15 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         ),
         now=lambda: NOW,
     )
-    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, mint_api_key("acct_1", live=False))
+    key = mint_api_key("acct_1", live=False)
+    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, key, reports)
 
 
 @pytest.fixture
 async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
-    stage.change(database=rows)
+    stage.change(database=rows, operators=OperatorRecords(database))
     api = Api(
         stage.app,
         stage.accounts,
@@ -462,6 +491,7 @@ async def api(stage: Stage, database: Database) -> Api:
         stage.mailer,
         stage.store,
         stage.key,
+        stage.reports,
         database=database,
         rows=rows,
     )

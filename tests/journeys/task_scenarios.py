@@ -103,7 +103,7 @@ class TaskRun:
         """Decide the review as an operator."""
         case_id = (await self.task())["review_case_id"]
         headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
-        return await self.customer.http.post(f"/ops/reviews/{case_id}/{decision}", json={}, headers=headers)
+        return await self.customer.http.post(f"/ops/api/reviews/{case_id}/{decision}", json={}, headers=headers)
 
     async def task(self) -> dict[str, Any]:
         """Read the task as its owner."""

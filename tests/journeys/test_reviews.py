@@ -35,7 +35,7 @@ class Operator:
         async def opened() -> dict[str, Any] | None:
             query, mine = "?limit=100", []
             while query:
-                page = ok(await self.http.get(f"/ops/reviews{query}"))
+                page = ok(await self.http.get(f"/ops/api/reviews{query}"))
                 mine += [each for each in page["data"] if each["account_id"] == customer.account_id]
                 query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
             return mine[0] if mine else None
@@ -44,7 +44,7 @@ class Operator:
 
     async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx2.Response:
         """Approve or reject a review."""
-        path = f"/ops/reviews/{case['review_case_id']}/{word}"
+        path = f"/ops/api/reviews/{case['review_case_id']}/{word}"
         return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
 
 
@@ -134,7 +134,7 @@ async def test_a_rejected_result_fails_its_task_without_charge(
         assert (task["output"], task["usage"]["cost_credits"]) == ([], "0.00")
         assert [line["message"] for line in task["provider_progress"]][-1] == "rejected: no"
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        assert ok(await operator.http.get(f"/ops/reviews/{case['review_case_id']}"))["task"] == task
+        assert ok(await operator.http.get(f"/ops/api/reviews/{case['review_case_id']}"))["task"] == task
     assert quiet_service.audit() == []
 
 
@@ -208,9 +208,11 @@ async def resolve_three(payer: Payer, operator: Operator) -> None:
         await payer.wait_for(order["order_id"], status="held")
 
     async def resolve(order: dict[str, Any], **body: object) -> httpx2.Response:
-        return await operator.http.post(f"/ops/payments/{order['order_id']}/resolve", json=body)
+        return await operator.http.post(
+            f"/ops/api/payments/{order['order_id']}/resolve", json={"reason": "agreed", **body}
+        )
 
-    listed = {each["order_id"] for each in ok(await operator.http.get("/ops/payments?limit=100"))["data"]}
+    listed = {each["order_id"] for each in ok(await operator.http.get("/ops/api/payments?limit=100"))["data"]}
     assert {short["order_id"], foreign["order_id"], canceled["order_id"]} <= listed
     unnamed = await resolve(foreign, credit=True)
     assert (unnamed.status_code, code_of(unnamed)) == (400, "invalid_amount")

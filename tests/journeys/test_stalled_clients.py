@@ -121,12 +121,12 @@ def test_operators_routes_have_their_own_listener(new_service: NewService) -> No
     logged = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
     asks = {"Authorization": "Bearer operator-token-of-the-listener-0123456789"}
     with httpx2.Client(base_url=service.url, verify=False) as public:
-        for path in ("/metrics", "/ops/reviews", "/ops/payments"):
+        for path in ("/metrics", "/ops/api/reviews", "/ops/api/payments"):
             assert public.get(path, headers=asks).status_code == 404
         for path in ("/healthz", "/readyz", "/v2/models"):
             assert public.get(path).status_code == 200
     with httpx2.Client(base_url=str(logged["operators"]), verify=False, headers=asks) as operators:
-        for path in ("/healthz", "/readyz", "/metrics", "/ops/reviews", "/ops/payments"):
+        for path in ("/healthz", "/readyz", "/metrics", "/ops/api/reviews", "/ops/api/payments"):
             assert operators.get(path).status_code == 200
         assert operators.get("/v2/models").status_code == 404
     assert service.stop() == 0

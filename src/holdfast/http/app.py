@@ -36,7 +36,7 @@ HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 def is_for_operators(route: Route) -> bool:
     """Whether a route is served on the operators' listener."""
-    return route.path == "/metrics" or route.path.startswith("/ops/")
+    return route.path in {"/metrics", "/ops"} or route.path.startswith("/ops/")
 
 
 PUBLIC_ROUTES: Final = tuple(route for route in ROUTES if not is_for_operators(route))

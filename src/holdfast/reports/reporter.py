@@ -97,7 +97,6 @@ class Reporter:
             report,
             reason=_clean(report.reason),
             key=key,
-            operator=_clean(report.operator),
             account_id=report.account_id or (key if key and key.startswith("acct_") else None),
             task_id=report.task_id or (key if key and key.startswith("task_") else None),
             level=level_of(report),

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.unfenced.event_commands import EventCommands
+from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.provider_calls import SubmitKey
@@ -169,6 +170,8 @@ def assemble(
             sandbox_secrets=(settings.sandbox_secret,),
             card=None if card is None else _card_payments(card, UnmatchedEventStore(PROVIDER, journal, now)),
             events=EventCommands(journal, refs.outbox, now),
+            operators=OperatorRecords(database),
+            report=reporter.report,
             health=ServiceHealth(database, tree, registry),
             metrics_text=metrics_text,
             urls=urls,

@@ -44,6 +44,7 @@ class Sweeper:
             "idempotency_records": idempotency_ttl_s,
             "sign_ins": SIGN_INS_RETENTION_S,
             "sessions": SESSIONS_RETENTION_S,
+            "operator_sessions": SESSIONS_RETENTION_S,
             "payment_events": EVENTS_RETENTION_S,
             "outbox": OUTBOX_RETENTION_S,
             "webhook_secrets": OVERLAP_S,

@@ -24,26 +24,19 @@ from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.http.kit import bodies
+from holdfast.http.kit.authentication import valid_key, valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import (
-    INVALID_API_KEY,
-    INVALID_SESSION,
-    SESSION_EXPIRED,
-    Bearer,
-    CredentialKind,
-    KnownKey,
-    lacking_scope,
-    read_bearer,
-    refuse_operator,
-)
+from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
+from holdfast.http.kit.operator_access import identify
+from holdfast.http.kit.operators import Operator, OperatorRole
 from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.api_keys import api_key_by_secret
+from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.queries.idempotency import find_reply
-from holdfast.persistence.queries.sessions import SessionRecord, session_by_token
+from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 T = TypeVar("T")
@@ -66,7 +59,8 @@ class Auth(Enum):
     PROVIDER_WEBHOOK = "provider_webhook"
     SANDBOX_SIGNATURE = "sandbox_signature"
     CARD_SIGNATURE = "card_signature"
-    OPERATOR = "operator"
+    OPERATOR_READ = "operator_read"
+    OPERATOR_ACT = "operator_act"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +70,8 @@ class Needs:
     With ``body_optional`` a body without required fields may be omitted. A body has at most
     :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
     :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max`` receives
-    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call.
+    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. ``action`` names what an operator
+    does by it, which is then recorded; an ``is_urgent`` one is also done while the database is away.
     """
 
     method: Method
@@ -88,6 +83,8 @@ class Needs:
     takes_input: bool
     raw_body_bytes_max: int | None
     raw_body_limit: Callable[[Call], int] | None
+    action: str | None
+    is_urgent: bool
 
     @property
     def name(self) -> str:
@@ -103,18 +100,20 @@ LIGHT_VALUES_MAX: Final = 200
 """The limits of a body that is decoded and validated on the event loop, in well under a millisecond."""
 
 _WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
+_ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPERATOR_ACT: "act"}
 
 
 class Call:
     """One request, as its handler sees it.
 
-    For a route with a body, ``session`` or ``known_key`` is set before the handler runs. ``json`` and ``body`` are
-    the parsed body, ``raw`` its bytes.
+    For a route with a body, ``session`` or ``known_key`` is set before the handler runs, for a route of operators
+    ``operator``; ``action`` is the record of what the operator does. ``json`` and ``body`` are the parsed body,
+    ``raw`` its bytes.
     """
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "bearer", "deps", "json", "known_key", "path", "raw", "request", "route", "session",
+        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "request", "route", "session",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
@@ -125,6 +124,8 @@ class Call:
         self.bearer: Bearer | None = None
         self.session: SessionRecord | None = None
         self.known_key: KnownKey | None = None
+        self.operator: Operator | None = None
+        self.action: OperatorAction | None = None
         self.json: bodies.JsonObject = {}
         self.raw = b""
         self._body: msgspec.Struct | None = None
@@ -139,13 +140,23 @@ class Call:
         assert isinstance(self._body, shape)
         return self._body
 
+    def reason(self) -> str | None:
+        """Return the reason of an operator's action: the body's field ``reason``, None if it is blank."""
+        reason: str | None = getattr(self._body, "reason", None)
+        return (reason or "").strip() or None
+
+    def concern(self, account_id: str, task_id: str | None = None) -> None:
+        """Note whom the operator's action concerns, where its path does not say so."""
+        assert self.action is not None
+        self.action = self.action._replace(account_id=account_id, task_id=task_id)
+
     async def prepare(self) -> Refusal | None:
         """Check what the route requires, before its handler runs."""
         bytes_max = self._body_bytes_max()
         length = self.request.content_length
         if (length or 0) > bytes_max:
             return _too_large(bytes_max)
-        refusal = self._read_credential()
+        refusal = await self._identify_operator() if self.route.auth in _ROLES else self._read_credential()
         if self.route.auth is Auth.OPTIONAL and (length is None or length > ANONYMOUS_BODY_BYTES_MAX):
             # A body above the anonymous limit needs a valid credential before it is read.
             self._caller_id = await self.account_of_caller()
@@ -209,15 +220,19 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
-        if self.route.auth is Auth.OPERATOR:
-            token = self.deps.settings.operator_token
-            return refuse_operator(self.request.headers.getlist("Authorization"), token)
         if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
             return None
         found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
         self.bearer = found
+        return None
+
+    async def _identify_operator(self) -> Refusal | None:
+        found = await identify(self.deps, self.request, self.origin(), _ROLES[self.route.auth])
+        if isinstance(found, Refusal):
+            return found
+        self.operator = found
         return None
 
     async def _authenticate(self) -> Refusal | None:
@@ -249,26 +264,22 @@ class Call:
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Authenticate the session and run ``query`` in one read.
 
-        Refuses: 1. ``invalid_session`` (unknown or ended); 2. ``session_expired``.
+        Refuses as :func:`~holdfast.http.kit.authentication.valid_session` does.
         """
         assert self.bearer is not None
         sha256 = self.bearer.sha256
         now = self.deps.now()
 
         def read(rows: Connection) -> T | Refusal:
-            session = session_by_token(rows, sha256)
-            if session is None or session.revoked_at is not None:
-                return INVALID_SESSION
-            if session.expires_at <= now:
-                return SESSION_EXPIRED
-            return query(rows, session)
+            session = valid_session(rows, sha256, now)
+            return session if isinstance(session, Refusal) else query(rows, session)
 
         return await self.deps.database.read(read)
 
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
         """Authenticate the API key, check its scope and run ``query`` in one read.
 
-        Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``insufficient_scope``.
+        Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does.
         """
         assert self.bearer is not None
         sha256, scope = self.bearer.sha256, self.route.scope
@@ -276,11 +287,9 @@ class Call:
         used: list[KnownKey] = []
 
         def read(rows: Connection) -> T | Refusal:
-            key = api_key_by_secret(rows, sha256)
-            if key is None or key.revoked_at is not None:
-                return INVALID_API_KEY
-            if scope is not None and scope not in key.scopes:
-                return lacking_scope(scope)
+            key = valid_key(rows, sha256, scope)
+            if isinstance(key, Refusal):
+                return key
             used.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 

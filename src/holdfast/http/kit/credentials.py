@@ -106,24 +106,23 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
-def refuse_operator(authorization: Sequence[str], operator_token: str) -> Refusal | None:
-    """Refuse a request without the operators' token, in constant time.
+def is_operator_token(authorization: Sequence[str], operator_token: str) -> bool | Refusal:
+    """Whether the request's Authorization headers are the operators' token, compared in constant time.
 
-    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme, another
-    token); 3. ``wrong_credential_type`` (a session token or an API key).
+    Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme).
     """
     if not authorization:
         return MISSING_CREDENTIALS
     match = _OPERATOR_AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
     if match is None:
         return NOT_ONE_BEARER
-    token = match.group(1)
+    return matches_operator_token(match.group(1), operator_token)
+
+
+def matches_operator_token(sent: str, operator_token: str) -> bool:
+    """Compare in constant time."""
     assert operator_token, "the settings always have a token"
-    if hmac.compare_digest(token.encode("ascii"), operator_token.encode()):
-        return None
-    if _kind_of(token) is not None:
-        return Refusal(code="wrong_credential_type", message="This endpoint requires the operators' token.")
-    return Refusal(code="invalid_credentials", message="The token is not the operators' token.")
+    return hmac.compare_digest(sent.encode(errors="replace"), operator_token.encode())
 
 
 MISSING_CREDENTIALS: Final = Refusal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -11,14 +12,19 @@ from sqlalchemy import Connection
 from holdfast.actors.runtime.refs import Directory
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
+from holdfast.http.kit.operator_sessions import SeenSessions
+from holdfast.http.kit.operators import OperatorFailures
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.operators.actions import OperatorAction
+from holdfast.persistence.operators.sessions import OperatorSession
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.report import Report
 from holdfast.settings import Settings
 
 T = TypeVar("T")
@@ -81,6 +87,22 @@ class EventActions(Protocol):
         ...
 
 
+class OperatorWrites(Protocol):
+    """The records of operators. Every method raises ``DatabaseAway``."""
+
+    async def write_action(self, action: OperatorAction) -> None:
+        """Write an action before its effect, or complete it afterwards."""
+        ...
+
+    async def add_session(self, session: OperatorSession) -> None:
+        """Write a new session."""
+        ...
+
+    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
+        """End a session."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPayments:
     """The card provider, and the settings of card payments.
@@ -122,6 +144,8 @@ class Dependencies:
     sandbox_secrets: Sequence[str]
     card: CardPayments | None
     events: EventActions
+    operators: OperatorWrites
+    report: Callable[[Report], None]
     health: Health
     metrics_text: Callable[[], bytes]
     urls: PublicUrls
@@ -129,6 +153,8 @@ class Dependencies:
     catalog_of: Callable[[str], Catalog | None] = no_earlier_catalogs
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)
+    operator_failures: OperatorFailures = field(default_factory=OperatorFailures)
+    seen_sessions: SeenSessions = field(default_factory=SeenSessions)
 
     @property
     def quote_key(self) -> bytes:

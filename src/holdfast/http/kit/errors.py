@@ -67,6 +67,10 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "invalid_api_key": ErrorRow(401, AUTHENTICATION, challenge=True),
     "wrong_credential_type": ErrorRow(401, AUTHENTICATION, challenge=True),
     "insufficient_scope": ErrorRow(403, PERMISSION),
+    "insufficient_role": ErrorRow(403, PERMISSION),
+    "cross_origin_request": ErrorRow(403, PERMISSION),
+    "invalid_csrf_token": ErrorRow(403, PERMISSION),
+    "sign_in_locked": ErrorRow(429, RATE_LIMIT, retry_after_s=900),
     "account_disabled": ErrorRow(403, PERMISSION),
     "rate_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=1),
     "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
@@ -194,7 +198,7 @@ def refusal_of_fault(fault: BaseException) -> Refusal | None:
 
     A group counts as its first member if all its members are expected.
     """
-    refusals = [_refusal_of_leaf(leaf) for leaf in _leaves(fault)]
+    refusals = [_refusal_of_leaf(leaf) for leaf in leaves_of(fault)]
     return refusals[0] if refusals and all(refusal is not None for refusal in refusals) else None
 
 
@@ -251,10 +255,11 @@ def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
             return None
 
 
-def _leaves(fault: BaseException) -> Iterator[BaseException]:
+def leaves_of(fault: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions of a group, or the one that is no group."""
     if isinstance(fault, BaseExceptionGroup):
         for member in fault.exceptions:
-            yield from _leaves(member)
+            yield from leaves_of(member)
     else:
         yield fault
 

@@ -14,6 +14,7 @@ import msgspec
 from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
+from holdfast.http.kit.operator_sessions import CSRF_HEADER
 from holdfast.http.kit.routes import Parameter, Route
 from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS
@@ -28,10 +29,19 @@ _TAGS: Final = ("Sign-in and session", "Account", "Catalog", "Media tasks", "Eve
 _REF: Final = "#/components/schemas/{name}"
 
 _BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_credential_type")
+_OPERATOR_CODES: Final = (
+    *_BEARER_CODES,
+    "invalid_session",
+    "session_expired",
+    "insufficient_role",
+    "cross_origin_request",
+    "sign_in_locked",
+)
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
     Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired"),
     Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "insufficient_scope"),
-    Auth.OPERATOR: _BEARER_CODES,
+    Auth.OPERATOR_READ: _OPERATOR_CODES,
+    Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }
 _BODY_CODES: Final = ("invalid_json", "unsupported_media_type", "request_too_large", "request_timeout")
 _IDEMPOTENCY_CODES: Final = ("invalid_idempotency_key", "idempotency_key_reused", "idempotency_key_in_use")
@@ -47,7 +57,8 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"webhook_token": []}, {"callback_signature": []}],
     Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
     Auth.CARD_SIGNATURE: [{"card_signature": []}],
-    Auth.OPERATOR: [{"operator": []}],
+    Auth.OPERATOR_READ: [{"operator": []}, {"session": []}, {"operator_cookie": []}],
+    Auth.OPERATOR_ACT: [{"operator": []}, {"session": []}, {"operator_cookie": [], "csrf_token": []}],
 }
 
 _WEBHOOK_HEADERS: Final = tuple(
@@ -71,8 +82,8 @@ are null, never omitted; new fields may be added. Success is 200. Every response
 `Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
 the request with the same key.
 
-**Lists** are ordered newest first, those for operators oldest first. Send `next_cursor` as `cursor`, with the same
-filters; it is null on the last page.
+**Lists** are ordered newest first, those of operators' open work oldest first. Send `next_cursor` as `cursor`, with
+the same filters; it is null on the last page.
 
 **Signatures** of callbacks and card webhooks are `t=<unix>,v1=<hex>`, the HMAC-SHA256 of `<t>.<raw body>`; 300
 seconds of clock skew are allowed. A sandbox payment's signature comes with its order and is sent back unchanged: it
@@ -117,6 +128,13 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
                 "session": {"type": "http", "scheme": "bearer", "description": "A session token, `hst_…`."},
                 "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `hk_…`."},
                 "operator": {"type": "http", "scheme": "bearer", "description": "The operators' token."},
+                "operator_cookie": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": "__Host-holdfast_operator" if public_url.startswith("https:") else "holdfast_operator",
+                    "description": "The session of an operator's browser.",
+                },
+                "csrf_token": {"type": "apiKey", "in": "header", "name": CSRF_HEADER},
                 "callback_signature": {"type": "apiKey", "in": "header", "name": "X-Callback-Signature"},
                 "webhook_signature": {"type": "apiKey", "in": "header", "name": "webhook-signature"},
                 "webhook_token": {"type": "http", "scheme": "bearer", "description": "A container's own secret."},

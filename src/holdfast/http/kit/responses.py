@@ -12,6 +12,7 @@ from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.http.kit.actions import perform
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
@@ -40,7 +41,10 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     outcome: Outcome
     try:
         refusal = await call.prepare()
-        outcome = await route.handler(call) if refusal is None else refusal
+        if refusal is not None:
+            outcome = refusal
+        else:
+            outcome = await (route.handler(call) if route.action is None else perform(call, route.handler))
     except BaseExceptionGroup as group:
         # Quart would look for a handler member by member; a group is one fault here.
         cancelled, faults = group.split(trio.Cancelled)

@@ -133,6 +133,8 @@ class RouteTable:
         raw_body_bytes_max: int | None = None,
         raw_body_limit: Callable[[Call], int] | None = None,
         raw_body_example: Mapping[str, object] | None = None,
+        action: str | None = None,
+        is_urgent: bool = False,
         reply: type[msgspec.Struct] | None = None,
         other_reply: type[msgspec.Struct] | None = None,
         statuses: tuple[int, ...] = (200,),
@@ -141,6 +143,9 @@ class RouteTable:
         errors: tuple[str, ...] = (),
     ) -> Callable[[Handler], Handler]:
         """Declare the decorated handler as a route."""
+        assert action is None or (
+            auth is Auth.OPERATOR_ACT and body is not None and "reason" in body.__struct_fields__
+        )
 
         def declare(handler: Handler) -> Handler:
             self.routes.append(
@@ -158,6 +163,8 @@ class RouteTable:
                     raw_body_bytes_max=raw_body_bytes_max,
                     raw_body_limit=raw_body_limit,
                     raw_body_example=raw_body_example,
+                    action=action,
+                    is_urgent=is_urgent,
                     reply=reply,
                     other_reply=other_reply,
                     statuses=statuses,

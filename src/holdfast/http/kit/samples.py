@@ -18,7 +18,8 @@ JsonSchema = dict[str, Any]
 _CREDENTIALS: Final = {
     Auth.SESSION: "SESSION_TOKEN",
     Auth.API_KEY: "API_KEY",
-    Auth.OPERATOR: "OPERATOR_TOKEN",
+    Auth.OPERATOR_READ: "OPERATOR_TOKEN",
+    Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
     Auth.PROVIDER_WEBHOOK: "PROVIDER_TOKEN",
 }
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")

@@ -33,6 +33,7 @@ _DELETES: dict[str, TextClause] = {
         )
     ),
     "sessions": text(_delete("sessions", f"expires_at {_BEFORE}")),
+    "operator_sessions": text(_delete("operator_sessions", f"expires_at {_BEFORE}")),
     # Events without an order: of others who share our account at the provider, or of orders that never existed.
     "payment_events": text(_delete("payment_events", f"order_id is null and received_at {_BEFORE}")),
     # Events that were delivered or given up, with their attempts.

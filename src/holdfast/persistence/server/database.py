@@ -1,7 +1,7 @@
 """Access to the database: reads on threads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases and sweeps alone.
+:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases, sweeps and operators' records alone.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
 the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
@@ -110,9 +110,9 @@ class Database:
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
 
-        Only for leases and sweeps (claiming due work, deleting what has expired): writes of money, orders, tasks,
-        keys or idempotency records go through the journal. Its thread is never abandoned. Raises like
-        :meth:`read`.
+        Only for leases, sweeps (claiming due work, deleting what has expired) and operators' records: writes of
+        money, orders, tasks, keys or idempotency records go through the journal. Its thread is never abandoned.
+        Raises like :meth:`read`.
         """
         self._refuse_if_closed()
         try:

@@ -7,7 +7,7 @@ import re
 import structlog
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.actors.sign_in.messages import AdmitOrigin, RequestCode, VerifyCode
+from holdfast.actors.sign_in.messages import AdmitOrigin, RequestCode, SignedIn, VerifyCode
 from holdfast.http.endpoints.control.email_address import normalise_email
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
@@ -48,10 +48,13 @@ _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 )
 async def request_code(call: Call) -> Outcome:
     """The caller's origin is limited before the address, so that trying addresses is limited too."""
+    email = read_email(call.body(CodeRequest).email)
+    return email if isinstance(email, Refusal) else await send_code(call, email)
+
+
+async def send_code(call: Call, email: str) -> CodeSent | Refusal:
+    """Send a code. Refuses as :func:`request_code` does."""
     deps, origin = call.deps, call.origin()
-    email = _email(call.body(CodeRequest).email)
-    if isinstance(email, Refusal):
-        return email
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):
         return admitted
@@ -82,15 +85,10 @@ async def request_code(call: Call) -> Outcome:
 async def verify_code(call: Call) -> Outcome:
     """An ``otp_id`` that was not issued for this address is refused without asking an actor."""
     deps, tried = call.deps, call.body(VerifyRequest)
-    email = _email(tried.email)
+    email = read_email(tried.email)
     if isinstance(email, Refusal):
         return email
-    if not _CODE.fullmatch(tried.otp):
-        return Refusal(code="invalid_parameter", message="The code must have six digits.", param="otp")
-    if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
-        return INVALID_OTP
-    command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
-    signed_in = await call.ask(deps.sign_ins.ref(f"email:{email}"), command)
+    signed_in = await verify(call, email, tried)
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
@@ -106,6 +104,17 @@ async def verify_code(call: Call) -> Outcome:
         account=account_body(facts.totals),
         first_call=first_call(deps, facts),
     )
+
+
+async def verify(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Refusal:
+    """Sign in with a code. Refuses as :func:`verify_code` does."""
+    deps = call.deps
+    if not _CODE.fullmatch(tried.otp):
+        return Refusal(code="invalid_parameter", message="The code must have six digits.", param="otp")
+    if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
+        return INVALID_OTP
+    command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)
+    return await call.ask(deps.sign_ins.ref(f"email:{email}"), command)
 
 
 @route(
@@ -152,7 +161,7 @@ async def read_first_call(call: Call) -> Outcome:
     return facts if isinstance(facts, Refusal) else first_call(call.deps, facts)
 
 
-def _email(text: str) -> str | Refusal:
+def read_email(text: str) -> str | Refusal:
     """Return a normalised e-mail address. Refuses with ``invalid_email``."""
     email = normalise_email(text)
     if email is not None:

@@ -15,6 +15,7 @@ from holdfast.http.kit.listing import cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import AmountGiven
+from holdfast.http.schemas.operators import Reason
 from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.orders.order import Order
@@ -32,7 +33,7 @@ _RESOLVE_ERRORS: Final = (
 )
 
 
-class Resolution(msgspec.Struct, frozen=True):
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to give credit, and a note of at most 400 characters that is recorded in the order's history.
 
     Without ``amount`` the amount received is credited, at most the amount ordered; a payment in another currency
@@ -40,15 +41,16 @@ class Resolution(msgspec.Struct, frozen=True):
     """
 
     credit: bool
+    reason: Reason
     amount: AmountGiven | None = None
     note: str | None = None
 
 
 @route(
     "GET",
-    "/ops/payments",
+    "/ops/api/payments",
     summary="List the held payment orders of all accounts, oldest first",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_READ,
     reply=PaymentOrderList,
     parameters=(FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
@@ -72,9 +74,10 @@ async def list_held_orders(call: Call) -> Outcome:
 
 @route(
     "POST",
-    "/ops/payments/{order_id}/resolve",
+    "/ops/api/payments/{order_id}/resolve",
     summary="Resolve a held payment order: give credit for its payment, or none",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_ACT,
+    action="resolve_payment",
     body=Resolution,
     reply=PaymentOrderBody,
     errors=_RESOLVE_ERRORS,
@@ -101,6 +104,7 @@ async def resolve_payment_order(call: Call) -> Outcome:
         order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
     if order is None:
         return order_not_found(order_id)
+    call.concern(order.account_id)
     command = ResolveOrder(order_id, body.credit, amount_micro, note)
     reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)

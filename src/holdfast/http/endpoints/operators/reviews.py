@@ -19,6 +19,7 @@ from holdfast.http.kit.listing import Position, cut_page, read_cursor, read_wind
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.operators import ActionRequest
 from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
@@ -44,7 +45,7 @@ _REASON: Final = Parameter(
 )
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(ActionRequest, frozen=True):
     """A note of at most 400 characters, recorded in the task's progress, which its owner can read."""
 
     note: str | None = None
@@ -82,9 +83,9 @@ class ReviewList(msgspec.Struct, frozen=True):
 
 @route(
     "GET",
-    "/ops/reviews",
+    "/ops/api/reviews",
     summary="List the open reviews of all accounts, oldest task first",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_READ,
     reply=ReviewList,
     parameters=(_REASON, FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
@@ -115,9 +116,9 @@ async def list_reviews(call: Call) -> Outcome:
 
 @route(
     "GET",
-    "/ops/reviews/{review_case_id}",
+    "/ops/api/reviews/{review_case_id}",
     summary="Retrieve a review, open or decided",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_READ,
     reply=ReviewBody,
     errors=("review_not_found",),
 )
@@ -129,9 +130,10 @@ async def read_review(call: Call) -> Outcome:
 
 @route(
     "POST",
-    "/ops/reviews/{review_case_id}/approve",
+    "/ops/api/reviews/{review_case_id}/approve",
     summary="Approve a review: store the results not stored yet, then capture the charge",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_ACT,
+    action="approve_review",
     body=Decision,
     body_optional=True,
     reply=ReviewBody,
@@ -144,9 +146,10 @@ async def approve_review(call: Call) -> Outcome:
 
 @route(
     "POST",
-    "/ops/reviews/{review_case_id}/reject",
+    "/ops/api/reviews/{review_case_id}/reject",
     summary="Reject a review: the task fails and its whole hold is released",
-    auth=Auth.OPERATOR,
+    auth=Auth.OPERATOR_ACT,
+    action="reject_review",
     body=Decision,
     body_optional=True,
     reply=ReviewBody,
@@ -164,6 +167,7 @@ async def _decide(call: Call, *, approve: bool) -> Outcome:
     task = await _task_of(call)
     if isinstance(task, Refusal):
         return task
+    call.concern(task.account_id, task.request_id)
     done = await call.ask(call.deps.tasks.ref(task.request_id), DecideReview(approve=approve, note=note))
     if isinstance(done, Refusal):
         return done

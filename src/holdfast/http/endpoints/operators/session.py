@@ -1,0 +1,165 @@
+"""An operator's session in a browser: begin it with the operators' token or a code by e-mail, show it, end it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.actors.account.messages import SignOut
+from holdfast.http.endpoints.control.sign_in import read_email, send_code, verify
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
+from holdfast.http.kit.operator_sessions import csrf_token, read_cookie, set_cookie
+from holdfast.http.kit.operators import Operator, operator_of, role_of
+from holdfast.http.kit.routes import BodyResponse, Outcome, RouteTable
+from holdfast.http.kit.same_origin import refuse_cross_origin
+from holdfast.http.schemas.common import CodeRequest, CodeSent, Delivery, VerifyRequest
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import INVALID_OTP, new_otp_id
+
+route = RouteTable("Operators")
+
+
+class TokenSignIn(msgspec.Struct, frozen=True):
+    """The operators' token."""
+
+    token: str
+
+
+class OperatorSessionBody(msgspec.Struct, frozen=True):
+    """Who the operator is. ``csrf_token`` is sent with each change; null for a credential that is no cookie."""
+
+    operator: str
+    role: str
+    credential: str
+    csrf_token: str | None
+
+
+class OperatorSessionEnded(msgspec.Struct, frozen=True):
+    """The session has ended, and its cookie is taken back."""
+
+    signed_out: bool
+
+
+@route(
+    "POST",
+    "/ops/api/session",
+    summary="Begin an operator's session in a browser, with the operators' token",
+    body=TokenSignIn,
+    reply=OperatorSessionBody,
+    errors=("cross_origin_request", "invalid_credentials", "sign_in_locked"),
+)
+async def sign_in_with_token(call: Call) -> Outcome:
+    """The response has the cookie."""
+    refusal = _refuse_cross_origin(call)
+    if refusal is not None:
+        return refusal
+    begun = await sign_in_by_token(call.deps, call.body(TokenSignIn).token, call.origin())
+    return begun if isinstance(begun, Refusal) else _signed_in(call, begun[0], begun[1].operator)
+
+
+@route(
+    "POST",
+    "/ops/api/session/code",
+    summary="Send a one-time code to an operator's e-mail address",
+    body=CodeRequest,
+    reply=CodeSent,
+    errors=(
+        "cross_origin_request", "invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"
+    ),
+)  # fmt: skip
+async def request_operator_code(call: Call) -> Outcome:
+    """An address that is no operator's gets the same response, and no mail."""
+    refusal = _refuse_cross_origin(call)
+    if refusal is not None:
+        return refusal
+    email = read_email(call.body(CodeRequest).email)
+    if isinstance(email, Refusal):
+        return email
+    settings = call.deps.settings
+    if role_of(email, settings) is not None:
+        return await send_code(call, email)
+    return CodeSent(
+        otp_id=new_otp_id(settings.otp_pepper, email),
+        expires_in_seconds=settings.otp_ttl_s,
+        delivery=Delivery(channel="email", destination=email, status="sent"),
+        debug_otp=None,
+    )
+
+
+@route(
+    "POST",
+    "/ops/api/session/verify",
+    summary="Begin an operator's session in a browser, with a one-time code",
+    body=VerifyRequest,
+    reply=OperatorSessionBody,
+    errors=(
+        "cross_origin_request", "invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded",
+        "account_disabled",
+    ),
+)  # fmt: skip
+async def sign_in_with_code(call: Call) -> Outcome:
+    """The account's own session, which a code begins, ends at once."""
+    refusal = _refuse_cross_origin(call)
+    if refusal is not None:
+        return refusal
+    tried = call.body(VerifyRequest)
+    email = read_email(tried.email)
+    if isinstance(email, Refusal):
+        return email
+    if role_of(email, call.deps.settings) is None:
+        return INVALID_OTP
+    signed_in = await verify(call, email, tried)
+    if isinstance(signed_in, Refusal):
+        return signed_in
+    cookie, session = await begin_session(call.deps, email, call.origin())
+    call.deps.accounts.ref(signed_in.account_id).tell(SignOut(signed_in.session_id))
+    return _signed_in(call, cookie, session.operator)
+
+
+@route(
+    "GET",
+    "/ops/api/session",
+    summary="Retrieve who the operator is",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatorSessionBody,
+)
+async def read_operator_session(call: Call) -> Outcome:
+    """For any credential."""
+    assert call.operator is not None
+    cookie = read_cookie(call.request.cookies, call.deps.settings) if call.operator.credential == "cookie" else None
+    return _body(call, call.operator, cookie)
+
+
+@route(
+    "DELETE",
+    "/ops/api/session",
+    summary="End the operator's session in this browser",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatorSessionEnded,
+)
+async def sign_operator_out(call: Call) -> Outcome:
+    """Without a cookie there is nothing to end."""
+    cookie = read_cookie(call.request.cookies, call.deps.settings)
+    if cookie is not None:
+        await end_session(call.deps, cookie)
+    return BodyResponse(
+        OperatorSessionEnded(signed_out=cookie is not None), headers=(set_cookie("", call.deps.settings),)
+    )
+
+
+def _refuse_cross_origin(call: Call) -> Refusal | None:
+    return refuse_cross_origin(call.request.method, call.request.headers, call.deps.settings, has_cookie=False)
+
+
+def _signed_in(call: Call, cookie: str, name: str) -> Outcome:
+    operator = operator_of(name, "cookie", "read", call.deps.settings)
+    if isinstance(operator, Refusal):
+        return operator
+    return BodyResponse(_body(call, operator, cookie), headers=(set_cookie(cookie, call.deps.settings),))
+
+
+def _body(call: Call, operator: Operator, cookie: str | None) -> OperatorSessionBody:
+    token = None if cookie is None else csrf_token(cookie, call.deps.settings)
+    return OperatorSessionBody(
+        operator=operator.name, role=operator.role, credential=operator.credential, csrf_token=token
+    )

@@ -1,0 +1,124 @@
+"""Operators' actions: each is recorded before its effect, then completed with its result and reported.
+
+A route with an ``action`` runs through :func:`perform`, so handlers stay plain. An action whose record cannot be
+written is not done. Urgent ones, which repair the service, are the exception: while the database is away, their
+report is the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+from quart import Response
+
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
+from holdfast.http.kit.routes import BodyResponse, Outcome
+from holdfast.http.kit.tracing import current_request_id
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.actions import ActionResult, OperatorAction
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.report import Report
+from holdfast.scrubbing import scrub
+
+log = structlog.get_logger("holdfast.http")
+
+END_S: Final = 5.0
+"""How long an action's result may take to be written, after its caller has gone."""
+
+
+async def perform(call: Call, handler: Callable[[Call], Awaitable[Outcome]]) -> Outcome:
+    """Run the handler of an action between its two records.
+
+    Raises :class:`DatabaseAway`, before anything is done, if the first cannot be written. If the second cannot, the
+    row has no result, and the log has a line.
+    """
+    await _begin(call)
+    try:
+        outcome = await handler(call)
+    except BaseException as fault:
+        with trio.move_on_after(END_S, shield=True):
+            await _end(call, *_result_of_fault(fault))
+        raise
+    refusal = _refusal_in(outcome)
+    await _end(call, "done" if refusal is None else "refused", refusal)
+    return outcome
+
+
+async def _begin(call: Call) -> None:
+    operator, action = call.operator, call.route.action
+    assert operator is not None, "the route of an action authenticates an operator"
+    assert action is not None
+    reason = call.reason()
+    call.action = OperatorAction(
+        action_id=new_id("act"),
+        at=call.deps.now(),
+        operator=operator.name,
+        credential=operator.credential,
+        origin=call.origin(),
+        action=action,
+        target="/".join(call.path.values()),
+        account_id=_with_prefix(call, "acct_"),
+        task_id=_with_prefix(call, "task_"),
+        reason=None if reason is None else scrub(reason),
+        trace_id=current_request_id(),
+    )
+    try:
+        await call.deps.operators.write_action(call.action)
+    except DatabaseAway:
+        if not call.route.is_urgent:
+            raise
+        log.warning("an urgent action has no row", action=action, operator=operator.name)
+
+
+async def _end(call: Call, result: ActionResult, code: str | None) -> None:
+    assert call.action is not None
+    action = call.action = call.action._replace(ended_at=call.deps.now(), result=result, code=code)
+    call.deps.report(_report_of(action))
+    try:
+        await call.deps.operators.write_action(action)
+    except DatabaseAway:
+        log.warning("an action's result could not be written", action_id=action.action_id, result=result)
+
+
+def _report_of(action: OperatorAction) -> Report:
+    outcome = f"{action.result} ({action.code})" if action.code else f"{action.result}"
+    why = f", because: {action.reason}" if action.reason else ""
+    return Report(
+        kind="action",
+        at=action.ended_at or action.at,
+        path="operators",
+        key=action.target or None,
+        account_id=action.account_id,
+        task_id=action.task_id,
+        operator=action.operator,
+        reason=f"{action.action}: {outcome}{why}",
+        trace_id=action.trace_id,
+    )
+
+
+def _result_of_fault(fault: BaseException) -> tuple[ActionResult, str | None]:
+    leaves = list(leaves_of(fault))
+    if any(isinstance(leaf, trio.Cancelled | OutcomeUnknown) for leaf in leaves):
+        return "unknown", None
+    return "failed", (refusal_of_fault(fault) or INTERNAL_ERROR).code
+
+
+def _refusal_in(outcome: Outcome) -> str | None:
+    """Return the code of a refusal, or the status of a response that is an error."""
+    if isinstance(outcome, BodyResponse):
+        outcome = outcome.body
+    if isinstance(outcome, Refusal):
+        return outcome.code
+    if isinstance(outcome, Response) and outcome.status_code >= 400:
+        return str(outcome.status_code)
+    return None
+
+
+def _with_prefix(call: Call, prefix: str) -> str | None:
+    return next((value for value in call.path.values() if value.startswith(prefix)), None)

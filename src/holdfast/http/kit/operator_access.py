@@ -1,0 +1,140 @@
+"""Identify the operator who makes a request, and begin and end sessions in a browser."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.http.kit.authentication import valid_session
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.credentials import (
+    INVALID_SESSION,
+    SESSION_EXPIRED,
+    is_operator_token,
+    matches_operator_token,
+    read_bearer,
+)
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.operator_sessions import (
+    CSRF_HEADER,
+    INVALID_CSRF_TOKEN,
+    cookie_mac,
+    is_csrf_token,
+    new_session,
+    read_cookie,
+)
+from holdfast.http.kit.operators import FAILURES_MAX, TOKEN_OPERATOR, Operator, OperatorRole, operator_of
+from holdfast.http.kit.same_origin import refuse_cross_origin
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.sessions import OperatorSession, session_by_mac
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.report import Report
+
+NOT_OPERATORS_TOKEN: Final = Refusal(code="invalid_credentials", message="The token is not the operators' token.")
+NEEDS_AN_OPERATOR: Final = Refusal(
+    code="wrong_credential_type", message="This endpoint requires the operators' token or an operator's session."
+)
+
+
+async def identify(
+    deps: Dependencies, request: HoldfastRequest, origin: str, needed: OperatorRole
+) -> Operator | Refusal:
+    """Return the operator who makes the request from ``origin`` and has the role that is needed.
+
+    Refuses: 1. ``cross_origin_request``; 2. ``missing_credentials``; 3. ``invalid_credentials``,
+    ``wrong_credential_type``, ``invalid_session``, ``session_expired``; 4. ``sign_in_locked`` (many wrong tokens);
+    5. ``invalid_csrf_token`` (a change, by cookie); 6. ``insufficient_role``.
+    """
+    settings, headers = deps.settings, request.headers
+    authorization, cookie = headers.getlist("Authorization"), read_cookie(request.cookies, settings)
+    has_cookie = cookie is not None and not authorization
+    refusal = refuse_cross_origin(request.method, headers, settings, has_cookie=has_cookie)
+    if refusal is not None:
+        return refusal
+    if cookie is None or authorization:
+        return await _by_bearer(deps, authorization, origin, needed)
+    session = await session_of(deps, cookie)
+    if isinstance(session, Refusal):
+        return session
+    if request.method != "GET" and not is_csrf_token(headers.get(CSRF_HEADER), cookie, settings):
+        return INVALID_CSRF_TOKEN
+    return operator_of(session.operator, "cookie", needed, settings)
+
+
+async def _by_bearer(
+    deps: Dependencies, authorization: list[str], origin: str, needed: OperatorRole
+) -> Operator | Refusal:
+    is_token = is_operator_token(authorization, deps.settings.operator_token)
+    if isinstance(is_token, Refusal):
+        return is_token
+    if is_token:
+        return operator_of(TOKEN_OPERATOR, "token", needed, deps.settings)
+    bearer = read_bearer(authorization, None)
+    if isinstance(bearer, Refusal):
+        return bearer if bearer == INVALID_SESSION else refuse_token(deps, origin)
+    if bearer.kind != "session":
+        return NEEDS_AN_OPERATOR
+    session = await deps.database.read(lambda rows: valid_session(rows, bearer.sha256, deps.now()))
+    if isinstance(session, Refusal):
+        return session
+    return operator_of(session.email, "session", needed, deps.settings)
+
+
+def refuse_token(deps: Dependencies, origin: str) -> Refusal:
+    """Count a wrong operators' token and refuse it."""
+    now = deps.now()
+    locked = deps.operator_failures.refuse(origin, now)
+    if locked is not None:
+        return locked
+    if deps.operator_failures.add(origin, now):
+        reason = f"{FAILURES_MAX} wrong operators' tokens from {origin}"
+        deps.report(Report(kind="lockout", at=now, path="operators", count=FAILURES_MAX, reason=reason))
+    return NOT_OPERATORS_TOKEN
+
+
+async def session_of(deps: Dependencies, cookie: str) -> OperatorSession | Refusal:
+    """Return the session of a cookie; while the database is away, one that this process has lately found valid.
+
+    Refuses: 1. ``invalid_session``; 2. ``session_expired``.
+    """
+    mac, now = cookie_mac(cookie, deps.settings), deps.now()
+    try:
+        session = await deps.database.read(lambda rows: session_by_mac(rows, mac))
+    except DatabaseAway:
+        session = deps.seen_sessions.get(mac, now)
+        if session is None:
+            raise
+    else:
+        deps.seen_sessions.note(mac, session, now)
+    if session is None or session.ended_at is not None:
+        return INVALID_SESSION
+    return SESSION_EXPIRED if session.expires_at <= now else session
+
+
+async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str, OperatorSession]:
+    """Begin an operator's session in a browser; return its cookie and what was stored.
+
+    Raises :class:`DatabaseAway`.
+    """
+    cookie, session = new_session(name, origin, deps.now(), deps.settings)
+    await deps.operators.add_session(session)
+    return cookie, session
+
+
+async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple[str, OperatorSession] | Refusal:
+    """Begin a session with the operators' token, as :func:`begin_session` does.
+
+    Refuses: 1. ``sign_in_locked``, also for the right token; 2. ``invalid_credentials``.
+    """
+    locked = deps.operator_failures.refuse(origin, deps.now())
+    if locked is not None:
+        return locked
+    if not matches_operator_token(token, deps.settings.operator_token):
+        return refuse_token(deps, origin)
+    return await begin_session(deps, TOKEN_OPERATOR, origin)
+
+
+async def end_session(deps: Dependencies, cookie: str) -> None:
+    """End the session of a cookie. Raises :class:`DatabaseAway`; this process refuses the cookie even then."""
+    mac = cookie_mac(cookie, deps.settings)
+    deps.seen_sessions.note(mac, None, deps.now())
+    await deps.operators.end_session(mac, deps.now())

@@ -1,0 +1,87 @@
+"""Who an operator is, and the limit on wrong tokens.
+
+An operator has one of three credentials:
+
+- the operators' token, as a bearer; its name is ``operator-token``, and it may act;
+- a session of an account whose e-mail address the settings list as an operator's (act) or a reader's (read);
+- the cookie of a session in a browser, which began with one of the other two.
+
+The settings decide the role at each request, so an operator who is no longer listed is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from datetime import datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+from holdfast.ledger.refusals import Refusal
+from holdfast.settings import Settings
+
+OperatorRole = Literal["read", "act"]
+OperatorCredential = Literal["token", "session", "cookie"]
+
+TOKEN_OPERATOR: Final = "operator-token"  # noqa: S105 - a name
+"""The name of the operator who uses the operators' token."""
+
+FAILURES_MAX: Final = 10
+FAILURES_WINDOW: Final = timedelta(minutes=15)
+ORIGINS_MAX: Final = 10_000
+
+NOT_AN_OPERATOR: Final = Refusal(code="insufficient_role", message="The account is not an operator's.")
+MAY_ONLY_READ: Final = Refusal(code="insufficient_role", message="This operator may read, but not act.")
+
+
+class Operator(NamedTuple):
+    """The operator who makes a request. ``name`` is an e-mail address or :data:`TOKEN_OPERATOR`."""
+
+    name: str
+    role: OperatorRole
+    credential: OperatorCredential
+
+
+def role_of(name: str, settings: Settings) -> OperatorRole | None:
+    """Return the role of an operator's name, None if it is no operator's."""
+    if name == TOKEN_OPERATOR or name in settings.operators:
+        return "act"
+    return "read" if name in settings.operator_readers else None
+
+
+def operator_of(
+    name: str, credential: OperatorCredential, needed: OperatorRole, settings: Settings
+) -> Operator | Refusal:
+    """Return the operator of that name. Refuses with ``insufficient_role``."""
+    role = role_of(name, settings)
+    if role is None:
+        return NOT_AN_OPERATOR
+    return MAY_ONLY_READ if needed == "act" != role else Operator(name, role, credential)
+
+
+class OperatorFailures:
+    """Wrong operators' tokens by origin; after :data:`FAILURES_MAX` within the window the origin is locked out.
+
+    Counted in each process: the token is far too long to be guessed, so this is for the operators' notice.
+    """
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, list[datetime]] = OrderedDict()
+
+    def add(self, origin: str, now: datetime) -> bool:
+        """Count a failure; return whether it is the one that locks the origin out."""
+        recent = [at for at in self._failures.pop(origin, []) if now - at < FAILURES_WINDOW]
+        self._failures[origin] = [*recent[-FAILURES_MAX:], now]
+        if len(self._failures) > ORIGINS_MAX:
+            self._failures.popitem(last=False)
+        return len(recent) + 1 == FAILURES_MAX
+
+    def refuse(self, origin: str, now: datetime) -> Refusal | None:
+        """Return a refusal if the origin is locked out."""
+        recent = [at for at in self._failures.get(origin, ()) if now - at < FAILURES_WINDOW]
+        if len(recent) < FAILURES_MAX:
+            return None
+        wait = recent[-FAILURES_MAX] + FAILURES_WINDOW - now
+        return Refusal(
+            code="sign_in_locked",
+            message="Too many wrong tokens came from this address; try again later.",
+            retry_after_s=int(wait.total_seconds()) + 1,
+        )

@@ -1,0 +1,63 @@
+"""What operators did: a row is written before the action, and completed with its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple, Unpack
+
+from sqlalchemy import Connection, select
+
+from holdfast.persistence.queries.paging import PageOptions, page
+from holdfast.persistence.records.tables import operator_actions as actions
+
+ActionResult = Literal["done", "refused", "failed", "unknown"]
+"""``unknown``: its caller stopped waiting, so the effect may have happened or not."""
+
+
+class OperatorAction(NamedTuple):
+    """One action. ``result`` is None until it has ended, and stays None if the process ended first.
+
+    ``operator`` acted with ``credential`` from ``origin``; ``code`` is that of a refusal or fault. ``account_id``
+    and ``task_id`` are what it concerned, where known.
+    """
+
+    action_id: str
+    at: datetime
+    operator: str
+    credential: str
+    origin: str
+    action: str
+    target: str
+    account_id: str | None
+    task_id: str | None
+    reason: str | None
+    trace_id: str
+    ended_at: datetime | None = None
+    result: ActionResult | None = None
+    code: str | None = None
+
+
+_ALL = select(*(actions.c[name] for name in OperatorAction._fields))
+
+
+def write_action(rows: Connection, action: OperatorAction) -> None:
+    """Write an action before its effect, or complete it afterwards. A result that is written never changes."""
+    values = action._asdict()
+    if action.result is None:
+        rows.execute(actions.insert().values(values))
+    else:
+        rows.execute(
+            actions.update()
+            .where(actions.c.action_id == action.action_id, actions.c.result.is_(None))
+            .values({name: values[name] for name in ("account_id", "task_id", "ended_at", "result", "code")})
+        )
+
+
+def list_actions(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[OperatorAction]:
+    """Return a page of actions, newest first. ``filters`` are exact matches by column name."""
+    matches = [actions.c[name] == value for name, value in filters.items()]
+    found = page(rows, _ALL.where(*matches), (actions.c.at, actions.c.action_id), **options)
+    return [OperatorAction._make(row) for row in found]

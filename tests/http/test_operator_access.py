@@ -1,0 +1,353 @@
+"""Who may call operators' endpoints: credentials, roles, origins, sessions in a browser, the record of actions."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from quart import Response
+
+from holdfast.actors.account.messages import SignOut
+from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, SignedIn
+from holdfast.actors.task.messages import TaskReply
+from holdfast.http.app import ROUTES, is_for_operators
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.operators import FAILURES_MAX, FAILURES_WINDOW
+from holdfast.ledger.sign_in_codes import new_otp_id
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+from .test_operator_calls import frozen
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Api, Stage
+
+READ = ("GET", "/ops/api/reviews/none")
+ACT = ("POST", "/ops/api/reviews/none/approve")
+OPERATED = [route for route in ROUTES if route.path.startswith("/ops/api/")]
+OPERATOR = "acct_" + "1" * 32 + "@example.com"
+HOST = {"Host": "localhost", "Sec-Fetch-Site": "same-origin"}
+
+
+def bearer(stage: Stage) -> dict[str, str]:
+    return {"Authorization": f"Bearer {stage.deps.settings.operator_token}"}
+
+
+async def sign_in(stage: Stage) -> tuple[dict[str, str], str]:
+    """Begin a session with the token; the cookie as a header, and the CSRF token."""
+    token = {"token": stage.deps.settings.operator_token}
+    response = await stage.call("POST", "/ops/api/session", json=token, headers=HOST)
+    body = await response.get_json()
+    assert response.status_code == 200, body
+    cookie = response.headers["Set-Cookie"].partition(";")[0]
+    return {"Cookie": cookie}, body["csrf_token"]
+
+
+def test_every_route_of_operators_has_a_role_and_every_change_is_recorded() -> None:
+    open_to_all = {"sign_in_with_token", "request_operator_code", "sign_in_with_code"}
+    for route in OPERATED:
+        assert is_for_operators(route)
+        if route.handler.__name__ in open_to_all:
+            continue
+        if route.method == "GET" or route.handler.__name__ == "sign_operator_out":
+            assert (route.auth, route.action) == (Auth.OPERATOR_READ, None), route.name
+        else:
+            assert route.auth is Auth.OPERATOR_ACT, route.name
+            assert route.action, route.name
+
+
+@pytest.mark.parametrize(
+    "route", [each for each in OPERATED if each.auth is not Auth.NONE], ids=lambda each: each.name
+)
+async def test_operator_routes_require_an_operator(stage: Stage, route: Any) -> None:
+    right = stage.deps.settings.operator_token
+    refused = {
+        None: "missing_credentials",
+        f"Basic {right}": "invalid_credentials",
+        "Bearer ": "invalid_credentials",
+        f"Bearer {right[:-1]}": "invalid_credentials",
+        f"Bearer {right}x": "invalid_credentials",
+        f"Bearer {right} {right}": "invalid_credentials",
+        "Bearer \u00fc": "invalid_credentials",
+        f"Bearer {stage.key.secret}": "wrong_credential_type",
+    }
+    for sent, code in refused.items():
+        headers = {} if sent is None else {"Authorization": sent}
+        response = await stage.call(route.method, route.path, headers=headers)
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        await stage.refused(response, 401, code)
+
+
+async def test_a_session_has_the_role_that_the_settings_give_it(api: Api) -> None:
+    for settings, read, act in (
+        ({}, 403, 403),
+        ({"operators": (OPERATOR,)}, 404, 404),
+        ({"operators": (), "operator_readers": (OPERATOR,)}, 404, 403),
+        ({"operator_readers": ()}, 403, 403),
+    ):
+        api.configure(**settings)
+        for (method, path), status in ((READ, read), (ACT, act)):
+            code = "review_not_found" if status == 404 else "insufficient_role"
+            await api.refused(await api.as_session(method, path), status, code)
+    api.configure(operators=(OPERATOR,))
+    await api.add_session(api.account_id, "ses_old", "hst_" + "B" * 43, expires_at=api.now)
+    response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "B" * 43})
+    await api.refused(response, 401, "session_expired")
+    response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "C" * 43})
+    await api.refused(response, 401, "invalid_session")
+
+
+async def test_a_session_in_a_browser_reads_and_acts_with_its_csrf_token(api: Api) -> None:
+    cookie, csrf = await sign_in(api)
+    who = await (await api.call("GET", "/ops/api/session", headers=cookie)).get_json()
+    expected = {"operator": "operator-token", "role": "act", "credential": "cookie", "csrf_token": csrf}
+    assert who == expected
+    await api.refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
+    from_page = {**cookie, **HOST, "X-CSRF-Token": csrf}
+    await api.refused(await api.call(*ACT, headers=from_page), 404, "review_not_found")
+    other = (await sign_in(api))[1]
+    for headers, code in (
+        ({**cookie, **HOST}, "invalid_csrf_token"),
+        ({**from_page, "X-CSRF-Token": other}, "invalid_csrf_token"),
+        ({**from_page, "X-CSRF-Token": "\u00fc"}, "invalid_csrf_token"),
+        ({**cookie, "X-CSRF-Token": csrf}, "cross_origin_request"),
+    ):
+        await api.refused(await api.call(*ACT, headers=headers), 403, code)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, False),
+        ({"Origin": "https://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[bad"}, False),
+        ({"Origin": "https://localhost.evil.example", "Sec-Fetch-Site": "same-origin"}, False),
+        ({"Origin": "http://localhost"}, True),
+        ({"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}, True),
+    ],
+)
+async def test_requests_of_other_origins_are_refused(api: Api, headers: dict[str, str], is_let_in: bool) -> None:
+    cookie, csrf = await sign_in(api)
+    for credential in (cookie, bearer(api)):
+        for method, path in (READ, ACT):
+            sent = {"Host": "localhost", **credential, "X-CSRF-Token": csrf, **headers}
+            response = await api.call(method, path, headers=sent)
+            code = "review_not_found" if is_let_in else "cross_origin_request"
+            await api.refused(response, 404 if is_let_in else 403, code)
+    if not is_let_in:
+        token = {"token": api.deps.settings.operator_token}
+        response = await api.call("POST", "/ops/api/session", json=token, headers={"Host": "localhost", **headers})
+        await api.refused(response, 403, "cross_origin_request")
+
+
+async def test_a_link_from_another_site_may_be_followed(api: Api) -> None:
+    cookie, _ = await sign_in(api)
+    follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    await api.refused(await api.call(*READ, headers={**cookie, **follow}), 404, "review_not_found")
+    await api.refused(await api.call(*ACT, headers={**cookie, **follow}), 403, "cross_origin_request")
+
+
+async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(api: Api) -> None:
+    token = {"token": api.deps.settings.operator_token}
+    plain = (await api.call("POST", "/ops/api/session", json=token)).headers["Set-Cookie"]
+    assert plain.startswith("holdfast_operator=")
+    assert plain.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
+    api.configure(public_url="https://holdfast.example")
+    over_tls = (await api.call("POST", "/ops/api/session", json=token)).headers["Set-Cookie"]
+    assert over_tls.startswith("__Host-holdfast_operator=")
+    assert over_tls.endswith("; HttpOnly; SameSite=Strict; Secure")
+    from_public = {
+        "Cookie": over_tls.partition(";")[0],
+        "Host": "inside:9000",
+        "Origin": "https://holdfast.example",
+    }
+    await api.refused(await api.call(*READ, headers=from_public), 404, "review_not_found")
+
+
+async def test_a_session_in_a_browser_ends(api: Api) -> None:
+    now = api.now
+    cookie, csrf = await sign_in(api)
+    left = await api.call("DELETE", "/ops/api/session", headers={**cookie, **HOST, "X-CSRF-Token": csrf})
+    assert "Max-Age=0" in left.headers["Set-Cookie"]
+    await api.refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
+    cookie, _ = await sign_in(api)
+    api.change(now=lambda: now + timedelta(hours=12))
+    await api.refused(await api.call(*READ, headers=cookie), 401, "session_expired")
+    api.change(now=lambda: now)
+    api.configure(operator_token="another-token-of-the-operators")
+    await api.refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
+    for invented in ("holdfast_operator=", "holdfast_operator=" + "A" * 43, "holdfast_operator=" + "A" * 500):
+        response = await api.call(*READ, headers={"Cookie": invented})
+        assert response.status_code == 401
+
+
+async def test_an_outage_of_the_database_keeps_a_session_for_a_while(api: Api) -> None:
+    now = api.now
+    cookie, _ = await sign_in(api)
+    other, _ = await sign_in(api)
+    who = "/ops/api/session"
+    assert (await api.call("GET", who, headers=cookie)).status_code == 200
+
+    class Away:
+        async def read(self, *_: object) -> Any:
+            raise DatabaseAway("gone", retry_after_s=1.0)
+
+    api.change(database=Away())
+    assert (await api.call("GET", who, headers=cookie)).status_code == 200
+    assert (await api.call("GET", who, headers=other)).status_code == 503
+    api.change(now=lambda: now + timedelta(minutes=16))
+    assert (await api.call("GET", who, headers=cookie)).status_code == 503
+
+
+async def test_wrong_tokens_lock_an_origin_out_and_are_reported(stage: Stage) -> None:
+    now = stage.now
+    wrong, right = {"token": "wrong"}, {"token": stage.deps.settings.operator_token}
+
+    async def try_in(token: dict[str, str], **how: Any) -> Response:
+        return await stage.call("POST", "/ops/api/session", json=token, **how)
+
+    for number in range(FAILURES_MAX):
+        if number % 2:
+            await stage.refused(await try_in(wrong), 401, "invalid_credentials")
+        else:
+            response = await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
+            await stage.refused(response, 401, "invalid_credentials")
+    assert [(each.kind, each.count) for each in stage.reports] == [("lockout", FAILURES_MAX)]
+    locked = await try_in(right)
+    await stage.refused(locked, 429, "sign_in_locked")
+    assert 0 < int(locked.headers["Retry-After"]) <= FAILURES_WINDOW.total_seconds() + 1
+    # A guess learns nothing more, and the right bearer is not the guesser's.
+    guess = await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
+    await stage.refused(guess, 429, "sign_in_locked")
+    who = await stage.call("GET", "/ops/api/session", headers=bearer(stage))
+    assert who.status_code == 200
+    stage.configure(trusted_proxies=())
+    stage.change(now=lambda: now + FAILURES_WINDOW)
+    assert (await try_in(right)).status_code == 200
+    assert len(stage.reports) == 1
+
+
+async def test_an_operator_signs_in_with_a_code(api: Api) -> None:
+    api.configure(operator_readers=("grace@example.com",))
+    pepper = api.deps.settings.otp_pepper
+    otp_id = new_otp_id(pepper, "grace@example.com")
+    signed_in = SignedIn("acct_9", "grace@example.com", "User", "ses_9", "hst_" + "Z" * 43, api.now)
+    replies = iter((OriginAdmitted(), CodeIssued(otp_id, "123456", 600), signed_in))
+
+    async def reply(_key: str, _command: object) -> Any:
+        return next(replies)
+
+    api.sign_ins.answer = reply
+    sent = await api.call("POST", "/ops/api/session/code", json={"email": "Grace@Example.com"})
+    assert (await sent.get_json())["otp_id"] == otp_id
+    tells: list[tuple[str, object]] = []
+    api.accounts.tell = lambda key, command: tells.append((key, command))  # type: ignore[method-assign]
+    proof = {"email": "grace@example.com", "otp_id": otp_id, "otp": "123456"}
+    response = await api.call("POST", "/ops/api/session/verify", json=proof)
+    body = await response.get_json()
+    assert (body["operator"], body["role"]) == ("grace@example.com", "read")
+    assert tells == [("acct_9", SignOut("ses_9"))]
+    cookie = {"Cookie": response.headers["Set-Cookie"].partition(";")[0]}
+    await api.refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
+    acting = {**cookie, **HOST, "X-CSRF-Token": body["csrf_token"]}
+    await api.refused(await api.call(*ACT, headers=acting), 403, "insufficient_role")
+    api.configure(operator_readers=())
+    await api.refused(await api.call(*READ, headers=cookie), 403, "insufficient_role")
+
+
+async def test_strangers_learn_nothing_from_the_operators_sign_in(stage: Stage) -> None:
+    sent = await stage.call("POST", "/ops/api/session/code", json={"email": "eve@example.com"})
+    body = await sent.get_json()
+    assert (sent.status_code, body["delivery"]["status"]) == (200, "sent")
+    assert stage.mailer.sent == []
+    proof = {"email": "eve@example.com", "otp_id": body["otp_id"], "otp": "123456"}
+    await stage.refused(await stage.call("POST", "/ops/api/session/verify", json=proof), 401, "invalid_otp")
+    assert stage.sign_ins.asked == []
+
+
+# --------------------------------------------------------------------------------------------------------- actions
+
+
+async def listed(api: Api, query: str = "") -> list[dict[str, Any]]:
+    response = await api.call("GET", f"/ops/api/actions{query}", headers=bearer(api))
+    body = await response.get_json()
+    assert response.status_code == 200, body
+    return cast("list[dict[str, Any]]", body["data"])
+
+
+async def test_an_action_is_recorded_with_who_when_what_and_why(api: Api) -> None:
+    task = frozen(api, 1)
+    await api.add_task(task)
+
+    async def decide(_key: str, _command: object) -> TaskReply:
+        [begun] = await listed(api)
+        assert (begun["result"], begun["ended_at"]) == (None, None)
+        return TaskReply(task)
+
+    api.tasks.answer = decide
+    path = "/ops/api/reviews/rev_1/approve"
+    reason = {"reason": " ticket 7; token=abcdef "}
+    approved = await api.call("POST", path, json=reason, headers=bearer(api))
+    assert approved.status_code == 200
+    [action] = await listed(api)
+    assert action.pop("action_id").startswith("act_")
+    assert action == {
+        "at": "2026-11-20T12:00:00.000Z",
+        "operator": "operator-token",
+        "credential": "token",
+        "origin": "unknown",
+        "action": "approve_review",
+        "target": "rev_1",
+        "account_id": api.account_id,
+        "task_id": "task_1",
+        "reason": "ticket 7; token=***",
+        "trace_id": approved.headers["X-Request-Id"],
+        "ended_at": "2026-11-20T12:00:00.000Z",
+        "result": "done",
+        "code": None,
+    }
+    [report] = api.reports
+    assert (report.kind, report.operator, report.key) == ("action", "operator-token", "rev_1")
+    assert report.reason == "approve_review: done, because: ticket 7; token=***"
+
+
+async def test_refused_and_failed_actions_are_recorded_too(api: Api) -> None:
+    await api.call("POST", "/ops/api/reviews/rev_9/reject", headers=bearer(api))
+    await api.add_task(frozen(api, 1))
+    api.tasks.answer = DatabaseAway("gone", retry_after_s=1.0)
+    await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
+    api.tasks.answer = RuntimeError("a bug")
+    await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
+    found = [(each["target"], each["result"], each["code"]) for each in await listed(api)]
+    assert found == [
+        ("rev_1", "failed", "internal_error"),
+        ("rev_1", "failed", "temporarily_unavailable"),
+        ("rev_9", "refused", "review_not_found"),
+    ]
+    assert [each["target"] for each in await listed(api, "?result=refused")] == ["rev_9"]
+    assert await listed(api, "?operator=grace@example.com") == []
+    assert len(await listed(api, "?action=reject_review&task_id=task_1")) == 2
+
+
+async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
+
+    class Away:
+        async def write_action(self, _action: object) -> None:
+            raise DatabaseAway("gone", retry_after_s=1.0)
+
+    api.change(operators=Away())
+    response = await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
+    await api.refused(response, 503, "temporarily_unavailable")
+    assert api.tasks.asked == []
+
+
+async def test_a_caller_without_the_role_leaves_no_action(api: Api) -> None:
+    api.configure(operator_readers=(OPERATOR,))
+    await api.as_session(*ACT)
+    await api.call(*ACT)
+    assert await listed(api) == []
