@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
-from prometheus_client import Histogram
 from quart import Quart, Request, Response
 from quart.globals import request_ctx
 from quart.routing import QuartRule
@@ -26,6 +25,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.responses import render_error, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.kit.tracing import start_trace
+from holdfast.metrics.batched_histogram import BatchedHistogram
 
 ROUTES: Final = all_routes()
 
@@ -161,7 +161,7 @@ def _options(adapter: MapAdapter, request: Request) -> Response:
 
 
 @functools.cache
-def _histogram(endpoint: str, status: int) -> Histogram:
+def _histogram(endpoint: str, status: int) -> BatchedHistogram:
     return metrics.HTTP_RESPONSE_S.labels(endpoint, str(status))
 
 

@@ -4,13 +4,11 @@ A key's child owns the mailbox. The first message activates an incarnation, whic
 passivated; a void one is replaced by one that decides the unanswered messages again. Two budgets limit restarts:
 
 - a key whose incarnations keep crashing is **quarantined**: its messages are refused, and no other key is affected.
-  After a while, longer each time, or when an operator releases it, its next message is a trial
-  (see :mod:`holdfast.supervision.quarantine`);
+  After a while, longer each time, or when an operator releases it, its next message is a trial;
 - when many keys crash together, the cause is not theirs: the group **pauses**, refuses asks and probes until it can
   resume.
 
-A slow or unreachable database counts against no budget: while the gate is closed asks are refused, and an
-incarnation that could not read or write is started again later.
+A slow or unreachable database counts against no budget: asks are refused, and incarnations are started later.
 """
 
 from __future__ import annotations
@@ -330,11 +328,13 @@ class KeyedDirectory:
             self._activate(child)
         return True
 
+    def mailboxes(self) -> list[Mailbox]:
+        """Return the mailboxes of all keys."""
+        return [child.mailbox for child in self._children.values()]
+
     def quarantined(self) -> list[str]:
         """Return the keys in quarantine."""
         return [child.key for child in self._children.values() if child.state == "quarantined"]
-
-    # --------------------------------------------------------------------------------------- its run in the tree
 
     def place(self, path: str) -> None:
         """Set the path in the tree."""

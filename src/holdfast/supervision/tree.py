@@ -23,7 +23,8 @@
     │   ├── order-sweeper              expires unpaid orders
     │   ├── provider-watch             probes providers that were not called for a while
     │   ├── asset-sweeper              expires stored results
-    │   └── sweeper                    deletes expired rows
+    │   ├── sweeper                    deletes expired rows
+    │   └── sampler                    measures the event loop's lag and this process's rates
     └── http            rest_for_one   independent: it responds 503 while other parts restart
         ├── application                the lifespans of the applications
         ├── connections                all open connections

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from socket import gethostname
 
@@ -25,6 +26,7 @@ from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
@@ -61,6 +63,7 @@ class Assembly:
     http: HttpServer | None
     reporter: Reporter
     reports: ReportQueue
+    samples: SampleRing
 
 
 def assemble(
@@ -102,6 +105,7 @@ def assemble(
     members = cluster_members(settings, presence, local_url=local_url)
     refs = WorkerRefs()
     submits: set[SubmitKey] = set()
+    samples = SampleRing()
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
     local_accounts = account_directory(
@@ -152,6 +156,10 @@ def assemble(
             submits=submits,
             reporter=reporter,
             reports=reports,
+            samples=samples,
+            actor_mailboxes=lambda: chain(
+                local_accounts.mailboxes(), local_sign_ins.mailboxes(), local_tasks.mailboxes()
+            ),
         ),
     )
     http = None
@@ -189,6 +197,7 @@ def assemble(
         http=http,
         reporter=reporter,
         reports=reports,
+        samples=samples,
     )
 
 

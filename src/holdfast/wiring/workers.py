@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
+from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.dispatcher import Dispatcher
@@ -18,12 +20,14 @@ from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.report_writer import ReportQueue, ReportWriter
+from holdfast.actors.workers.sampler import Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
+from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
@@ -49,6 +53,10 @@ class WorkerRefs:
     hosting: WorkerRef = field(default_factory=lambda: WorkerRef("hosting"))
     outbox: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
 
+    def mailboxes(self) -> list[Mailbox]:
+        """Return the workers' mailboxes."""
+        return [ref.actor_inbox for ref in (self.dispatcher, self.provider_calls, self.hosting, self.outbox)]
+
 
 def worker_children(
     settings: Settings,
@@ -66,10 +74,13 @@ def worker_children(
     submits: set[SubmitKey],
     reporter: Reporter,
     reports: ReportQueue,
+    samples: SampleRing,
+    actor_mailboxes: Callable[[], Iterable[Mailbox]],
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
-    The heartbeat comes before what falls due, so that service time is known.
+    The heartbeat comes before what falls due, so that service time is known. ``actor_mailboxes`` are those of the
+    keyed actors.
     """
     now = presence.clock.now
     card_provider = None if card is None else card.provider
@@ -155,6 +166,14 @@ def worker_children(
                 reports_retention_s=settings.reports_retention_s,
                 reports_max=settings.reports_max,
                 is_ours=partial(presence.holds, "sweeper"),
+            ).run
+        ),
+        "sampler": lambda: RunningChild(
+            Sampler(
+                samples,
+                journal_units=lambda: journal.queued_units,
+                mailboxes=lambda: chain(actor_mailboxes(), refs.mailboxes()),
+                now=utc_now,
             ).run
         ),
     }

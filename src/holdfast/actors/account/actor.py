@@ -87,6 +87,7 @@ class AccountLimits:
 class AccountActor(JournaledActor):
     """One account. ``load`` reads its rows, ``database`` has its orders; ``announce`` notifies of a new task."""
 
+    kind = "accounts"
     own_fence = "account"
 
     def __init__(

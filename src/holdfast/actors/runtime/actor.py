@@ -12,6 +12,7 @@ mailbox, and a new incarnation reloads the rows and decides them again.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import deque
 from collections.abc import Callable
@@ -23,11 +24,13 @@ import pykka
 import structlog
 import trio
 
+from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.actors.runtime.turns import Commit
+from holdfast.metrics.batched_histogram import BatchedHistogram
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -73,6 +76,8 @@ class IncarnationRef(pykka.ActorRef[pykka.Actor]):
 class TrioActor(pykka.Actor):
     """One incarnation of an actor. Its mailbox is passed in and outlives it."""
 
+    kind: ClassVar[str] = "actors"
+    """The kind of actor in metrics, the name of its directory or worker."""
     mailbox_max: ClassVar[int] = 1000
     turns_between_checkpoints: ClassVar[int] = 32
 
@@ -153,7 +158,11 @@ class TrioActor(pykka.Actor):
         return Ending.STOPPED if message is SystemMessage.STOP else Ending.PASSIVATED
 
     async def _turn(self, envelope: Envelope) -> None:
-        if envelope.deadline < trio.current_time():
+        now = trio.current_time()
+        waits, turns = _measured(self.kind)
+        if envelope.sent_at:
+            waits.observe(now - envelope.sent_at)
+        if envelope.deadline < now:
             self.on_expired(envelope)
             return
         self.last_message = type(envelope.message)
@@ -168,6 +177,8 @@ class TrioActor(pykka.Actor):
         except Exception as exc:
             self._on_exception(envelope, exc)
             return
+        finally:
+            turns.observe(trio.current_time() - now)
         self._finish(envelope, result)
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
@@ -200,6 +211,11 @@ class TrioActor(pykka.Actor):
         traceback: TracebackType | None,
     ) -> None:
         """Clean up after a crash."""
+
+
+@functools.cache
+def _measured(kind: str) -> tuple[BatchedHistogram, BatchedHistogram]:
+    return metrics.MAILBOX_WAIT_S.labels(kind), metrics.TURN_S.labels(kind)
 
 
 class JournaledActor(TrioActor):

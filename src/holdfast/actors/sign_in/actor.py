@@ -81,6 +81,7 @@ def new_session_token(account_id: str) -> str:
 class SignInActor(JournaledActor):
     """One key of the sign-in directory: ``email:…`` or ``origin:…``."""
 
+    kind = "sign-in"
     own_fence = "sign_in"
 
     def __init__(

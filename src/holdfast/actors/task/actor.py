@@ -13,6 +13,7 @@ from typing import assert_never
 
 import structlog
 
+from holdfast import metrics
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.actor import JournaledActor, Reload
 from holdfast.actors.runtime.faults import StaleFence
@@ -83,6 +84,7 @@ Load = Callable[[str], Awaitable[tuple[Task, frozenset[tuple[str, str]]]]]
 class TaskActor(JournaledActor):
     """One task."""
 
+    kind = "tasks"
     own_fence = "task"
 
     def __init__(
@@ -320,6 +322,7 @@ class TaskActor(JournaledActor):
             return Commit(unit, self._reply, tuple(tells))
         await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
+        _measure_end(after)
         if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
@@ -347,3 +350,9 @@ class TaskActor(JournaledActor):
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):
             raise Reload(f"the account refused to settle: {reply.code}")
+
+
+def _measure_end(task: Task) -> None:
+    if task.is_terminal:
+        lasted_s = (task.updated_at - task.created_at).total_seconds()
+        metrics.TASK_S.labels(task.provider, task.status).observe(lasted_s)

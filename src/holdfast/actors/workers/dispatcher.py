@@ -74,6 +74,8 @@ class Dispatcher(Worker):
     process has ended, ``silences`` which kinds of call a provider does not answer.
     """
 
+    kind = "dispatcher"
+
     def __init__(
         self,
         ref: WorkerRef,

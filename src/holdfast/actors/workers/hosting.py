@@ -51,6 +51,8 @@ class HostingWorker(Worker):
     ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded.
     """
 
+    kind = "hosting"
+
     def __init__(
         self,
         ref: WorkerRef,

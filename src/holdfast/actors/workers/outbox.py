@@ -87,6 +87,8 @@ class OutboxRows:
 class OutboxWorker(Worker):
     """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_key``."""
 
+    kind = "outbox"
+
     def __init__(
         self,
         ref: WorkerRef,

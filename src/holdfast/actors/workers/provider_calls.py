@@ -38,6 +38,8 @@ class ProviderCaller(Worker):
     ``submits`` holds the submissions that are waiting or running; task actors read it.
     """
 
+    kind = "provider-calls"
+
     def __init__(
         self,
         ref: WorkerRef,

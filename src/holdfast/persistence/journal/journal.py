@@ -97,6 +97,11 @@ class Journal:
         self._has_ended = False
 
     @property
+    def queued_units(self) -> int:
+        """How many units wait for the next batch."""
+        return len(self._queue)
+
+    @property
     def is_accepting(self) -> bool:
         """Whether the journal runs, so that a unit submitted now can be written."""
         return self._accepting.is_set()

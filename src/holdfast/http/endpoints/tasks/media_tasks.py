@@ -14,8 +14,9 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection
 
+from holdfast import metrics
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
-from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
@@ -81,11 +82,13 @@ async def create_task(call: Call) -> Outcome:
 async def _ask_account(
     call: Call, account_id: str, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
 ) -> Outcome:
-    reply = (
-        await call.refuse(command, idempotency, TaskAccepted)
-        if isinstance(command, Refusal)
-        else await call.ask(call.deps.accounts.ref(account_id), command)
-    )
+    reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
+    if isinstance(command, Refusal):
+        reply = await call.refuse(command, idempotency, TaskAccepted)
+    else:
+        reply = await call.ask(call.deps.accounts.ref(account_id), command)
+        if isinstance(reply, TaskAccepted):
+            metrics.TASKS_CREATED.labels(command.request.terms.provider).inc()
     return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
 
 

@@ -6,10 +6,15 @@ The workers of one parent write them to files in one folder, and each renders th
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-HTTP_RESPONSE_S = Histogram(
+from holdfast.metrics.batched_histogram import BatchedHistogram
+
+SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+"""The buckets of what takes microseconds usually, and a deadline's time at worst."""
+
+HTTP_RESPONSE_S = BatchedHistogram(
     "holdfast_http_answer_seconds",
     "Time from a request's head to its response, by route and status.",
     ["route", "status"],
@@ -24,15 +29,15 @@ HTTP_CONNECTIONS_CLOSED = Counter(
 )
 JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
 JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work, by the outcome of their batch.", ["verdict"])
-JOURNAL_BATCH_UNITS = Histogram(
+JOURNAL_BATCH_UNITS = BatchedHistogram(
     "holdfast_journal_batch_units",
     "Units of work in one batch.",
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500),
 )
-JOURNAL_COMMIT_S = Histogram(
+JOURNAL_COMMIT_S = BatchedHistogram(
     "holdfast_journal_commit_seconds",
     "Time from taking a batch to its durable commit.",
-    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
+    buckets=SECONDS,
 )
 JOURNAL_QUEUE = Gauge(
     "holdfast_journal_queue_units", "Units of work waiting for the next batch.", multiprocess_mode="livesum"
@@ -51,6 +56,28 @@ ACTOR_EVENTS = Counter(
     "Events of virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
     "quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
+)
+MAILBOX_WAIT_S = BatchedHistogram(
+    "holdfast_mailbox_wait_seconds",
+    "Time that a message waited in its mailbox, by kind of actor.",
+    ["kind"],
+    buckets=SECONDS,
+)
+TURN_S = BatchedHistogram(
+    "holdfast_turn_seconds",
+    "Time that an actor took to handle a message, waits for others included, by kind of actor.",
+    ["kind"],
+    buckets=SECONDS,
+)
+LOOP_LAG_S = BatchedHistogram(
+    "holdfast_loop_lag_seconds", "How late the event loop resumed a task that was due.", buckets=SECONDS
+)
+TASKS_CREATED = Counter("holdfast_tasks_created", "Tasks that were accepted, by provider.", ["provider"])
+TASK_S = BatchedHistogram(
+    "holdfast_task_seconds",
+    "Time from a task's creation to its end, by provider and last status.",
+    ["provider", "status"],
+    buckets=(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 21600, 86400),
 )
 MEMBERS = Gauge(
     "holdfast_members", "Members that own accounts, as this process sees them.", multiprocess_mode="livemin"
@@ -93,9 +120,21 @@ NAME_LOOKUPS = Counter(
     ["purpose", "result"],
 )
 
+BATCHED = (HTTP_RESPONSE_S, JOURNAL_BATCH_UNITS, JOURNAL_COMMIT_S, MAILBOX_WAIT_S, TURN_S, LOOP_LAG_S, TASK_S)
+
+
+def flush() -> None:
+    """Write this worker's batched observations to its files, where the other workers find them."""
+    for histogram in BATCHED:
+        histogram.flush()
+
 
 def render_workers(folder: str) -> bytes:
-    """Render the totals of all workers that write to ``folder``, those that have ended included."""
+    """Render the totals of all workers that write to ``folder``, those that have ended included.
+
+    What the others observed in the last seconds is added at their next :func:`flush`.
+    """
+    flush()
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
