@@ -9,20 +9,34 @@ from __future__ import annotations
 
 import difflib
 import hmac
-import ipaddress
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from holdfast.ledger.money import parse_amount
 from holdfast.secret_files import read_or_create_secret
-from holdfast.settings_checks import OWN_SECRETS, Fault, find_faults, split_list
+from holdfast.settings_checks import OWN_SECRETS, Fault, find_faults
+from holdfast.settings_values import (
+    AbsolutePath,
+    BaseUrl,
+    Count,
+    DatabaseUrl,
+    Emails,
+    ExistingFile,
+    HostAndPort,
+    MicroCredits,
+    Port,
+    Proxies,
+    ProxyHeader,
+    Seconds,
+    Secret,
+    SmtpUrl,
+    TextList,
+)
 
 __all__ = ["PREFIX", "Locations", "Settings", "SettingsFault", "environment", "load_locations", "load_settings"]
 
@@ -39,8 +53,6 @@ PRODUCTION_DEFAULTS = {
 }
 """The defaults in production that differ from those of the fields."""
 
-IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
 S = TypeVar("S", bound="Locations")
 
 
@@ -52,110 +64,14 @@ class SettingsFault(Exception):
         self.lines = lines
 
 
-def _secret(text: str) -> str:
-    if not re.fullmatch(r"[!-~]*", text, re.ASCII):
-        raise ValueError("must be printable ASCII without blanks")
-    return text
-
-
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError("must be the name of a file that exists")
-    return path
-
-
-def _database_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        parts = urlsplit("")
-    # libpq's URLs may name several hosts, or none.
-    if parts.scheme not in {"postgresql", "postgres", "postgresql+psycopg"} or not parts.netloc + parts.path:
-        raise ValueError("must be a URL beginning postgresql://, postgres:// or postgresql+psycopg://")
-    return text.replace("postgresql+psycopg:", "postgresql:", 1)
-
-
-def _host_and_port(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise ValueError("must be a host and a port, such as 10.0.0.5:7400")
-    return text
-
-
-def _url(text: str, *schemes: str) -> str:
-    try:
-        parts = urlsplit(text)
-        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError("must be a URL beginning " + " or ".join(f"{scheme}://" for scheme in schemes))
-    return text
-
-
-def _base_url(text: str) -> str:
-    parts = urlsplit(_url(text, "https", "http"))
-    if parts.query or parts.fragment:
-        raise ValueError("must be a base address, without a query")
-    return text.rstrip("/")
-
-
-def _smtp_url(text: str) -> str:
-    return _url(text, "smtp", "smtps")
-
-
-def _micro(text: str) -> int:
-    amount = parse_amount(text, decimals_max=6)
-    if amount is None:
-        raise ValueError('must be an amount of credits above zero, such as "10000.00"')
-    return amount
-
-
-def _emails(text: str) -> tuple[str, ...]:
-    found = split_list(text.lower())
-    if not all(re.fullmatch(r"[^@\s,]+@[^@\s,]+", email, re.ASCII) for email in found):
-        raise ValueError("must be e-mail addresses separated by commas")
-    return found
-
-
-def _networks(text: str) -> tuple[IPNetwork, ...]:
-    try:
-        return tuple(ipaddress.ip_network(part) for part in split_list(text))
-    except ValueError:
-        message = "must be networks such as 10.0.0.0/8 or single addresses, separated by commas"
-        raise ValueError(message) from None
-
-
-def trusts_everyone(networks: tuple[IPNetwork, ...]) -> bool:
-    """Whether the networks together are all of IPv4 or of IPv6, so that any client may choose its own address."""
-    four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
-    six = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv6Network))
-    return any(each.prefixlen == 0 for each in four) or any(each.prefixlen == 0 for each in six)
-
-
-def _proxies(networks: tuple[IPNetwork, ...], fields: ValidationInfo) -> tuple[IPNetwork, ...]:
-    if fields.data.get("env") == "production" and trusts_everyone(networks):
-        raise ValueError("trusts every address: clients could choose their origin and avoid the limits of sign-in")
-    return networks
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Seconds = Annotated[float, Field(gt=0, lt=10_000_000)]
-MicroCredits = Annotated[int, BeforeValidator(_micro)]
-AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
-Secret = Annotated[str, AfterValidator(_secret)]
-
-
 class Locations(BaseModel):
     """The locations of the database, the files and the catalog, which are all that the other commands need."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=str.upper)
 
     data_dir: AbsolutePath = Field(Path("var"), validate_default=True)
-    database_url: Annotated[str, AfterValidator(_database_url)] | None = Field(None, repr=False)
-    catalog: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
+    database_url: DatabaseUrl | None = Field(None, repr=False)
+    catalog: ExistingFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,16 +117,14 @@ class Settings(Locations):
     server_secret: Secret = Field("", repr=False, alias="SERVER_KEY")
     card_api_key: str | None = Field(None, repr=False)
     card_api_base: BaseUrl | None = None
-    card_webhook_secrets: Annotated[tuple[str, ...], BeforeValidator(split_list)] = Field(
-        (), repr=False, alias="CARD_WEBHOOK_SECRET"
-    )
+    card_webhook_secrets: TextList = Field((), repr=False, alias="CARD_WEBHOOK_SECRET")
     card_publishable_key: str | None = None
-    smtp_url: Annotated[str, AfterValidator(_smtp_url)] | None = Field(None, repr=False)
+    smtp_url: SmtpUrl | None = Field(None, repr=False)
     mail_from: str = "Holdfast <no-reply@localhost>"
     log_format: Literal["console", "json"] = "console"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
-    operators: Annotated[tuple[str, ...], BeforeValidator(_emails)] = ()
-    operator_readers: Annotated[tuple[str, ...], BeforeValidator(_emails)] = ()
+    operators: Emails = ()
+    operator_readers: Emails = ()
     operator_session_ttl_s: int = Field(43_200, ge=60, lt=2**31)
     brand_id: str = "holdfast"
     legal_entity_id: str = "holdfast"
@@ -226,7 +140,7 @@ class Settings(Locations):
     otp_per_origin_hour: Count = 30
     otp_all_origins_hour: Count = 20
     otp_all_origins_day: Count = 40
-    trusted_proxies: Annotated[tuple[IPNetwork, ...], BeforeValidator(_networks), AfterValidator(_proxies)] = ()
+    trusted_proxies: Proxies = ()
     proxy_header: ProxyHeader = "X-Forwarded-For"
     session_ttl_s: int = Field(86_400, ge=60, lt=2**31)
     quote_ttl_s: Count = 900
@@ -254,10 +168,10 @@ class Settings(Locations):
     s3_endpoint: BaseUrl | None = None
     s3_access_key_id: str = ""
     s3_secret_access_key: str = Field("", repr=False)
-    member_address: Annotated[str, AfterValidator(_host_and_port)] | None = None
-    member_certificate: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
-    member_key: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
-    member_ca: Annotated[AbsolutePath, AfterValidator(_file)] | None = None
+    member_address: HostAndPort | None = None
+    member_certificate: ExistingFile | None = None
+    member_key: ExistingFile | None = None
+    member_ca: ExistingFile | None = None
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True

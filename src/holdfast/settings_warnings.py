@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.secret_strength import is_plainly_weak
-from holdfast.settings import PREFIX, Settings, trusts_everyone
+from holdfast.settings import PREFIX, Settings
+from holdfast.settings_values import trusts_everyone
 
 
 def find_warnings(settings: Settings) -> Iterator[str]:
