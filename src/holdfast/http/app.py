@@ -25,22 +25,30 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.responses import render_error, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.kit.tracing import start_trace
+from holdfast.http.pages.serving import PageServer
+from holdfast.http.pages.subjects import all_views
+from holdfast.http.pages.views import View
 from holdfast.metrics.batched_histogram import BatchedHistogram
 
+Served: TypeAlias = Route | View
+"""An endpoint, or a page."""
+
 ROUTES: Final = all_routes()
+SERVED: Final[tuple[Served, ...]] = (*ROUTES, *all_views())
+"""All endpoints and pages."""
 
 Extension: TypeAlias = Callable[[Quart], object]
 """A Quart extension's ``init_app``."""
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
-def is_for_operators(route: Route) -> bool:
+def is_for_operators(route: Served) -> bool:
     """Whether a route is served on the operators' listener."""
     return route.path in {"/metrics", "/ops"} or route.path.startswith("/ops/")
 
 
-PUBLIC_ROUTES: Final = tuple(route for route in ROUTES if not is_for_operators(route))
-OPERATORS_ROUTES: Final = tuple(route for route in ROUTES if is_for_operators(route) or route.path in HEALTH_PATHS)
+PUBLIC_ROUTES: Final = tuple(route for route in SERVED if not is_for_operators(route))
+OPERATORS_ROUTES: Final = tuple(route for route in SERVED if is_for_operators(route) or route.path in HEALTH_PATHS)
 
 
 class HoldfastApp(QuartTrio):
@@ -53,12 +61,13 @@ class HoldfastApp(QuartTrio):
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
 
-    def __init__(self, deps: Dependencies, routes: Sequence[Route], extensions: Sequence[Extension]) -> None:
+    def __init__(self, deps: Dependencies, routes: Sequence[Served], extensions: Sequence[Extension]) -> None:
         super().__init__(__name__, static_folder=None)
         self.deps = deps
         self.config["PROPAGATE_EXCEPTIONS"] = False
         self.url_map.merge_slashes = False
         self.url_map.converters |= {"task": TaskIdConverter, "order": OrderIdConverter}
+        self._pages = PageServer()
         self._routes = {route.name: route for route in routes}
         for route in routes:
             self.add_url_rule(route.rule, route.name, self._view(route), methods=[route.method])
@@ -91,7 +100,7 @@ class HoldfastApp(QuartTrio):
             if request.method == "OPTIONS":
                 response = _options(self._adapter, request)
             else:
-                response = await serve_call(self.deps, self._routes[rule.endpoint], request, {**path})
+                response = await self._serve(self._routes[rule.endpoint], request, {**path})
         except Exception as error:
             response = render_error(error, request)
         return _finish(request, response)
@@ -106,9 +115,14 @@ class HoldfastApp(QuartTrio):
         """Answer OPTIONS within Quart's dispatch."""
         return _options(self._adapter, _current())
 
-    def _view(self, route: Route) -> Callable[..., Awaitable[Response]]:
+    async def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+        if isinstance(route, View):
+            return await self._pages.serve(self.deps, route, request, path)
+        return await serve_call(self.deps, route, request, path)
+
+    def _view(self, route: Served) -> Callable[..., Awaitable[Response]]:
         async def view(**path: str) -> Response:
-            return await serve_call(self.deps, route, _current(), path)
+            return await self._serve(route, _current(), path)
 
         return view
 
@@ -123,7 +137,7 @@ class HoldfastApp(QuartTrio):
 
 
 def create_app(
-    deps: Dependencies, routes: Sequence[Route] = ROUTES, extensions: Sequence[Extension] = ()
+    deps: Dependencies, routes: Sequence[Served] = SERVED, extensions: Sequence[Extension] = ()
 ) -> HoldfastApp:
     """Return the application that serves ``routes``; ``extensions`` are Quart extensions' ``init_app`` functions.
 

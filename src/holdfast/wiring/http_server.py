@@ -14,7 +14,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
-from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, ROUTES, create_app
+from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, create_app
 from holdfast.http.kit.client_address import is_trusted, parse_address
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.connection import AsgiApp
@@ -92,7 +92,7 @@ class HttpServer:
     def start(self) -> Supervisor:
         """Return an incarnation. When the tree stops, the listeners close their sockets."""
         limits, sockets = self._limits, self._sockets
-        public = create_app(self._deps, ROUTES if sockets.operators is None else PUBLIC_ROUTES)
+        public = create_app(self._deps, SERVED if sockets.operators is None else PUBLIC_ROUTES)
         apps: list[object] = [public]
         listeners = [self._listener("listener", sockets.public, public)]
         if sockets.operators is not None:

@@ -75,13 +75,16 @@ def parse_object(raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX) -> Json
     return value
 
 
-def convert_body(body: JsonObject, shape: type[S]) -> S | Refusal:
-    """Turn a JSON object into a typed request; extra keys are ignored."""
+def convert_body(body: JsonObject, shape: type[S], *, strict: bool = True) -> S | Refusal:
+    """Turn a JSON object into a typed request; extra keys are ignored.
+
+    Unless ``strict``, text stands for numbers and booleans too, as in the fields of a form.
+    """
     for name in _required_names(shape):
         if name not in body:
             return Refusal(code="missing_parameter", message=f"The parameter {name} is required.", param=name)
     try:
-        return msgspec.convert(body, shape)
+        return msgspec.convert(body, shape, strict=strict)
     except msgspec.ValidationError as error:
         return _invalid_parameter(str(error))
 

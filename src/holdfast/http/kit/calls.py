@@ -156,7 +156,7 @@ class Call:
         length = self.request.content_length
         if (length or 0) > bytes_max:
             return _too_large(bytes_max)
-        refusal = await self._identify_operator() if self.route.auth in _ROLES else self._read_credential()
+        refusal = await self.identify_operator() if self.route.auth in _ROLES else self._read_credential()
         if self.route.auth is Auth.OPTIONAL and (length is None or length > ANONYMOUS_BODY_BYTES_MAX):
             # A body above the anonymous limit needs a valid credential before it is read.
             self._caller_id = await self.account_of_caller()
@@ -228,7 +228,8 @@ class Call:
         self.bearer = found
         return None
 
-    async def _identify_operator(self) -> Refusal | None:
+    async def identify_operator(self) -> Refusal | None:
+        """Set ``operator`` from the request's credential. Refuses as ``operator_access.identify`` does."""
         found = await identify(self.deps, self.request, self.origin(), _ROLES[self.route.auth])
         if isinstance(found, Refusal):
             return found

@@ -1,0 +1,1 @@
+"""The operators' pages: HTML of what the operators' endpoints return, and forms for their actions."""

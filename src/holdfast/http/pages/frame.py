@@ -1,0 +1,86 @@
+"""The frame around a page: the navigation, with the counts of what waits for an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.persistence.queries.orders import OperatorBacklog, operator_backlog
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+COUNTS_VALID: Final = timedelta(seconds=2)
+
+CountName = Literal["held", "mismatched", "in_review"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the navigation. ``counts`` names what is counted there; ``tone`` is its colour above zero."""
+
+    path: str
+    title: str
+    counts: CountName | None = None
+    tone: Literal["warn", "bad"] = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEntry:
+    """A line as it is rendered. ``count`` is None without one, and while it is not known."""
+
+    path: str
+    title: str
+    count: int | None
+    tone: str
+
+
+NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
+    ("", (Entry("/ops", "Overview"),)),
+    (
+        "Waiting for you",
+        (
+            Entry("/ops/reviews", "Reviews", "in_review"),
+            Entry("/ops/payments", "Held payments", "held"),
+        ),
+    ),
+    (
+        "Service",
+        (Entry("/ops/actions", "Operators' actions"),),
+    ),
+)
+
+
+@dataclass
+class Frame:
+    """The navigation of one listener's pages. Counts are read at most every two seconds, however many pages ask."""
+
+    _counts: OperatorBacklog | None = field(default=None, init=False)
+    _counted_at: datetime | None = field(default=None, init=False)
+
+    async def navigation(self, deps: Dependencies) -> list[tuple[str, list[ShownEntry]]]:
+        """Return the groups of the navigation. Raises nothing that is expected: an unknown count is None."""
+        counts = await self.counts(deps)
+
+        def shown(entry: Entry) -> ShownEntry:
+            count = None if counts is None or entry.counts is None else getattr(counts, entry.counts)
+            return ShownEntry(entry.path, entry.title, count, entry.tone)
+
+        return [(title, [shown(entry) for entry in entries]) for title, entries in NAVIGATION]
+
+    async def counts(self, deps: Dependencies) -> OperatorBacklog | None:
+        """Return how much waits for an operator; None while the database is away."""
+        now = deps.now()
+        if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
+            try:
+                self._counts = await deps.database.read(operator_backlog)
+            except DatabaseAway:
+                self._counts = None
+            self._counted_at = now
+        return self._counts
+
+
+def section_of(path: str) -> str:
+    """Return the navigation's entry that a page belongs to: ``/ops/reviews/rev_1`` is below ``/ops/reviews``."""
+    head = "/".join(path.split("/", 3)[:3])
+    return {"/ops/accounts": "/ops/actors", "/ops/tasks": "/ops/actors"}.get(head, head)

@@ -1,0 +1,83 @@
+"""Pages from templates. Everything is escaped, and a name that a template does not find is an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from quart import Response
+
+from holdfast.http.pages import formats
+from holdfast.http.pages.messages import Message
+from holdfast.http.pages.static_files import static_path
+from holdfast.ledger.refusals import Refusal
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers would then send forms with "Origin: null".
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Html:
+    """A page to render: a template below ``templates``, and its values. The script keeps a live one current."""
+
+    template: str
+    values: Mapping[str, object] = field(default_factory=dict)
+    status: int = 200
+    is_live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A redirect to a path of the pages, with a message to show there."""
+
+    path: str
+    message: Message | None = None
+    headers: Headers = ()
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the templates' environment."""
+    made = Environment(
+        loader=PackageLoader("holdfast.http.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "tone": formats.tone_of,
+        "words": formats.words_of,
+        "duration": formats.duration_text,
+        "number": formats.number_text,
+        "outside": formats.outside_text,
+        "exact": formats.exact_text,
+    }
+    made.globals |= {"static": static_path, "identifier": formats.identifier}
+    made.tests["refused"] = lambda value: isinstance(value, Refusal)
+    return made
+
+
+def render_html(page: Html, *, now: datetime, **values: object) -> Response:
+    """Render a page. ``values`` are those of every page."""
+    template = environment().get_template(page.template)
+    text = template.render(**values, **page.values, ago=lambda at: formats.moment(at, now))
+    return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=dict(HEADERS))

@@ -1,0 +1,148 @@
+"""Serving a view: sign-in, the frame around a page, and errors as pages."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+import structlog
+from quart import Response
+from werkzeug.exceptions import HTTPException
+
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
+from holdfast.http.kit.operator_sessions import CSRF_HEADER, csrf_token, read_cookie
+from holdfast.http.kit.same_origin import refuse_cross_origin
+from holdfast.http.kit.tracing import current_request_id
+from holdfast.http.pages.addresses import SIGN_IN
+from holdfast.http.pages.forms import CSRF_FIELD, FORM_BYTES_MAX, parse_form
+from holdfast.http.pages.frame import Frame, section_of
+from holdfast.http.pages.messages import MESSAGE_COOKIE, message_cookie, read_message
+from holdfast.http.pages.rendering import HEADERS, Html, Redirect, render_html
+from holdfast.http.pages.views import View, ViewResult, Visit
+from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.refusals import Refusal
+
+log = structlog.get_logger("holdfast.http")
+
+LIVE_S: Final = 2
+"""How often the script asks for a page again."""
+
+HEADINGS: Final = {
+    401: "Sign in first",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    429: "Too many requests",
+    502: "A provider does not respond",
+    503: "Not available now",
+}
+
+
+class PageServer:
+    """Serves the views of one listener."""
+
+    def __init__(self) -> None:
+        self._frame = Frame()
+
+    async def serve(
+        self, deps: Dependencies, view: View, request: HoldfastRequest, path: dict[str, str]
+    ) -> Response:
+        """Serve one request. Faults are shown as pages too."""
+        try:
+            visit = await _admit(Call(deps, view, request, path))
+            if isinstance(visit, Refusal):
+                return _refused(view, request, visit)
+            return await self._respond(visit, await view.handler(visit))
+        except HTTPException as error:
+            return _error(refusal_of_http(error, request.method, request.path)[0])
+        except Exception as fault:
+            expected = refusal_of_fault(fault)
+            if expected is None:
+                log.error("unexpected fault", exc_info=fault)
+            return _error(expected or INTERNAL_ERROR)
+
+    async def _respond(self, visit: Visit, result: ViewResult) -> Response:
+        match result:
+            case Response():
+                return result
+            case Redirect(path, message, headers):
+                response = _redirect(path)
+                for name, value in headers:
+                    response.headers.add(name, value)
+                if message is not None:
+                    response.headers.add("Set-Cookie", message_cookie(message))
+                return response
+            case Refusal():
+                return _error(result)
+            case Html():
+                return await self._page(visit, result)
+
+    async def _page(self, visit: Visit, page: Html) -> Response:
+        request, deps = visit.call.request, visit.call.deps
+        now = deps.now()
+        if visit.call.operator is None:
+            return render_html(page, now=now)
+        cookie = read_cookie(request.cookies, deps.settings)
+        message = read_message(request.cookies.get(MESSAGE_COOKIE))
+        response = render_html(
+            page,
+            now=now,
+            now_text=format_time(now),
+            here=request.full_path.rstrip("?"),
+            section=section_of(request.path),
+            navigation=await self._frame.navigation(deps),
+            operator=visit.call.operator,
+            csrf_token="" if cookie is None else csrf_token(cookie, deps.settings),
+            is_production=deps.settings.is_production,
+            live_s=LIVE_S if page.is_live else 0,
+            message=message,
+            first_page=request.path if visit.parameter("cursor") else "",
+            next_page=visit.next_page,
+        )
+        if message is not None and "X-Refresh" not in request.headers:
+            response.headers.add("Set-Cookie", message_cookie(None))
+        return response
+
+
+async def _admit(call: Call) -> Visit | Refusal:
+    """Read the form of a POST, and identify the operator unless the view is for everybody.
+
+    A form's field stands for the header of the CSRF token, which a form cannot send.
+    """
+    request, settings, form = call.request, call.deps.settings, dict[str, str]()
+    if request.method == "POST":
+        parsed = parse_form(await request.read_body(FORM_BYTES_MAX), request.headers.get("Content-Type"))
+        if isinstance(parsed, Refusal):
+            return parsed
+        request.headers.set(CSRF_HEADER, parsed.pop(CSRF_FIELD, ""))
+        form = parsed
+    if call.route.auth is Auth.NONE:
+        # Also who signs in must mean to: a page elsewhere could sign a browser in as another operator.
+        refusal = refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
+        return refusal or Visit(call=call, form=form)
+    return await call.identify_operator() or Visit(call=call, form=form)
+
+
+def _refused(view: View, request: HoldfastRequest, refusal: Refusal) -> Response:
+    """Send who has no session to sign in, and back to the page afterwards."""
+    if row_of(refusal.code).status != 401 or view.method != "GET" or "X-Refresh" in request.headers:
+        return _error(refusal)
+    wanted = request.full_path.rstrip("?")
+    return _redirect(f"{SIGN_IN}?{urlencode({'return_to': wanted})}")
+
+
+def _error(refusal: Refusal) -> Response:
+    row = row_of(refusal.code)
+    values = {
+        "heading": HEADINGS.get(row.status, "This did not work"),
+        "text": refusal.message,
+        "request_id": current_request_id(),
+    }
+    return render_html(Html("error.html", values, status=row.status), now=utc_now())
+
+
+def _redirect(path: str) -> Response:
+    return Response(b"", status=303, headers={**HEADERS, "Location": path})

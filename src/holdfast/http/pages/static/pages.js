@@ -1,0 +1,242 @@
+"use strict";
+
+// Everything works without this script, except that pages then do not change by themselves.
+
+// ------------------------------------------------------------------------------------------------- ages
+
+const ageOf = (seconds) => {
+  const distance = Math.abs(seconds);
+  const text =
+    distance < 60 ? `${Math.floor(distance)} s`
+    : distance < 3600 ? `${Math.floor(distance / 60)} min`
+    : distance < 172800 ? `${Math.floor(distance / 3600)} h`
+    : `${Math.floor(distance / 86400)} d`;
+  return distance < 1 ? "now" : seconds < 0 ? `in ${text}` : `${text} ago`;
+};
+
+// The server's clock counts: a page says when it was made.
+const clockOffset = () => {
+  const made = document.querySelector("main[data-now]");
+  return made ? Date.parse(made.dataset.now) - madeAt : 0;
+};
+let madeAt = Date.now();
+let offset = clockOffset();
+
+const showAges = () => {
+  const now = Date.now() + offset;
+  for (const time of document.querySelectorAll("time[data-ago]")) {
+    const text = ageOf((now - Date.parse(time.dateTime)) / 1000);
+    if (time.textContent !== text) time.textContent = text;
+  }
+};
+setInterval(showAges, 1000);
+
+// ------------------------------------------------------------------------------------- pages that live
+
+// Make `old` equal to `fresh`, keeping what the reader has opened, typed and focused.
+const sameNode = (old, fresh) =>
+  old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && (old.id || "") === (fresh.id || "");
+
+const isInUse = (element) =>
+  element.hasAttribute("data-own") ||
+  (element.hasAttribute("data-keep") && (element.open || element.contains(document.activeElement)));
+
+const morph = (old, fresh) => {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if (old.nodeType !== Node.ELEMENT_NODE || isInUse(old)) return;
+  for (const name of old.getAttributeNames()) {
+    if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  }
+  for (const name of fresh.getAttributeNames()) {
+    if (old.getAttribute(name) !== fresh.getAttribute(name)) old.setAttribute(name, fresh.getAttribute(name));
+  }
+  if (old.matches("input, select, textarea")) return;
+  if (old.matches("time[data-ago]")) return;
+  const kept = new Map();
+  for (const child of old.children) if (child.id) kept.set(child.id, child);
+  let place = old.firstChild;
+  for (const next of [...fresh.childNodes]) {
+    const known = next.id ? kept.get(next.id) : undefined;
+    if (known && known !== place) old.insertBefore(known, place);
+    if (known) {
+      place = known.nextSibling;
+      morph(known, next);
+    } else if (place && !(place.id && place.nodeType === Node.ELEMENT_NODE) && sameNode(place, next)) {
+      const current = place;
+      place = place.nextSibling;
+      morph(current, next);
+    } else {
+      old.insertBefore(next, place);
+    }
+  }
+  while (place) {
+    const rest = place;
+    place = place.nextSibling;
+    if (rest.nodeType !== Node.ELEMENT_NODE || !isInUse(rest)) rest.remove();
+  }
+};
+
+const status = document.getElementById("live-status");
+const say = (text, tone) => {
+  if (!status) return;
+  status.textContent = text;
+  status.className = `state ${tone}`;
+};
+
+let refreshing = false;
+let paused = false;
+const refresh = async () => {
+  const main = document.querySelector("main[data-live-s]");
+  if (!main || refreshing || document.hidden || paused) return;
+  refreshing = true;
+  try {
+    const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "error" });
+    if (response.status === 401) {
+      location.reload();
+      return;
+    }
+    if (!response.ok) throw new Error(String(response.status));
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const fresh = page.querySelector("main");
+    madeAt = Date.now();
+    morph(document.querySelector(".menu"), page.querySelector(".menu"));
+    morph(main, fresh);
+    offset = clockOffset();
+    showAges();
+    say("live", "live");
+  } catch {
+    say("no connection; tries again", "bad");
+  } finally {
+    refreshing = false;
+  }
+};
+
+const live = document.querySelector("main[data-live-s]");
+if (live) {
+  setInterval(refresh, Number(live.dataset.liveS) * 1000);
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) refresh();
+  });
+  const toggle = document.getElementById("live-toggle");
+  if (toggle) {
+    toggle.hidden = false;
+    toggle.addEventListener("click", () => {
+      paused = !paused;
+      toggle.setAttribute("aria-pressed", String(paused));
+      toggle.textContent = paused ? "Resume" : "Pause";
+      say(paused ? "paused" : "live", paused ? "warn" : "live");
+      if (!paused) refresh();
+    });
+  }
+}
+
+// --------------------------------------------------------------------------------------- reports, live
+
+const LINES_MAX = 500;
+const WAITING_MAX = 500;
+
+const followReports = (list) => {
+  const template = document.getElementById("report-line");
+  const empty = document.getElementById("no-reports");
+  const shownStatus = document.getElementById("stream-status");
+  const toggle = document.getElementById("stream-toggle");
+  const words = document.getElementById("report-text");
+  const tones = JSON.parse(list.dataset.tones);
+  const levels = [...document.querySelectorAll("#report-filter [name=level] option")].map((each) => each.value);
+  const wanted = Object.fromEntries(new URLSearchParams(location.search));
+  let waiting = [];
+  let isPaused = false;
+
+  const fits = (report) =>
+    ["kind", "key", "member_id", "trace_id", "account_id", "task_id", "provider"].every(
+      (name) => !wanted[name] || report[name] === wanted[name]) &&
+    (!wanted.path || report.path === wanted.path || report.path.startsWith(`${wanted.path}/`)) &&
+    (!wanted.level || levels.indexOf(report.level) >= levels.indexOf(wanted.level));
+
+  const hasWords = (line) => line.textContent.toLowerCase().includes(words.value.trim().toLowerCase());
+
+  const show = (state, tone) => {
+    shownStatus.textContent = state;
+    shownStatus.className = `state ${tone}`;
+  };
+
+  const addressOf = (report) =>
+    report.task_id ? `/ops/tasks/${encodeURIComponent(report.task_id)}`
+    : report.account_id ? `/ops/accounts/${encodeURIComponent(report.account_id)}`
+    : report.key && report.path.split("/").length === 2
+      ? `/ops/actors/${report.path.split("/")[1]}/${encodeURIComponent(report.key)}`
+    : null;
+
+  const add = (report) => {
+    if (report.report_id && document.getElementById(report.report_id)) return;
+    const line = template.content.firstElementChild.cloneNode(true);
+    line.id = report.report_id;
+    const time = line.querySelector("time");
+    time.dateTime = report.at;
+    time.title = report.at.replace("T", " ").replace("Z", " UTC");
+    const kind = line.querySelector(".state");
+    kind.textContent = report.kind.replaceAll("_", " ");
+    kind.classList.add(tones[report.kind] || "idle");
+    line.querySelector(".text").textContent = report.text;
+    const subject = line.querySelector(".where a");
+    subject.textContent = report.path + (report.key ? `:${report.task_id || report.account_id || report.key}` : "");
+    const address = addressOf(report);
+    if (address) subject.href = address;
+    const origin = [report.host || "", report.worker === null ? "" : `worker ${report.worker}`].filter(Boolean).join(" ");
+    line.querySelector(".origin").textContent = (report.provider ? `provider ${report.provider}, ` : "") + origin;
+    line.hidden = !hasWords(line);
+    list.prepend(line);
+    while (list.children.length > LINES_MAX) list.lastElementChild.remove();
+    empty.hidden = true;
+  };
+
+  const flush = () => {
+    waiting.forEach(add);
+    waiting = [];
+    showAges();
+  };
+
+  const receive = (event) => {
+    const report = JSON.parse(event.data);
+    if (!fits(report)) return;
+    waiting.push(report);
+    if (waiting.length > WAITING_MAX) waiting.shift();
+    if (isPaused) toggle.textContent = `Resume (${waiting.length} new)`;
+    else flush();
+  };
+
+  const source = new EventSource(list.dataset.stream);
+  source.onopen = () => { if (!isPaused) show("live", "live"); };
+  source.onerror = () => show("no connection; tries again", "bad");
+  for (const kind of Object.keys(tones)) source.addEventListener(kind, receive);
+  source.addEventListener("skipped", (event) => show(`${JSON.parse(event.data).count} skipped`, "warn"));
+
+  toggle.hidden = false;
+  toggle.addEventListener("click", () => {
+    isPaused = !isPaused;
+    toggle.setAttribute("aria-pressed", String(isPaused));
+    toggle.textContent = isPaused ? "Resume" : "Pause";
+    show(isPaused ? "paused" : "live", isPaused ? "warn" : "live");
+    if (!isPaused) flush();
+  });
+  document.getElementById("report-text-label").hidden = false;
+  words.addEventListener("input", () => {
+    for (const line of list.children) line.hidden = !hasWords(line);
+  });
+};
+
+const reports = document.querySelector("#reports[data-stream]");
+if (reports) followReports(reports);
+
+// ------------------------------------------------------------------------------------------- sign-in
+
+// The cookie is not sent with a link from elsewhere, so who follows one may be signed in nevertheless.
+const goOn = document.querySelector("main[data-return-to]");
+if (goOn) {
+  fetch(goOn.dataset.returnTo, { headers: { "X-Refresh": "1" }, redirect: "error" })
+    .then((response) => { if (response.ok) location.replace(goOn.dataset.returnTo); })
+    .catch(() => {});
+}

@@ -1,0 +1,37 @@
+"""Actions: every endpoint by which an operator changes something is also the target of a form.
+
+``POST /ops/api/reviews/rev_1/approve`` is sent by a form to ``/ops/reviews/rev_1/approve``. The form's fields are
+the endpoint's body; afterwards the browser is sent back to the page it came from, with the result in words.
+"""
+
+from __future__ import annotations
+
+from holdfast.http.endpoints import all_routes
+from holdfast.http.kit.routes import Route
+from holdfast.http.pages.addresses import API, local_path
+from holdfast.http.pages.messages import Message
+from holdfast.http.pages.rendering import Redirect
+from holdfast.http.pages.views import ViewHandler, ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+
+view = ViewTable()
+
+
+def _action_of(route: Route) -> ViewHandler:
+    """Return the view that does what an endpoint does."""
+
+    async def act(visit: Visit) -> ViewResult:
+        fields = {**visit.form}
+        return_to = local_path(fields.pop("return_to", ""))
+        result, _ = await visit.submit(route, fields=fields)
+        if isinstance(result, Refusal):
+            return Redirect(return_to, Message(f"Not done: {result.message}", is_failure=True))
+        assert route.action is not None
+        return Redirect(return_to, Message(f"Done: {route.action.replace('_', ' ')}.", is_failure=False))
+
+    return act
+
+
+for _route in all_routes():
+    if _route.action is not None and _route.path.startswith(API):
+        view(_route.path.replace(API, "/ops/", 1), method="POST", auth=_route.auth)(_action_of(_route))

@@ -1,0 +1,178 @@
+"""Views: the handlers of the operators' pages, declared like the endpoints, and what they can do.
+
+A view reads by calling endpoints in process, so that a page shows what the API returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+from quart import Response
+
+from holdfast.http.endpoints import all_routes
+from holdfast.http.kit.actions import perform
+from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.routes import BodyResponse, Handler, Route
+from holdfast.http.pages.forms import body_of_form
+from holdfast.http.pages.rendering import Headers, Html, Redirect
+from holdfast.ledger.refusals import Refusal
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+ROWS_SHOWN: Final = "50"
+"""How many entries of a list a page shows."""
+
+ViewResult: TypeAlias = Html | Redirect | Refusal | Response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One request of a page, as its view sees it. ``form`` has the fields of a form that was sent."""
+
+    call: Call
+    form: Mapping[str, str]
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parameters in the path."""
+        return self.call.path
+
+    def parameter(self, name: str) -> str:
+        """Return a query parameter, "" if it was not sent."""
+        return self.call.request.args.get(name, "").strip()
+
+    def next_page(self, cursor: str | None) -> str:
+        """Return the address of a list's page at ``cursor``, with the same filters; "" without a cursor."""
+        if cursor is None:
+            return ""
+        sent = {**self.call.request.args.to_dict(), "cursor": cursor}
+        return f"{self.call.request.path}?{urlencode(sent)}"
+
+    async def read(
+        self,
+        handler: Handler,
+        reply: type[S],
+        *,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> S | Refusal:
+        """Call an endpoint that reads. A fault that callers may expect is returned as its refusal."""
+        route = route_of(handler)
+        found, _ = await self._run(InnerCall(self.call, route, path or {}, query or {}, None), route)
+        assert isinstance(found, reply | Refusal)
+        return found
+
+    async def read_list(self, handler: Handler, reply: type[S], filters: Sequence[str] = ()) -> S | Refusal:
+        """Call an endpoint that lists, with the cursor and the filters of the page's own address."""
+        query = {name: self.parameter(name) for name in ("cursor", *filters)}
+        return await self.read(handler, reply, query={"limit": ROWS_SHOWN, **query})
+
+    async def submit(self, route: Route, *, fields: Mapping[str, str]) -> tuple[msgspec.Struct | Refusal, Headers]:
+        """Call an endpoint that changes something, with a form's fields as its body and the path of this request.
+
+        Returns its reply and headers, as :meth:`read` does.
+        """
+        body = None if route.body is None else body_of_form(fields, route.body)
+        if isinstance(body, Refusal):
+            return body, ()
+        return await self._run(InnerCall(self.call, route, self.path, {}, body), route)
+
+    async def _run(self, inner: InnerCall, route: Route) -> tuple[msgspec.Struct | Refusal, Headers]:
+        try:
+            outcome = await (route.handler(inner) if route.action is None else perform(inner, route.handler))
+        except Exception as fault:
+            refusal = refusal_of_fault(fault)
+            if refusal is None:
+                raise
+            return refusal, ()
+        if isinstance(outcome, BodyResponse):
+            return outcome.body, outcome.headers
+        assert isinstance(outcome, msgspec.Struct | Refusal), "pages call endpoints that return values"
+        return outcome, ()
+
+
+class InnerCall(Call):
+    """A call of an endpoint by a view: query and body are given instead of sent."""
+
+    __slots__ = ("_query",)
+
+    def __init__(
+        self,
+        outer: Call,
+        route: Route,
+        path: Mapping[str, str],
+        query: Mapping[str, str],
+        body: msgspec.Struct | None,
+    ) -> None:
+        super().__init__(outer.deps, route, outer.request, {**path})
+        self.operator = outer.operator
+        self._body = body
+        self._query = query
+
+    def query(self) -> dict[str, list[str]]:
+        """Return the given query parameters; one without a value counts as not sent."""
+        return {name: [value] for name, value in self._query.items() if value}
+
+
+ViewHandler: TypeAlias = Callable[[Visit], Awaitable[ViewResult]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View(Needs):
+    """One page, or one action of the pages."""
+
+    handler: ViewHandler
+
+    @property
+    def rule(self) -> str:
+        """The path in the web framework's syntax."""
+        return self.path.replace("{", "<").replace("}", ">")
+
+
+class ViewTable:
+    """The views of one module, in order of declaration."""
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+
+    def __call__(
+        self, path: str, *, method: Method = "GET", auth: Auth = Auth.OPERATOR_READ
+    ) -> Callable[[ViewHandler], ViewHandler]:
+        """Declare the decorated handler as a view."""
+
+        def declare(handler: ViewHandler) -> ViewHandler:
+            self.views.append(
+                View(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    auth=auth,
+                    scope=None,
+                    body=None,
+                    body_optional=True,
+                    takes_input=False,
+                    raw_body_bytes_max=None,
+                    raw_body_limit=None,
+                    action=None,
+                    is_urgent=False,
+                )
+            )
+            return handler
+
+        return declare
+
+
+@functools.cache
+def _routes_by_handler() -> dict[Handler, Route]:
+    return {route.handler: route for route in all_routes()}
+
+
+def route_of(handler: Handler) -> Route:
+    """Return the route of an endpoint's handler."""
+    return _routes_by_handler()[handler]

@@ -1,0 +1,205 @@
+"""The operators' pages: who sees them, what they may contain, and what their forms do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from quart import Response
+from tests.strict_html import StrictHtml
+
+from holdfast.actors.task.messages import DecideReview, TaskReply
+from holdfast.http.kit.calls import Auth
+from holdfast.http.pages.addresses import local_path
+from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
+from holdfast.http.pages.static_files import static_files, static_path
+from holdfast.http.pages.subjects import all_views
+
+from .test_operator_calls import frozen
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Api, Stage
+
+SAME_ORIGIN = {"Host": "localhost", "Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PROTECTED = [view for view in all_views() if view.auth is not Auth.NONE]
+PAGES = [view.path for view in PROTECTED if view.method == "GET"]
+
+
+async def send_form(stage: Stage, path: str, headers: dict[str, str], **fields: str) -> Response:
+    return await stage.call("POST", path, headers={**FORM, **headers}, data=urlencode(fields))
+
+
+async def sign_in(stage: Stage) -> dict[str, str]:
+    """Sign in as the form does; the headers of a browser afterwards."""
+    token = stage.deps.settings.operator_token
+    response = await send_form(stage, "/ops/sign-in", SAME_ORIGIN, token=token, return_to="/ops/reviews")
+    assert (response.status_code, response.headers["Location"]) == (303, "/ops/reviews")
+    return {**SAME_ORIGIN, "Cookie": response.headers["Set-Cookie"].partition(";")[0]}
+
+
+async def read_page(stage: Stage, path: str, headers: dict[str, str], status: int = 200) -> StrictHtml:
+    """Read a page that must be valid, and safe for a browser."""
+    response = await stage.call("GET", path, headers=headers)
+    text = await response.get_data(as_text=True)
+    assert response.status_code == status, text
+    check_headers(response)
+    page = StrictHtml(text)
+    assert page.faults == []
+    assert [link for link in page.links if not re.match(r"/ops\b|#|/v2/assets/", link)] == []
+    return page
+
+
+def check_headers(response: Response) -> None:
+    assert response.headers["Cache-Control"] == "no-store"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def csrf_of(page: str) -> str:
+    found = re.search(r'name="csrf_token" value="([^"]+)"', page)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.parametrize("view", PROTECTED, ids=lambda view: view.name)
+async def test_no_operator_no_page_and_no_action(stage: Stage, view: Any) -> None:
+    stage.change(operators=None)
+    path = re.sub(r"\{\w+\}", "x", view.path)
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "holdfast_operator=wrong"}):
+        if view.method == "GET" and "Cookie" not in headers:
+            response = await stage.call("GET", path, headers=headers)
+            assert response.status_code == 303
+            assert response.headers["Location"] == "/ops/sign-in?" + urlencode({"return_to": path})
+            assert await response.get_data() == b""
+        elif view.method == "POST" and "Cookie" not in headers:
+            response = await send_form(stage, path, headers)
+            assert response.status_code == 401
+            check_headers(response)
+
+
+async def test_a_form_needs_the_session_and_its_token(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
+    path, fields = "/ops/reviews/rev_1/approve", {"reason": "it is fine", "return_to": "/ops/reviews/rev_1"}
+    browser = await sign_in(api)
+    page = await (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).get_data(as_text=True)
+    token = csrf_of(page)
+    elsewhere = {**browser, "Origin": "https://evil.example"}
+    from_a_sibling = {**browser, "Sec-Fetch-Site": "same-site"}
+    attempts: list[tuple[dict[str, str], dict[str, str]]] = [
+        (browser, {}),
+        (browser, {"csrf_token": token[:-1] + "!"}),
+        (elsewhere, {"csrf_token": token}),
+        (from_a_sibling, {"csrf_token": token}),
+    ]
+    for headers, sent in attempts:
+        refused = await send_form(api, path, headers, **fields, **sent)
+        assert refused.status_code == 403
+    assert api.tasks.asked == []
+
+
+async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
+    api.tasks.answer = TaskReply(frozen(api, 1))
+    browser = await sign_in(api)
+    page = await (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).get_data(as_text=True)
+    fields = {
+        "csrf_token": csrf_of(page),
+        "reason": "it is fine",
+        "note": "looked at",
+        "return_to": "/ops/reviews/rev_1",
+    }
+    done = await send_form(api, "/ops/reviews/rev_1/approve", browser, **fields)
+    assert (done.status_code, done.headers["Location"]) == (303, "/ops/reviews/rev_1")
+    assert [command for _, command in api.tasks.asked] == [DecideReview(approve=True, note="looked at")]
+    message = done.headers["Set-Cookie"].partition(";")[0]
+    shown = await read_page(api, "/ops/reviews/rev_1", {**browser, "Cookie": f"{browser['Cookie']}; {message}"})
+    assert "Done: approve review." in shown.text
+    refused = await send_form(api, "/ops/reviews/rev_9/approve", browser, **fields)
+    text = read_message(refused.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
+    assert text is not None
+    assert text.is_failure
+    assert "does not exist" in text.text
+    without_reason = await send_form(api, "/ops/reviews/rev_1/approve", browser, **{**fields, "reason": " "})
+    assert without_reason.status_code == 303
+
+
+async def test_sign_in_refuses_wrong_tokens_and_other_origins(api: Api) -> None:
+    wrong = await send_form(api, "/ops/sign-in", SAME_ORIGIN, token="wrong")
+    assert wrong.status_code == 400
+    assert "Set-Cookie" not in wrong.headers
+    right = api.deps.settings.operator_token
+    stolen = await send_form(api, "/ops/sign-in", {**SAME_ORIGIN, "Origin": "https://evil.example"}, token=right)
+    assert stolen.status_code == 403
+    assert "Set-Cookie" not in stolen.headers
+    page = StrictHtml(await wrong.get_data(as_text=True))
+    assert page.faults == []
+    assert "not the operators' token" in page.text
+
+
+async def test_sign_out_ends_the_session(api: Api) -> None:
+    browser = await sign_in(api)
+    page = await (await api.call("GET", "/ops/reviews", headers=browser)).get_data(as_text=True)
+    out = await send_form(api, "/ops/sign-out", browser, csrf_token=csrf_of(page))
+    assert (out.status_code, out.headers["Location"]) == (303, "/ops/sign-in")
+    assert "Max-Age=0" in out.headers["Set-Cookie"]
+    assert (await api.call("GET", "/ops/reviews", headers=browser)).status_code == 303
+
+
+async def test_pages_show_hostile_text_as_text(api: Api) -> None:
+    task = frozen(api, 1)
+    hostile = "</bdi><script>alert(1)</script>\u202egnp.exe" + "x" * 10_000
+    await api.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, error=hostile)))
+    browser = await sign_in(api)
+    for path in ("/ops/reviews", "/ops/reviews/rev_1"):
+        page = await read_page(api, path, browser)
+        assert "<script>alert(1)</script>" in page.text
+        assert "\u202e" not in page.text
+
+
+async def test_pages_contain_no_secret(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
+    browser = await sign_in(api)
+    secrets = [*api.deps.settings.secret_values(), browser["Cookie"].partition("=")[2]]
+    for path in PAGES:
+        response = await api.call("GET", path.replace("{review_case_id}", "rev_1"), headers=browser)
+        text = await response.get_data(as_text=True)
+        assert [secret for secret in secrets if secret in text] == []
+
+
+async def test_static_files_are_cached_under_the_hash_of_their_content(stage: Stage) -> None:
+    for name in ("pages.css", "pages.js", "icon.svg"):
+        response = await stage.call("GET", static_path(name))
+        assert response.status_code == 200
+        assert "immutable" in response.headers["Cache-Control"]
+    assert len(static_files()) == 3
+    assert (await stage.call("GET", "/ops/static/pages.css")).status_code == 404
+    assert (await stage.call("GET", "/ops/static/..%2f..%2fserving.py")).status_code == 404
+
+
+def test_the_stylesheet_and_the_script_load_nothing_from_outside() -> None:
+    for file in static_files().values():
+        assert not re.search(rb"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", file.content)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    ["", "https://evil.example", "//evil.example", "/v2/models", "/opsx", "/ops\\evil", "/ops/\r\nX: y"],
+)
+def test_the_way_back_stays_among_the_pages(elsewhere: str) -> None:
+    assert local_path(elsewhere) == "/ops"
+    assert local_path("/ops/tasks/task_1?cursor=a") == "/ops/tasks/task_1?cursor=a"
+
+
+@pytest.mark.parametrize("cookie", [None, "", "not base64", "eyJ0ZXh0IjoxfQ", "e30", "A" * 5_000, "é"])
+def test_an_invalid_message_is_none(cookie: str | None) -> None:
+    assert read_message(cookie) is None
+    sent = message_cookie(Message("naïve “text”" * 300, is_failure=False))
+    assert len(sent) < 4_000
+    assert read_message(sent.removeprefix(f"{MESSAGE_COOKIE}=").partition(";")[0]) is not None

@@ -1,0 +1,88 @@
+"""A browser for the operators' pages, and pictures of them.
+
+``python tests/journeys/page_browser.py URL TOKEN FOLDER [PATH…]`` takes a picture of each page of a running
+service, on a phone and on a desktop, in light and in dark.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+Scheme = Literal["light", "dark"]
+SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+PAGES = (
+    "/ops", "/ops/tree", "/ops/actors", "/ops/reports", "/ops/quarantine", "/ops/poison", "/ops/reviews",
+    "/ops/payments", "/ops/orders", "/ops/webhooks", "/ops/providers", "/ops/books", "/ops/actions",
+)  # fmt: skip
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Run chromium with a profile of its own, which is deleted afterwards."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def new_context(
+    browser: Browser, url: str, *, screen: str = "desktop", scheme: Scheme = "light", has_script: bool = True
+) -> BrowserContext:
+    """Return a browser without cookies, on a screen."""
+    width, height = SCREENS[screen]
+    return browser.new_context(
+        base_url=url,
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        java_script_enabled=has_script,
+        device_scale_factor=1,
+    )
+
+
+def sign_in(page: Page, token: str, path: str = "/ops") -> None:
+    """Open a page, which asks to sign in first, and do."""
+    page.goto(path)
+    page.get_by_label("Operator token").fill(token)
+    page.get_by_role("button", name="Sign in", exact=True).click()
+    page.wait_for_url(f"**{path}")
+
+
+def take_pictures(url: str, token: str, folder: Path, paths: tuple[str, ...]) -> None:
+    """Take a picture of each page on each screen in each colour scheme."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with running_browser() as browser:
+        for screen in SCREENS:
+            for scheme in SCHEMES:
+                with new_context(browser, url, screen=screen, scheme=scheme) as context:
+                    page = context.new_page()
+                    page.goto("/ops/sign-in")
+                    page.screenshot(path=folder / f"sign-in-{screen}-{scheme}.png")
+                    sign_in(page, token)
+                    for path in paths:
+                        page.goto(path)
+                        name = path.removeprefix("/ops").strip("/").replace("/", "-")[:40] or "overview"
+                        page.screenshot(path=folder / f"{name}-{screen}-{scheme}.png", full_page=True)
+                        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                        if over > 0:
+                            sys.stdout.write(f"{path} on a {screen} is {over} pixels too wide\n")
+
+
+if __name__ == "__main__":
+    take_pictures(sys.argv[1], sys.argv[2], Path(sys.argv[3]), tuple(sys.argv[4:]) or PAGES)
