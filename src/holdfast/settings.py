@@ -93,6 +93,7 @@ class Settings(Locations):
     stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
     the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
     public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
+    ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
     """
 
@@ -161,6 +162,7 @@ class Settings(Locations):
     task_creates_burst: Count = 20_000
     provider_removed_grace_s: Seconds = 300.0
     pool_size: int = Field(8, ge=1, le=100)
+    checker_share: float = Field(0.05, ge=0, le=1)
     shutdown_s: Seconds = 20.0
     asset_store: Literal["local", "s3"] = "local"
     s3_bucket: str = ""

@@ -31,7 +31,7 @@ from holdfast.supervision.ask_deadlines import AskDeadlines
 
 log = structlog.get_logger(__name__)
 
-SINGLETONS = frozenset({"reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
+SINGLETONS = frozenset({"checker", "reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
 """The work that one member does for all, besides assigning the slots of each provider."""
 JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""

@@ -113,6 +113,17 @@ EVENTS_PENDING = Gauge(
     "Events in the database that are not delivered yet.",
     multiprocess_mode="livemostrecent",
 )
+AUDIT_VERIFIED_AGE_S = Gauge(
+    "holdfast_audit_verified_age_seconds",
+    "How long ago the last complete pass of the checker began: every older operation has been checked since.",
+    multiprocess_mode="livemostrecent",
+)
+AUDIT_DIFFERENCES = Gauge(
+    "holdfast_audit_differences",
+    "Rules of the audit that accounts break now, as the checker found them.",
+    multiprocess_mode="livemostrecent",
+)
+AUDIT_OPERATIONS = Counter("holdfast_audit_operations", "Operations that the checker has checked.")
 NAME_LOOKUPS = Counter(
     "holdfast_name_lookups",
     "Look-ups of host names, by purpose and result: answered, failed, timed_out, late (answered "

@@ -47,8 +47,8 @@ AT_ONCE_S = 3.0
 STOP_MARGIN_S = 5.0
 RETIRE_MARGIN_S = 15.0
 RESTARTS_PER_WORKER, RESTARTS_PERIOD_S = 5, 60.0
-CONNECTIONS_BESIDE_READS = 8
-"""The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes."""
+CONNECTIONS_BESIDE_READS = 9
+"""The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
 CONNECTIONS_BESIDE_WORKERS = 20
 
 

@@ -23,6 +23,7 @@
     │   ├── order-sweeper              expires unpaid orders
     │   ├── provider-watch             probes providers that were not called for a while
     │   ├── asset-sweeper              expires stored results
+    │   ├── checker                    checks the rows of all accounts
     │   ├── sweeper                    deletes expired rows
     │   └── sampler                    measures the event loop's lag and this process's rates
     └── http            rest_for_one   independent: it responds 503 while other parts restart

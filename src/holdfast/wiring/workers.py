@@ -11,11 +11,13 @@ from itertools import chain
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
+from holdfast.actors.workers.checker import Checker
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
@@ -99,7 +101,7 @@ def worker_children(
     def render(event: DueEvent) -> bytes:
         return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
 
-    return {
+    workers: dict[str, Callable[[], Child]] = {
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
         "dispatcher": lambda: Dispatcher(
@@ -177,3 +179,13 @@ def worker_children(
             ).run
         ),
     }
+    if settings.checker_share:
+        workers["checker"] = lambda: RunningChild(
+            Checker(
+                database=database,
+                report=reporter.report,
+                pace=Pace(settings.checker_share, journal),
+                is_ours=partial(presence.holds, "checker"),
+            ).run
+        )
+    return workers

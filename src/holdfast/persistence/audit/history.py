@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from holdfast.ledger.credit.operations import AVAILABLE, CHAIN_START, HELD, REVENUE, Operation, OperationKind
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.audit.checks import Difference
+from holdfast.persistence.audit.scope import of_accounts, of_all
 from holdfast.persistence.records.ledger import operation_of
 
 ROWS_PER_FETCH = 2000
@@ -28,13 +29,11 @@ _POSTINGS = """
            array_agg(amount_micro order by line) as amounts_micro
     from postings {which} group by account_id, number
 """
-_WHOLE = text(
-    f"""
+_WHOLE = f"""
     select o.*, false as is_proven, p.ledger_accounts, p.amounts_micro
     from operations o left join ({_POSTINGS.format(which="")}) p using (account_id, number)
     order by o.account_id, o.number
-    """
-)
+"""
 _OF_ONE = f"left join lateral ({_POSTINGS.format(which='where account_id = o.account_id and number = o.number')}) p"
 _RECENT = text(
     f"""
@@ -52,7 +51,7 @@ _RECENT = text(
 )
 _PAGE = text(
     f"""
-    select o.*, p.ledger_accounts, p.amounts_micro
+    select o.*, false as is_proven, p.ledger_accounts, p.amounts_micro
     from (
         select * from operations where account_id = :account_id and number > :after order by number limit :most
     ) o
@@ -63,7 +62,7 @@ _PAGE = text(
 
 
 class HistoryPage(NamedTuple):
-    """Some operations of one account in order: what breaks a rule, how many there are, and the last of them."""
+    """Some operations in order: the differences among them, how many there are, and the last of them."""
 
     differences: list[Difference]
     counted: int
@@ -72,33 +71,48 @@ class HistoryPage(NamedTuple):
 
 def walk_history(connection: Connection, *, recent: bool) -> Iterator[Iterator[Difference]]:
     """Read operations in order, and check each against the previous one; that of a checkpoint is proven already."""
-    previous: Operation | None = None
     rows = connection.execute(
-        _RECENT if recent else _WHOLE, execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH}
+        _RECENT if recent else of_all(_WHOLE),
+        execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH},
     )
+    for _, differences in _walk(rows):
+        yield differences
+
+
+def check_histories(rows: Connection, scope: Sequence[str]) -> HistoryPage:
+    """Check all operations of a few accounts."""
+    return _page(_walk(rows.execute(of_accounts(_WHOLE), {"scope": list(scope)})))
+
+
+def check_history(rows: Connection, account_id: str, previous: Operation | None, *, most: int) -> HistoryPage:
+    """Check up to ``most`` operations of an account that follow ``previous``, or its first ones."""
+    after = -1 if previous is None else previous.number
+    found = rows.execute(_PAGE, {"account_id": account_id, "after": after, "most": most})
+    return _page(_walk(found, previous))
+
+
+def _page(walk: Iterable[tuple[Operation, Iterator[Difference]]]) -> HistoryPage:
+    differences: list[Difference] = []
+    last: Operation | None = None
+    counted = 0
+    for operation, found in walk:
+        differences += found
+        counted += 1
+        last = operation
+    return HistoryPage(differences, counted, last)
+
+
+def _walk(
+    rows: Iterable[Any], previous: Operation | None = None
+) -> Iterator[tuple[Operation, Iterator[Difference]]]:
+    """Yield each operation that is not proven already, with what differs in it and from the previous one."""
     for row in rows:
-        operation = _read(row)
+        postings = zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True)
+        operation = operation_of(row, postings)
         if not row.is_proven:
             is_first = previous is None or previous.account_id != operation.account_id
-            yield _differences(operation, None if is_first else previous)
+            yield operation, _differences(operation, None if is_first else previous)
         previous = operation
-
-
-def check_page(rows: Connection, account_id: str, previous: Operation | None, *, most: int) -> HistoryPage:
-    """Check up to ``most`` operations of an account that follow ``previous``, or its first ones."""
-    differences: list[Difference] = []
-    counted = 0
-    after = -1 if previous is None else previous.number
-    for row in rows.execute(_PAGE, {"account_id": account_id, "after": after, "most": most}):
-        operation = _read(row)
-        differences += _differences(operation, previous)
-        previous = operation
-        counted += 1
-    return HistoryPage(differences, counted, previous)
-
-
-def _read(row: Any) -> Operation:
-    return operation_of(row, zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True))
 
 
 def _differences(operation: Operation, previous: Operation | None) -> Iterator[Difference]:

@@ -6,10 +6,11 @@ tables is one query for each rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, any_, literal, tuple_
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.targets import assess
@@ -107,17 +108,22 @@ def walk_orders(connection: Connection) -> Iterator[Iterator[Difference]]:
         yield _differences(row)
 
 
-def check_orders(
-    rows: Connection, account_id: str, after: str, *, most: int
-) -> tuple[list[Difference], str | None]:
-    """Check up to ``most`` orders of an account whose ids follow ``after``.
+Position = tuple[str, str]
+"""An order's account and id."""
 
-    Returns what breaks a rule, and the last id of a full page; None if no order is left.
+
+def check_orders(
+    rows: Connection, scope: Sequence[str], after: Position, *, most: int
+) -> tuple[list[Difference], Position | None]:
+    """Check up to ``most`` orders of a few accounts that follow a position.
+
+    Returns the differences, and the last position of a full page; None if no order is left.
     """
-    query = _IN_ORDER.where(orders.c.account_id == account_id, orders.c.order_id > after).limit(most)
-    found = rows.execute(query).all()
+    place = tuple_(orders.c.account_id, orders.c.order_id)
+    query = _IN_ORDER.where(orders.c.account_id == any_(literal(list(scope), ARRAY(Text))), place > after)
+    found = rows.execute(query.limit(most)).all()
     differences = [difference for row in found for difference in _differences(row)]
-    return differences, found[-1].order_id if len(found) == most else None
+    return differences, (found[-1].account_id, found[-1].order_id) if len(found) == most else None
 
 
 def _differences(row: Any) -> Iterator[Difference]:

@@ -38,15 +38,19 @@ def check_rule(connection: Connection, rule: Rule) -> Check:
     query = f"select found.*, count(*) over () as total from ({rule.breaking}) found limit {EXAMPLES_MAX}"
     rows = connection.execute(of_all(query), _parameters(query)).all()
     differences = [_difference(rule, row) for row in rows]
-    return make_check(
-        rule.name, int(counted), [each.words for each in differences], int(rows[0].total) if rows else 0
+    total = int(rows[0].total) if rows else 0
+    return make_check(rule.name, int(counted), [each.words for each in differences], total)
+
+
+def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -> list[tuple[Difference, int]]:
+    """Return what breaks a rule in the rows of a few accounts: the first few of each, with the account's total."""
+    query = (
+        "select * from (select found.*, count(*) over of_account as total, row_number() over of_account as place "
+        f"from ({rule.breaking}) found window of_account as (partition by account_id)) numbered "
+        f"where place <= {EXAMPLES_MAX}"
     )
-
-
-def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -> list[Difference]:
-    """Return everything in the rows of a few accounts that breaks a rule."""
-    rows = connection.execute(of_accounts(rule.breaking), {**_parameters(rule.breaking), "scope": list(scope)})
-    return [_difference(rule, row) for row in rows]
+    rows = connection.execute(of_accounts(query), {**_parameters(query), "scope": list(scope)})
+    return [(_difference(rule, row), int(row.total)) for row in rows]
 
 
 def _parameters(query: str) -> dict[str, Any]:

@@ -95,6 +95,8 @@ class Journal:
         self._stopping = False
         self._accepting = trio.Event()
         self._has_ended = False
+        self.commit_s = 0.0
+        """How long the newest commit took."""
 
     @property
     def queued_units(self) -> int:
@@ -202,7 +204,8 @@ class Journal:
         try:
             results = await self._write(units)
         finally:
-            metrics.JOURNAL_COMMIT_S.observe(trio.current_time() - begun)
+            self.commit_s = trio.current_time() - begun
+            metrics.JOURNAL_COMMIT_S.observe(self.commit_s)
             metrics.JOURNAL_BATCHES.inc()
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):

@@ -2,7 +2,7 @@
 
 ``account_emails`` and ``order_payments`` are directories: triggers of ``accounts`` and ``orders`` write their
 entries in the transaction of the row. Their keys reject a second account of an e-mail address, and a second order
-of a payment.
+of a payment. An index by account, here and of ``payment_events``, serves the checks of one account at a time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     text,
@@ -28,6 +30,7 @@ account_emails = Table(
     metadata,
     Column("email", Text, primary_key=True),
     Column("account_id", Text, nullable=False),
+    Index("ix_account_emails_account_id", "account_id"),
 )
 
 order_payments = Table(
@@ -38,6 +41,7 @@ order_payments = Table(
     Column("account_id", Text, nullable=False),
     Column("order_id", Text, nullable=False),
     PrimaryKeyConstraint("provider", "provider_payment_id"),
+    Index("ix_order_payments_account_id", "account_id"),
 )
 
 payment_events = Table(
@@ -53,6 +57,7 @@ payment_events = Table(
     Column("verdict", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     PrimaryKeyConstraint("provider", "event_id"),
+    Index("ix_payment_events_account_id", "account_id"),
     Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
     Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
 )
@@ -88,4 +93,38 @@ journal_batches = Table(
     Column("committed", Boolean, nullable=False),
     Column("at", Time, nullable=False),
     Index("ix_journal_batches_at", "at"),
+)
+
+audit_progress = Table(
+    "audit_progress",
+    metadata,
+    # One row: how far the checker has come. A pass checks every account once.
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("passes", BigInteger, nullable=False),
+    # Every operation committed before this has been checked; null before the first pass has ended.
+    Column("verified_up_to", Time),
+    # The current pass: when it began, the account checked last, and what it has checked.
+    Column("begun_at", Time, nullable=False),
+    Column("after", Text, nullable=False),
+    Column("accounts_total", BigInteger, nullable=False),
+    Column("accounts_done", BigInteger, nullable=False),
+    Column("operations_done", BigInteger, nullable=False),
+    Column("skipped", BigInteger, nullable=False),
+    # The newest operation that was checked.
+    Column("newest_operation_id", Text),
+    Column("newest_operation_at", Time),
+    Column("operations_per_s", Double, nullable=False),
+    Column("written_at", Time, nullable=False),
+)
+
+audit_differences = Table(
+    "audit_differences",
+    metadata,
+    # The rules that are broken now, as the checker last found them.
+    Column("account_id", Text, nullable=False),
+    Column("rule", Text, nullable=False),
+    Column("what", Text, nullable=False),
+    Column("found_at", Time, nullable=False),
+    Column("seen_at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "rule"),
 )

@@ -30,6 +30,8 @@ from holdfast.persistence.records.operator_tables import operator_actions, opera
 from holdfast.persistence.records.process_tables import processes, reports, service_clock, singletons
 from holdfast.persistence.records.shared_tables import (
     account_emails,
+    audit_differences,
+    audit_progress,
     contents,
     journal_batches,
     order_payments,
@@ -39,7 +41,8 @@ from holdfast.persistence.records.shared_tables import (
 from holdfast.persistence.records.table_base import Time, metadata
 
 __all__ = [
-    "account_emails", "accounts", "api_keys", "assets", "checkpoints", "contents", "holds", "idempotency_records",
+    "account_emails", "accounts", "api_keys", "assets", "audit_differences",
+    "audit_progress", "checkpoints", "contents", "holds", "idempotency_records",
     "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
     "orders", "outbox", "outbox_attempts", "payment_events", "postings", "processes", "reports", "service_clock",
     "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries", "webhook_secrets",

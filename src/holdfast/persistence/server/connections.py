@@ -47,6 +47,8 @@ _PLANS_BY_KEY = (
 )
 """The writer finds every row by its key, and its plans are reused by all batches."""
 
+_ON_ONE_CORE = "set max_parallel_workers_per_gather = 0; set jit = off"
+
 _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
 
@@ -119,18 +121,22 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     return connection
 
 
-def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
+def make_engine(
+    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, on_one_core: bool = False
+) -> Engine:
     """Create an engine whose connections are ours, so that the URL means what it means to libpq.
 
     A ``read_only`` one has no transactions, which saves the round trips of BEGIN and COMMIT. Under READ COMMITTED
-    each statement has its own snapshot anyway.
+    each statement has its own snapshot anyway. ``on_one_core``: the server runs no query in several processes.
     """
 
     def creator() -> psycopg.Connection[Any]:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         if read_only:
             connection.execute("select set_config('default_transaction_read_only', 'on', false)")
-            connection.commit()
+        if on_one_core:
+            connection.execute(_ON_ONE_CORE)
+        connection.commit()
         return connection
 
     return sqlalchemy.create_engine(

@@ -1,7 +1,8 @@
 """Access to the database: reads on threads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases, sweeps and operators' records alone.
+:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases, sweeps and operators' records alone,
+:meth:`Database.scan` for reads that may take long and that nothing waits for.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
 the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 READ_MS = 5_000
 READ_DEADLINE_S = 8.0
 """How long a caller waits for a read and for a connection to run it on; less than a request may take."""
+SCAN_MS = 60_000
 WORK_MS = 15_000
 WORK_SIZE = 2
 WRITE_MS = 15_000
@@ -40,7 +42,7 @@ PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
 HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
-RETIRED_MAX = 8
+RETIRED_MAX = 12
 """How many replaced pools are remembered, to close the connections that abandoned threads return to them."""
 
 
@@ -65,15 +67,19 @@ class Database:
         self._read_deadline_s = read_deadline_s
         self._reads = trio.CapacityLimiter(pool_size)
         self._works = trio.CapacityLimiter(WORK_SIZE)
+        self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE, statement_timeout_ms=WORK_MS, read_only=False)
+        self._scan_engine = make_engine(
+            url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, on_one_core=True
+        )
 
     @property
     def limiters(self) -> dict[str, trio.CapacityLimiter]:
         """The thread limiters by purpose, for the meters."""
-        return {"read": self._reads, "work": self._works}
+        return {"read": self._reads, "work": self._works, "scan": self._scans}
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
@@ -106,6 +112,32 @@ class Database:
         late = QueryTimedOut(f"A read got no response within {self._read_deadline_s:g} s.")
         self._note(late)
         raise late
+
+    async def scan(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``query(connection, …)`` like :meth:`read`, on a connection of its own and for as long as a minute.
+
+        One runs at a time, on one of the server's cores. That it takes long says nothing of the database. Raises
+        like :meth:`read`.
+        """
+        self._refuse_if_closed()
+        with trio.CancelScope() as scope, self.gate.cutting_short(scope):
+            try:
+                return await trio.to_thread.run_sync(
+                    _in_transaction,
+                    self._scan_engine,
+                    lambda connection: query(connection, *args, **kwargs),
+                    2,
+                    False,
+                    limiter=self._scans,
+                    abandon_on_cancel=True,
+                )
+            except QueryTimedOut:
+                raise
+            except DatabaseAway as exc:
+                self._note(exc)
+                raise
+        self._refuse_if_closed()
+        raise DatabaseAway("The database was away for a moment.")
 
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
@@ -220,7 +252,7 @@ class Database:
 
     def _dispose(self) -> None:
         """Close all connections; those in use are closed when they are returned."""
-        for engine in (self._engine, self._work_engine):
+        for engine in (self._engine, self._work_engine, self._scan_engine):
             self._retired.append(engine.pool)
             engine.dispose()
         self._close_retired()

@@ -1,0 +1,247 @@
+"""The checker: runs the audit's rules on all accounts, again and again, a few accounts at a time.
+
+One process does it for all. Each slice is one statement on a connection of its own, followed by a pause, so that
+the checks take only a share of the time. A difference is reported when it is found, and again when it is gone. How
+far it has come is stored after each few accounts, so another process continues there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.actors.workers.loops import always, repeat
+from holdfast.actors.workers.pace import Pace
+from holdfast.ledger.clock import Now, utc_now
+from holdfast.persistence.audit.audit import QUERY_RULES
+from holdfast.persistence.audit.progress import (
+    AuditProgress,
+    count_accounts,
+    count_differences,
+    known_differences,
+    load_progress,
+    store,
+)
+from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.audit.slices import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck, BrokenRule, Slice
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
+from holdfast.reports.report import Report
+
+log = structlog.get_logger(__name__)
+
+IDLE_S: Final = 1.0
+PASS_S: Final = 15.0
+"""A pass takes at least this long: a small ledger needs no checks without a pause."""
+MEASURE_S: Final = 10.0
+PATH: Final = "holdfast/workers/checker"
+RULE_NAMES: Final = frozenset(rule.name for rule in QUERY_RULES)
+
+
+class Checker:
+    """Checks every account in each pass. ``report`` receives each difference once, and again when it is gone."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        report: Callable[[Report], None],
+        pace: Pace,
+        is_ours: Callable[[], bool] = always,
+        now: Now = utc_now,
+        accounts_max: int = ACCOUNTS_MAX,
+        operations_max: int = OPERATIONS_MAX,
+    ) -> None:
+        self._database = database
+        self._report = report
+        self._pace = pace
+        self._is_ours = is_ours
+        self._now = now
+        self._accounts_max = accounts_max
+        self._operations_max = operations_max
+        self._progress: AuditProgress | None = None
+        self._known: set[BrokenRule] = set()
+        self._unstored: set[BrokenRule] = set()
+        """The known differences that are reported and not in the rows yet."""
+        self._unseen: set[BrokenRule] | None = None
+        """The known differences of accounts that this pass has not come to; None in a pass that was continued."""
+        self._check: AccountsCheck | None = None
+        self._slices: Iterator[tuple[str, Slice]] = iter(())
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Check slice after slice until cancelled, while this is our work and the database answers."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._measure_forever)
+            task_status.started()
+            while True:
+                if not self._is_ours():
+                    self.forget()
+                    await trio.sleep(IDLE_S)
+                    continue
+                await self._database.gate.wait_open()
+                begun = trio.current_time()
+                try:
+                    has_passed = await self.check_next()
+                except DatabaseAway as away:
+                    log.info("checks postponed", reason=away.reason)
+                    self.forget()
+                    await trio.sleep(IDLE_S)
+                    continue
+                pause_s = self._pace.pause_s(trio.current_time() - begun)
+                await trio.sleep(max(pause_s, PASS_S) if has_passed else pause_s)
+
+    def forget(self) -> None:
+        """Forget what is not stored; the next check continues from the rows."""
+        self._progress = None
+        self._check = None
+
+    async def check_next(self) -> bool:
+        """Check one slice, and return whether it ended a pass. Raises :class:`DatabaseAway`."""
+        if self._progress is None:
+            await self._load()
+        elif self._check is None:
+            return await self._begin_accounts(self._progress)
+        else:
+            following = next(self._slices, None)
+            if following is None:
+                await self._end_accounts(self._progress, self._check)
+            else:
+                await self._scan(*following, self._check)
+        return False
+
+    async def _load(self) -> None:
+        progress = await self._database.scan(load_progress)
+        known = await self._database.scan(known_differences)
+        self._known = {BrokenRule(each.account_id, each.rule) for each in known} | self._unstored
+        self._unseen = None
+        self._progress = await self._first_of_pass(progress) if progress is None or not progress.after else progress
+
+    async def _first_of_pass(self, progress: AuditProgress | None) -> AuditProgress:
+        """Return the state at the start of a pass."""
+        now = self._now()
+        self._unseen = set(self._known)
+        found = AuditProgress(begun_at=now, written_at=now) if progress is None else progress
+        return replace(
+            found,
+            begun_at=now,
+            after="",
+            accounts_total=await self._database.scan(count_accounts),
+            accounts_done=0,
+            operations_done=0,
+            skipped=0,
+        )
+
+    async def _begin_accounts(self, progress: AuditProgress) -> bool:
+        """Begin with the accounts that follow; with none left, end the pass and return True."""
+        found = await self._database.scan(
+            next_accounts,
+            progress.after,
+            accounts_max=self._accounts_max,
+            operations_max=self._operations_max,
+        )
+        if not found:
+            await self._end_pass(progress)
+            return True
+        self._check = AccountsCheck(found)
+        self._slices = self._check.slices()
+        return False
+
+    async def _scan(self, name: str, slice_: Slice, check: AccountsCheck) -> None:
+        try:
+            await self._database.scan(slice_)
+        except QueryTimedOut as late:
+            assert self._progress is not None
+            self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+            log.warning("check took too long", rule=name, accounts=[*check.accounts][:3], reason=late.reason)
+            # A page that cannot be read would be requested for ever.
+            if name not in RULE_NAMES:
+                self._slices = check.rules()
+
+    async def _end_accounts(self, progress: AuditProgress, check: AccountsCheck) -> None:
+        """Report what is new and what is gone, and store how far the pass has come."""
+        found = check.found
+        gone = {broken for broken in self._known if broken.account_id in check.accounts} - found.keys()
+        self._report_new(found)
+        newest = check.newest
+        is_newer = newest is not None and (
+            progress.newest_operation_at is None or newest.at >= progress.newest_operation_at
+        )
+        now = self._now()
+        operations_done = progress.operations_done + check.operations
+        elapsed_s = max((now - progress.begun_at).total_seconds(), 0.001)
+        progress = replace(
+            progress,
+            after=[*check.accounts][-1],
+            accounts_done=progress.accounts_done + len(check.accounts),
+            operations_done=operations_done,
+            newest_operation_id=newest.operation_id if newest and is_newer else progress.newest_operation_id,
+            newest_operation_at=newest.at if newest and is_newer else progress.newest_operation_at,
+            operations_per_s=operations_done / elapsed_s,
+            written_at=now,
+        )
+        await self._database.work(store, progress, found, gone)
+        self._unstored.clear()
+        metrics.AUDIT_OPERATIONS.inc(check.operations)
+        self._report_gone(gone)
+        if self._unseen is not None:
+            self._unseen -= {broken for broken in self._unseen if broken.account_id in check.accounts}
+        self._progress, self._check = progress, None
+
+    async def _end_pass(self, progress: AuditProgress) -> None:
+        gone = self._unseen or set()
+        ended = replace(
+            progress,
+            after="",
+            passes=progress.passes + 1,
+            verified_up_to=progress.verified_up_to if progress.skipped else progress.begun_at,
+            written_at=self._now(),
+        )
+        await self._database.work(store, ended, {}, gone)
+        self._report_gone(gone)
+        self._progress = await self._first_of_pass(ended)
+
+    def _report_new(self, found: dict[BrokenRule, str]) -> None:
+        for broken, what in found.items():
+            if broken not in self._known:
+                self._known.add(broken)
+                self._unstored.add(broken)
+                reason = f"{what} (rule: {broken.rule})"
+                self._report(
+                    Report(
+                        kind="difference",
+                        at=self._now(),
+                        path=PATH,
+                        account_id=broken.account_id,
+                        reason=f"account {broken.account_id}: {reason}",
+                    )
+                )
+
+    def _report_gone(self, gone: set[BrokenRule]) -> None:
+        self._known -= gone
+        for broken in sorted(gone):
+            self._report(
+                Report(
+                    kind="recovery",
+                    at=self._now(),
+                    path=PATH,
+                    account_id=broken.account_id,
+                    reason=f"account {broken.account_id} differs no longer (rule: {broken.rule})",
+                )
+            )
+
+    async def _measure_forever(self) -> None:
+        await repeat(self._measure, every_s=MEASURE_S, name="audit metrics")
+
+    async def _measure(self) -> None:
+        """Show in every process what the checker of one has stored."""
+        progress, differences = await self._database.read(
+            lambda rows: (load_progress(rows), count_differences(rows))
+        )
+        metrics.AUDIT_DIFFERENCES.set(differences)
+        if progress is not None and progress.verified_up_to is not None:
+            metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())

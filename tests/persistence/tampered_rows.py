@@ -1,0 +1,202 @@
+"""Rows changed by SQL in every way that the audit knows, and the rules that each change breaks."""
+
+from __future__ import annotations
+
+import msgspec
+import psycopg
+
+from holdfast.persistence.audit.events import EVENT_RULES
+from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
+from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
+from holdfast.persistence.audit.spread import SPREAD_RULES
+
+SUMS = "the postings of each operation sum to zero"
+SHAPES = "each operation's postings match its kind and amount"
+NUMBERS = "operation numbers run from 1 without gaps"
+TOTALS = "running totals follow from the postings, row by row"
+CHAINS = "each operation's chain hash covers it and the previous one"
+FLOORS = "available credit goes below zero only by reversals"
+EVERYTHING = "all postings of each account sum to zero"
+BALANCES = "each account's balance and held total are the sums of its postings"
+NEWEST = "each account's totals, operation count and chain head match its newest operation"
+COUNTS = "each account's operation count is the number of its operations"
+OPENINGS = "each hold was opened by exactly one operation of its amount"
+OUTCOMES = "each hold has at most one outcome, and its settled number is that outcome's"
+LIMITS = "no capture exceeds its hold, and each release returns the whole hold"
+OPEN_HOLDS = "each account's held total is the sum of its open holds"
+USAGE_SUM = "each account's usage cost is the amount captured"
+USAGE = "each usage entry names the operation that settled its request, and costs what it captured"
+PAIRS = "each task has exactly one hold, and each hold belongs to a task"
+ENDS = "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured"
+STATUSES = "each task has one usage entry with its status and model"
+CONTENTS = "each stored result's content is known and not marked for deletion"
+ORPHANS = "every row belongs to a row that exists"
+
+
+def in_state(order_id: str, path: str, value: object) -> str:
+    """Return SQL that changes one value in an order's state."""
+    encoded = msgspec.json.encode(value).decode()
+    return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{encoded}') where order_id = '{order_id}'"
+
+
+ANNOUNCED, RECORDED = (rule.name for rule in EVENT_RULES)
+LISTED, RESERVED, CASH, STORED = (rule.name for rule in ORDER_RULES)
+UNIQUE, DIRECTORIES = (rule.name for rule in SPREAD_RULES)
+
+ADA = "account_id = 'acct_ada'"
+
+
+CASES: list[tuple[list[str], set[str]]] = [
+    (
+        [f"update postings set amount_micro = amount_micro + 1 where {ADA} and number = 1 and line = 1"],
+        {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES},
+    ),
+    (
+        # Both postings: the sums still agree, the chain and the totals do not.
+        [
+            f"update postings set amount_micro = amount_micro + 5 where {ADA} and number = 1 and line = 1",
+            f"update postings set amount_micro = amount_micro - 5 where {ADA} and number = 1 and line = 0",
+        ],
+        {SHAPES, TOTALS, CHAINS, BALANCES},
+    ),
+    ([f"update operations set reason = 'a gift' where {ADA} and number = 1"], {CHAINS}),
+    ([f"update operations set at = at + interval '1 ms' where {ADA} and number = 2"], {CHAINS}),
+    (
+        ["update accounts set balance_micro = balance_micro + 1 where id = 'acct_bob'"],
+        {BALANCES, NEWEST},
+    ),
+    (["update accounts set chain_head = sha256('') where id = 'acct_ada'"], {NEWEST}),
+    (["update accounts set chain_head = sha256('') where id = 'acct_new'"], {NEWEST}),
+    (["update accounts set operation_count = 11 where id = 'acct_ada'"], {NEWEST, COUNTS}),
+    (
+        # The last operations deleted and the totals reset to match: the chain head differs.
+        [
+            f"delete from postings where {ADA} and number = 10",
+            f"delete from operations where {ADA} and number = 10",
+            "update accounts set operation_count = 9, balance_micro = balance_micro - 100000 where id = 'acct_ada'",
+        ],
+        {NEWEST},
+    ),
+    (
+        [
+            f"delete from postings where {ADA} and number = 1",
+            f"delete from operations where {ADA} and number = 1",
+        ],
+        {NUMBERS, TOTALS, CHAINS, BALANCES, COUNTS},
+    ),
+    (
+        [f"update operations set kind = 'credit' where {ADA} and kind = 'reversal'"],
+        {SHAPES, CHAINS, FLOORS},
+    ),
+    (["update holds set amount_micro = 4000000 where hold_id = 'hold_done'"], {OPENINGS}),
+    (["update holds set amount_micro = 2000000 where hold_id = 'hold_done'"], {OPENINGS, LIMITS}),
+    (["update holds set amount_micro = 4000000 where hold_id = 'hold_failed'"], {OPENINGS, LIMITS}),
+    (["update holds set settled_number = null where hold_id = 'hold_done'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
+    (["update holds set settled_number = 9 where hold_id = 'hold_open'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
+    (["delete from holds where hold_id = 'hold_open'"], {OPENINGS, OPEN_HOLDS, PAIRS}),
+    (["delete from holds where hold_id = 'hold_free'"], {OPENINGS, OUTCOMES, PAIRS}),
+    (
+        [
+            "drop index uq_operations_settled_hold",
+            "insert into operations select account_id, 4, 'op_again', kind, amount_micro, balance_after_micro,"
+            " held_after_micro, hold_id, reference, reason, at, chain_hash from operations"
+            " where account_id = 'acct_bob' and number = 3",
+        ],
+        {OUTCOMES, SHAPES, CHAINS, NEWEST, COUNTS, USAGE},
+    ),
+    (
+        ["update usage_entries set cost_micro = 0 where request_id = 'task_done'"],
+        {USAGE_SUM, USAGE},
+    ),
+    (["update usage_entries set operation_id = 'op_x' where request_id = 'task_gone'"], {USAGE}),
+    (["update usage_entries set operation_id = 'op_x' where request_id = 'task_open'"], {USAGE}),
+    (["delete from usage_entries where request_id = 'task_gone'"], {USAGE, STATUSES}),
+    (["update usage_entries set status = 'queued' where request_id = 'task_gone'"], {STATUSES}),
+    (["update tasks set status = 'failed' where request_id = 'task_done'"], {ENDS, STATUSES, ANNOUNCED}),
+    (
+        ["update tasks set status = 'processing' where request_id = 'task_gone'"],
+        {ENDS, STATUSES, ANNOUNCED},
+    ),
+    (["update tasks set status = 'canceled' where request_id = 'task_open'"], {ENDS, STATUSES}),
+    (["update tasks set request = '{}' where request_id = 'task_open'"], {PAIRS}),
+    (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
+    (["delete from accounts where id = 'acct_bob'"], {ORPHANS}),
+    (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
+    (["update orders set status = 'failed' where order_id = 'ord_paid'"], {COLUMNS}),
+    (["update orders set provider_payment_id = 'pi_x' where order_id = 'ord_paid'"], {COLUMNS}),
+    (["update orders set expires_at = expires_at + interval '1 day' where order_id = 'ord_new'"], {COLUMNS}),
+    (["update orders set state = '{\"moves\": 1}' where order_id = 'ord_new'"], {COLUMNS}),
+    ([in_state("ord_paid", "{statuses,processing_status}", "failed")], {ORDER_STATUSES, HISTORY}),
+    ([in_state("ord_back", "{statuses,reconcile_status}", "reconciled")], {HISTORY, COLUMNS}),
+    ([in_state("ord_back", "{history,1,operation_id}", "op_x")], {HISTORY}),
+    ([in_state("ord_back", "{moves,1,amount_micro}", 3_000_000)], {NET, LISTED}),
+    ([in_state("ord_back", "{facts,refunds,re_back,amount_micro}", 1)], {NET}),
+    ([in_state("ord_back", "{moves,1,operation_id}", "op_x")], {LISTED, HISTORY}),
+    ([in_state("ord_paid", "{event_ids}", [])], {STORED}),
+    ([in_state("ord_new", "{event_ids}", ["evt_unknown"])], {STORED}),
+    (
+        [
+            "update orders set request = jsonb_set(request::jsonb, '{operation_id}', '\"op_y\"')"
+            " where order_id = 'ord_paid'"
+        ],
+        {RESERVED},
+    ),
+    (["delete from payment_events where event_id = 'evt_back_2'"], {STORED}),
+    (["update payment_events set verdict = 'refused' where event_id = 'evt_paid_1'"], {STORED}),
+    (["update payment_events set order_id = 'ord_new' where event_id = 'evt_paid_1'"], {STORED}),
+    (["update payment_events set order_id = 'ord_x' where event_id = 'evt_paid_1'"], {STORED, ORPHANS}),
+    (["delete from orders where order_id = 'ord_paid'"], {LISTED, STORED, ORPHANS}),
+    (
+        ["update operations set amount_micro = 1 where operation_id = 'op_reserved_paid'"],
+        {LISTED, SHAPES, CHAINS},
+    ),
+    (["update operations set reference = 'ord_new' where operation_id = 'op_reserved_paid'"], {LISTED, CHAINS}),
+    (
+        [
+            "update postings set ledger_account = 'cash:sandbox'"
+            " where account_id = 'acct_cho' and number = 1 and amount_micro < 0"
+        ],
+        {CASH, CHAINS},
+    ),
+    (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
+    (["update contents set doomed_at = now()"], {CONTENTS}),
+    (["update contents set content_type = 'image/gif'"], {CONTENTS}),
+    (["update assets set request_id = 'task_x'"], {ORPHANS}),
+    (["delete from outbox where kind = 'task.canceled'"], {ANNOUNCED, ORPHANS}),
+    (["update outbox set kind = 'task.failed' where kind = 'task.canceled'"], {ANNOUNCED}),
+    (["update outbox set kind = 'task.succeeded' where kind = 'task.assets_ready'"], {ANNOUNCED}),
+    (["update tasks set request = '{\"hold_id\": \"hold_gone\"}' where request_id = 'task_gone'"], {ANNOUNCED}),
+    (["update outbox set request_id = 'task_x' where kind = 'task.succeeded'"], {ANNOUNCED, ORPHANS}),
+    (["update tasks set state = '{}' where request_id = 'task_done'"], {RECORDED}),
+    (["update outbox set status = 'given_up', request_id = 'task_gone'"], {ANNOUNCED}),
+    (
+        [
+            "insert into assets select 'acct_bob', 'task_failed', position, asset_id, sha256, bytes,"
+            " content_type, created_at, expires_at from assets"
+        ],
+        {UNIQUE},
+    ),
+    (
+        ["insert into sessions select id, 'ses_1', '', now(), now() from accounts where id <> 'acct_new'"],
+        {UNIQUE},
+    ),
+    (["delete from account_emails where account_id = 'acct_bob'"], {DIRECTORIES}),
+    (["update account_emails set account_id = 'acct_ada' where account_id = 'acct_bob'"], {DIRECTORIES}),
+    (["insert into account_emails values ('x@example.com', 'acct_bob')"], {DIRECTORIES}),
+    (["update order_payments set order_id = 'ord_new' where order_id = 'ord_paid'"], {DIRECTORIES}),
+    (["delete from order_payments"], {DIRECTORIES}),
+]
+"""Statements, and the names of the rules that are broken after them."""
+
+
+def tamper(url: str, *statements: str) -> None:
+    """Change rows without the tables' triggers; each statement must change some, unless it drops an index."""
+    with psycopg.connect(url) as connection:
+        for statement in statements:
+            if statement.startswith("drop"):
+                connection.execute(statement)
+        for table in ("operations", "postings", "payment_events"):
+            connection.execute(f"alter table {table} disable trigger all")
+        for statement in statements:
+            if not statement.startswith("drop"):
+                assert connection.execute(statement).rowcount > 0, statement
