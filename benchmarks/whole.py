@@ -170,8 +170,8 @@ def counts(port: int) -> dict[tuple[str, str], float]:
         for sample in family.samples:
             if sample.name == f"{METRIC}_total":
                 found[sample.labels["kind"], sample.labels["name"]] = sample.value
-            elif sample.name in {"holdfast_journal_batches_total", "holdfast_journal_units_total"}:
-                name = sample.labels.get("verdict", "batches")
+            elif sample.name in {"holdfast_journal_commit_seconds_count", "holdfast_journal_units_total"}:
+                name = sample.labels.get("result", "batches")
                 found["journal", name] = sample.value
     return found
 

@@ -53,7 +53,7 @@ async def test_a_sample_has_the_rates_of_its_interval(nursery: trio.Nursery, moc
     sampled = await started(nursery, mock_clock)
     for status, count in (("200", 20), ("201", 5), ("404", 10), ("503", 15)):
         for _ in range(count):
-            metrics.HTTP_RESPONSE_S.labels("read_account", status).observe(0.003)
+            metrics.HTTP_REQUEST_S.labels("read_account", status).observe(0.003)
     metrics.TASKS_CREATED.labels("studio").inc(30)
     metrics.TASK_S.labels("studio", "succeeded").observe(1.5)
     metrics.TASK_S.labels("studio", "failed").observe(1.5)

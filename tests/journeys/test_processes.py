@@ -88,7 +88,7 @@ async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer:
     found = [request_id for customer in customers for request_id in await customer.tasks()]
     assert sorted(tally.created.values()) == sorted(found)
     # The counts of workers that have ended are not lost.
-    await until_holds(lambda: service.metric("holdfast_http_answer_seconds_count") >= tally.requests)
+    await until_holds(lambda: service.metric("holdfast_http_request_duration_seconds_count") >= tally.requests)
     after = workers(service)
     assert len(after) == 2
     assert not {*before} & {*after}

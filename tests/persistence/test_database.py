@@ -181,7 +181,7 @@ async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
     gate = DatabaseGate()
 
     def gone_count() -> float:
-        return float(metrics.DATABASE_AWAY._value.get())
+        return float(metrics.DATABASE_OUTAGES._value.get())
 
     before = gone_count()
     gate.close("still away")

@@ -176,7 +176,7 @@ def _options(adapter: MapAdapter, request: Request) -> Response:
 
 @functools.cache
 def _histogram(endpoint: str, status: int) -> BatchedHistogram:
-    return metrics.HTTP_RESPONSE_S.labels(endpoint, str(status))
+    return metrics.HTTP_REQUEST_S.labels(endpoint, str(status))
 
 
 _MODELS: Final = b"/v1/models/"

@@ -1,7 +1,8 @@
-"""The Prometheus metrics of the service, for ``GET /metrics``.
+"""The Prometheus metrics of the service, for ``GET /metrics``. docs/metrics.md lists them.
 
 The workers of one parent write them to files in one folder, and each renders the totals of all. A gauge's
 ``multiprocess_mode`` says what that is: the sum over running workers, or what one of them last saw in the database.
+Labels have few values: providers are those of the catalog, and nothing has the id of an account or a task.
 """
 
 from __future__ import annotations
@@ -14,21 +15,29 @@ from holdfast.metrics.batched_histogram import BatchedHistogram
 SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 """The buckets of what takes microseconds usually, and a deadline's time at worst."""
 
-HTTP_RESPONSE_S = BatchedHistogram(
-    "holdfast_http_answer_seconds",
+# Requests and connections
+
+HTTP_REQUEST_S = BatchedHistogram(
+    "holdfast_http_request_duration_seconds",
     "Time from a request's head to its response, by route and status.",
     ["route", "status"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.", multiprocess_mode="livesum")
 HTTP_CONNECTIONS_CLOSED = Counter(
-    "holdfast_http_connections_cut",
-    "Connections closed by the server, by reason: head_timeout, body_timeout, send_timeout, refused, "
+    "holdfast_http_connections_closed",
+    "Connections that the server closed, by reason: head_timeout, body_timeout, send_timeout, refused (too many), "
     "room (idle, closed for a new one), stop, fault.",
     ["reason"],
 )
-JOURNAL_BATCHES = Counter("holdfast_journal_batches", "Transactions the journal committed.")
-JOURNAL_UNITS = Counter("holdfast_journal_units", "Units of work, by the outcome of their batch.", ["verdict"])
+
+# Writes and the database
+
+JOURNAL_UNITS = Counter(
+    "holdfast_journal_units",
+    "Units of work, by result: committed, stale, already_answered, not_written, broken, unknown.",
+    ["result"],
+)
 JOURNAL_BATCH_UNITS = BatchedHistogram(
     "holdfast_journal_batch_units",
     "Units of work in one batch.",
@@ -36,83 +45,113 @@ JOURNAL_BATCH_UNITS = BatchedHistogram(
 )
 JOURNAL_COMMIT_S = BatchedHistogram(
     "holdfast_journal_commit_seconds",
-    "Time from taking a batch to its durable commit.",
+    "Time from taking a batch to its durable commit; the count is that of commits.",
     buckets=SECONDS,
 )
 JOURNAL_QUEUE = Gauge(
-    "holdfast_journal_queue_units", "Units of work waiting for the next batch.", multiprocess_mode="livesum"
+    "holdfast_journal_queue_units",
+    "Units of work that wait for the next batch. Growth means that the database's disk is too slow.",
+    multiprocess_mode="livesum",
 )
 FENCE_STALE = Counter(
     "holdfast_fence_stale_units",
-    "Units refused by the version fence: another process, or an earlier decision, had changed the row.",
+    "Units refused because a row had changed, by kind of row. None with one process, a few whenever processes come "
+    "or go; a steady increase means that processes are not linked.",
     ["kind"],
 )
 COMMIT_LOOKUPS = Counter(
-    "holdfast_commit_lookups", "Batches whose COMMIT response was lost, by what the look-up found.", ["found"]
+    "holdfast_commit_lookups",
+    "Batches whose COMMIT got no response, by what the look-up found: committed, void.",
+    ["result"],
 )
-ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active virtual actors.", ["kind"], multiprocess_mode="livesum")
+DATABASE_OUTAGES = Counter("holdfast_database_outages", "How often the database became unreachable or too slow.")
+
+# Actors
+
+ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active actors, by kind.", ["kind"], multiprocess_mode="livesum")
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
-    "Events of virtual actors: activated, passivated, crashed, voided, put_off (by the database), "
-    "quarantined, tried (their quarantine being over), released.",
+    "Events of actors, by kind and event: activated, passivated, stopped, ended (by an operator), crashed, voided, "
+    "put_off (by the database), quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
 MAILBOX_WAIT_S = BatchedHistogram(
     "holdfast_mailbox_wait_seconds",
-    "Time that a message waited in its mailbox, by kind of actor.",
+    "Time that a message waited in its mailbox, by kind of actor or worker.",
     ["kind"],
     buckets=SECONDS,
 )
 TURN_S = BatchedHistogram(
     "holdfast_turn_seconds",
-    "Time that an actor took to handle a message, waits for others included, by kind of actor.",
+    "Time that a message took to be handled, waits for others included, by kind of actor or worker.",
     ["kind"],
     buckets=SECONDS,
 )
-LOOP_LAG_S = BatchedHistogram(
-    "holdfast_loop_lag_seconds", "How late the event loop resumed a task that was due.", buckets=SECONDS
+DEAD_LETTERS = Counter(
+    "holdfast_dead_letters",
+    "Messages that no actor handled, by reason: dead (quarantined), full (mailbox), expired (deadline), "
+    "orphan_reply (its sender had gone).",
+    ["reason"],
 )
+LOOP_LAG_S = BatchedHistogram(
+    "holdfast_loop_lag_seconds",
+    "How late the event loop resumed a task that was due, measured four times a second.",
+    buckets=SECONDS,
+)
+
+# Tasks
+
 TASKS_CREATED = Counter("holdfast_tasks_created", "Tasks that were accepted, by provider.", ["provider"])
 TASK_S = BatchedHistogram(
-    "holdfast_task_seconds",
+    "holdfast_task_duration_seconds",
     "Time from a task's creation to its end, by provider and last status.",
     ["provider", "status"],
     buckets=(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 21600, 86400),
 )
-MEMBERS = Gauge(
-    "holdfast_members", "Members that own accounts, as this process sees them.", multiprocess_mode="livemin"
-)
-FORWARDED = Counter(
-    "holdfast_forwarded_asks",
-    "Asks sent to the member that owns their actor, by result: answered, served_here (not accepted there), lost.",
-    ["result"],
-)
-DEAD_LETTERS = Counter("holdfast_dead_letters", "Messages that were not answered or read, by reason.", ["reason"])
-DATABASE_AWAY = Counter("holdfast_database_away", "How often the database became unreachable.")
-ORDER_CHECKS = Counter("holdfast_order_looks", "Checks of due payment orders, by result.", ["result"])
-ORDERS_HELD = Gauge(
-    "holdfast_orders_held",
-    "Payment orders in the database that wait for an operator.",
-    multiprocess_mode="livemostrecent",
-)
 REVIEWS_OPEN = Gauge(
     "holdfast_reviews_open",
-    "Tasks in the database whose review waits for an operator.",
+    "Tasks whose review waits for an operator, in the database.",
+    multiprocess_mode="livemostrecent",
+)
+
+# Payments
+
+ORDER_CHECKS = Counter(
+    "holdfast_order_checks",
+    "Checks of due orders, by result: the order's reconcile status after a comparison with the card provider, or "
+    "expired, attached or refused (its intent), left (nothing to do).",
+    ["result"],
+)
+ORDERS_HELD = Gauge(
+    "holdfast_orders_held",
+    "Payments that do not match their order and wait for an operator, in the database.",
     multiprocess_mode="livemostrecent",
 )
 ORDERS_MISMATCHED = Gauge(
     "holdfast_orders_mismatched",
-    "Payment orders in the database that differ from their provider's record.",
+    "Orders that differ from the card provider's record, in the database.",
     multiprocess_mode="livemostrecent",
 )
+
+# Events to customers
+
 EVENT_DELIVERIES = Counter(
     "holdfast_event_deliveries", "Deliveries of events, by result: delivered, failed, given_up.", ["result"]
 )
 EVENTS_PENDING = Gauge(
     "holdfast_events_pending",
-    "Events in the database that are not delivered yet.",
+    "Events that are still to be delivered, in the database.",
     multiprocess_mode="livemostrecent",
 )
+NAME_LOOKUPS = Counter(
+    "holdfast_name_lookups",
+    "Look-ups of host names, by purpose (webhooks, downloads, providers) and result: answered, failed, timed_out, "
+    "late (answered after the caller gave up), remembered (refused or answered from memory), no_thread (too many).",
+    ["purpose", "result"],
+)
+
+# The audit
+
 AUDIT_VERIFIED_AGE_S = Gauge(
     "holdfast_audit_verified_age_seconds",
     "How long ago the last complete pass of the checker began: every older operation has been checked since.",
@@ -124,14 +163,21 @@ AUDIT_DIFFERENCES = Gauge(
     multiprocess_mode="livemostrecent",
 )
 AUDIT_OPERATIONS = Counter("holdfast_audit_operations", "Operations that the checker has checked.")
-NAME_LOOKUPS = Counter(
-    "holdfast_name_lookups",
-    "Look-ups of host names, by purpose and result: answered, failed, timed_out, late (answered "
-    "after the caller gave up), remembered (refused or answered from memory), no_thread.",
-    ["purpose", "result"],
+
+# Members
+
+MEMBERS = Gauge(
+    "holdfast_members",
+    "Members that own accounts, as this process sees them; of several workers the least.",
+    multiprocess_mode="livemin",
+)
+FORWARDED = Counter(
+    "holdfast_forwarded_asks",
+    "Asks sent to the member that owns their actor, by result: answered, served_here (not accepted there), lost.",
+    ["result"],
 )
 
-BATCHED = (HTTP_RESPONSE_S, JOURNAL_BATCH_UNITS, JOURNAL_COMMIT_S, MAILBOX_WAIT_S, TURN_S, LOOP_LAG_S, TASK_S)
+BATCHED = (HTTP_REQUEST_S, JOURNAL_BATCH_UNITS, JOURNAL_COMMIT_S, MAILBOX_WAIT_S, TURN_S, LOOP_LAG_S, TASK_S)
 
 
 def flush() -> None:

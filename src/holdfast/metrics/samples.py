@@ -96,7 +96,7 @@ class SampleRing:
 def read_totals() -> Totals:
     """Return this process's counts as they are now."""
     responses: Counter[str] = Counter()
-    for (_, status), histogram in metrics.HTTP_RESPONSE_S.children():
+    for (_, status), histogram in metrics.HTTP_REQUEST_S.children():
         responses[status[0]] += histogram.distribution.count
     usage = usage_of()
     return Totals(

@@ -206,7 +206,6 @@ class Journal:
         finally:
             self.commit_s = trio.current_time() - begun
             metrics.JOURNAL_COMMIT_S.observe(self.commit_s)
-            metrics.JOURNAL_BATCHES.inc()
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):
                 _settle(author, unit, result)

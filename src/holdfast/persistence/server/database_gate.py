@@ -136,7 +136,7 @@ class DatabaseGate:
             self._opened = trio.Event()
             self._closed.set()
             self._doubted.set()
-            metrics.DATABASE_AWAY.inc()
+            metrics.DATABASE_OUTAGES.inc()
             if self._waiting:
                 soon = trio.current_time() + GRACE_S
                 for scope in self._waiting:
