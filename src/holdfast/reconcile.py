@@ -25,6 +25,7 @@ from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.wiring.actors import account_directory
 from holdfast.wiring.card import card_setup_with_emulator
 
@@ -63,6 +64,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database,
         journal,
         Reporter(),
+        dead_letters=DeadLetters(),
         dispatcher=WorkerRef("dispatcher"),
         new_tasks=NewTasks(),
         now=utc_now,

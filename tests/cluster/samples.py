@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 _numbers = count(1)
+_open: list[Any] = []
+"""The types that samples are being made of."""
 
 
 def samples(hint: Any) -> list[Any]:
@@ -28,7 +30,8 @@ def samples(hint: Any) -> list[Any]:
         return list(arguments)
     if origin is tuple:
         if arguments[1:] == (Ellipsis,):
-            return [(), tuple(samples(arguments[0]))]
+            # A type that contains itself ends at the second level.
+            return [(), *([] if _open.count(arguments[0]) > 1 else [tuple(samples(arguments[0]))])]
         return [tuple(samples(each)[0] for each in arguments)]
     if origin is frozenset:
         return [frozenset(samples(arguments[0]))]
@@ -62,11 +65,13 @@ def _plain(hint: Any) -> list[Any]:
 
 
 def _of_class(hint: Any) -> Iterator[Any]:
+    _open.append(hint)
     fields = {
         name: samples(each)
         for name, each in get_type_hints(hint, include_extras=True).items()
         if name in _field_names(hint)
     }
+    _open.pop()
     for turn in range(max((len(values) for values in fields.values()), default=1)):
         yield hint(**{name: values[turn % len(values)] for name, values in fields.items()})
 

@@ -45,6 +45,7 @@ from holdfast.providers.mail import MailFault
 from holdfast.providers.storage.local import LocalStore
 from holdfast.reports.report import Report
 from holdfast.settings import Settings, load_settings
+from holdfast.supervision.control.messages import MemberView
 
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
@@ -192,6 +193,27 @@ class FakeHealth:
 
     async def readiness(self) -> Readiness:
         return self.found
+
+
+@dataclass
+class FakeControls:
+    """The control actors of one process without any."""
+
+    me: str = "proc_1"
+    asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
+    answer: Callable[[Command[Any]], Any] = lambda _command: Refusal(code="actor_not_found", message="Not here.")
+    others: tuple[MemberView, ...] = ()
+
+    def members(self) -> list[MemberView]:
+        this = MemberView(member_id=self.me, is_this=True, state="ready", unreachable_for_s=None)
+        return [this, *self.others]
+
+    def owner_of(self, group: str, key: str) -> str:
+        return self.me
+
+    async def ask(self, member_id: str, command: Command[R], *, deadline_s: float) -> R | Refusal:
+        self.asked.append((member_id, command))
+        return cast("R | Refusal", self.answer(command))
 
 
 def make_task(
@@ -468,6 +490,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         operators=FakeOperatorWrites(),
         report=reports.append,
         health=FakeHealth(),
+        controls=FakeControls(),
         metrics_text=lambda: b"# counters\n",
         urls=PublicUrls(
             base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s

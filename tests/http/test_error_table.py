@@ -34,6 +34,15 @@ EXPECTED = {
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "temporarily_unavailable": (503, "api_error"),
     "overloaded": (503, "api_error"),
+    "quarantined": (503, "api_error"),
+    "actor_not_found": (404, "not_found_error"),
+    "actor_not_active": (409, "conflict_error"),
+    "actor_not_quarantined": (409, "conflict_error"),
+    "group_not_found": (404, "not_found_error"),
+    "child_not_found": (404, "not_found_error"),
+    "child_not_stoppable": (409, "conflict_error"),
+    "child_running": (409, "conflict_error"),
+    "member_not_found": (404, "not_found_error"),
     "internal_error": (500, "api_error"),
     "not_implemented": (501, "invalid_request_error"),
     "http_version_not_supported": (505, "invalid_request_error"),
@@ -95,7 +104,7 @@ NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
 FINAL = {
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
-    "payment_order_not_payable", "provider_rejected",
+    "payment_order_not_payable", "provider_rejected", "child_not_stoppable",
 }  # fmt: skip
 
 

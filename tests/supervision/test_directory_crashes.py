@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.runtime.faults import Crashed, Unavailable
+from holdfast.actors.runtime.faults import Crashed, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.persistence.journal.units import Committed, NotWritten
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -55,7 +55,7 @@ async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: Moc
     replies: dict[int, Any] = {}
     async with harness.running() as directory:
         await collect(harness, [("broken", Say("1")), ("broken", Say("2")), ("healthy", Say("3"))], replies)
-        assert [type(replies[i]) for i in (0, 1)] == [Unavailable] * 2
+        assert [type(replies[i]) for i in (0, 1)] == [Quarantined] * 2
         assert replies[2] == "3"
         assert directory.quarantined() == ["broken"]
         begun = trio.current_time()
@@ -64,8 +64,8 @@ async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: Moc
         assert trio.current_time() == begun
         directory.ref("broken").tell(Say("sent"))
         assert harness.dead_letters.counts()["dead"] == 1
-        assert directory.release("broken")
-        assert not directory.release("broken")
+        directory.lives.release(directory.lives.children["broken"], "mended")
+        assert directory.quarantined() == []
         assert await harness.ask("broken") == "hello"
     assert [report.key for report in harness.reports("quarantine")] == ["broken"]
 
@@ -88,7 +88,7 @@ async def test_crashes_far_apart_cause_no_quarantine(autojump_clock: MockClock) 
             await trio.sleep(61)
         assert directory.quarantined() == []
         await trio.sleep(300)
-        assert directory._children == {}
+        assert directory.lives.children == {}
 
 
 async def test_when_many_keys_crash_the_group_pauses_and_resumes(autojump_clock: MockClock) -> None:
@@ -270,4 +270,4 @@ async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock)
         await trio.sleep(900)
         assert directory.quarantined() == ["a"]
         await trio.sleep(600)
-        assert directory._children == {}
+        assert directory.lives.children == {}

@@ -11,6 +11,7 @@ from holdfast.actors.runtime.faults import (
     Deadlock,
     OutcomeUnknown,
     Overloaded,
+    Quarantined,
     StaleFence,
     Unavailable,
 )
@@ -26,7 +27,7 @@ class LinkLost(Exception):
 
 
 _ASK_FAULTS: Final[Mapping[str, type[AskFault]]] = {
-    each.__name__: each for each in (Overloaded, Unavailable, OutcomeUnknown, Deadlock)
+    each.__name__: each for each in (Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
 }
 _OTHERS: Final[Mapping[str, type[Exception]]] = {each.__name__: each for each in (Crashed, StaleFence, NotAccepted)}
 

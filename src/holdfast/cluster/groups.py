@@ -11,11 +11,13 @@ from holdfast.actors.sign_in.actor import SignInCommand
 from holdfast.actors.task.messages import TaskCommand
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.cluster.codec import Codec
+from holdfast.supervision.control.messages import ControlCommand
 
 ACCOUNTS: Final = "accounts"
 SIGN_INS: Final = "sign-in"
 TASKS: Final = "tasks"
 DISPATCHER: Final = "dispatcher"
+CONTROL: Final = "control"
 
 
 @cache
@@ -26,4 +28,5 @@ def codecs() -> Mapping[str, Codec]:
         SIGN_INS: Codec(get_args(SignInCommand)),
         TASKS: Codec(get_args(TaskCommand)),
         DISPATCHER: Codec((TaskQueued, SlotFreed)),
+        CONTROL: Codec(get_args(ControlCommand)),
     }

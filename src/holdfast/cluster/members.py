@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 SINGLETONS = frozenset({"checker", "reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
 """The work that one member does for all, besides assigning the slots of each provider."""
+LOST_MAX = 8
+"""How many members that ended without draining are remembered, for operators."""
 JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""
 DRAIN_S = 1.0
@@ -58,6 +60,8 @@ class Peer:
         self.failures = 0
         self.has_left = False
         self.logged: set[str] = set()
+        self.unreachable_since: float | None = trio.current_time()
+        """Since when there is no link (trio's clock); None while there is one."""
 
     def may_own(self, providers: frozenset[str]) -> bool:
         """Whether it may own places: it is ready, linked, and can call these providers and no others."""
@@ -80,6 +84,8 @@ class Members:
         self._me = presence.process.process_id
         self._providers: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
+        self._lost: dict[str, Peer] = {}
+        """Members whose lease ended though they did not drain, the first to go first."""
         self._links: Sequence[Link | None] | None = None
         self.owners: tuple[str, ...] = ()
         """The members that own places."""
@@ -110,6 +116,20 @@ class Members:
             return None
         peer = self._peers.get(owner_of_name(singleton, self.owners))
         return None if peer is None else peer.link
+
+    @property
+    def me(self) -> str:
+        """The id of this process."""
+        return self._me
+
+    @property
+    def state(self) -> MemberState:
+        """The state of this process."""
+        return self._presence.membership.state
+
+    def peers(self) -> Sequence[Peer]:
+        """Return the other members, and for a while those that went without a word."""
+        return [*self._peers.values(), *self._lost.values()]
 
     # ------------------------------------------------------------------------------------------------ its run
 
@@ -181,6 +201,7 @@ class Members:
             if peer is not None:
                 peer.member, peer.has_left = member, False
             elif member.membership.protocol == PROTOCOL and self._listens:
+                self._lost.pop(process_id, None)
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
@@ -197,6 +218,10 @@ class Members:
         if peer.link is None:
             peer.scope.cancel()
             del self._peers[peer.member.process_id]
+            if peer.member.membership.state != "draining":
+                self._lost[peer.member.process_id] = peer
+                if len(self._lost) > LOST_MAX:
+                    del self._lost[next(iter(self._lost))]
 
     async def _keep_link(self, peer: Peer) -> None:
         """Open a link to another member, again and again, as long as its lease is valid."""
@@ -236,12 +261,14 @@ class Members:
     def _on_up(self, peer: Peer) -> None:
         log.info("link opened", member=peer.member.process_id)
         peer.tried.set()
+        peer.unreachable_since = None
         peer.failures = 0
         peer.logged.clear()
         self._assign_places()
 
     def _on_down(self, peer: Peer, reason: str) -> None:
         peer.link = None
+        peer.unreachable_since = trio.current_time()
         if reason not in peer.logged:
             log.warning("link closed", member=peer.member.process_id, reason=reason)
             peer.logged.add(reason)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from holdfast.reports.causes import describe
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
@@ -24,6 +25,14 @@ class GroupPause:
         self._rng = rng
         self._crashes = RestartWindow(limits.group_crashes, limits.group_period_s)
         self._over: trio.Event | None = None
+        self._reason: str | None = None
+        self.operators_reason: str | None = None
+        """Why an operator paused the group; None if none did."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the group is paused; None if it is not."""
+        return (self.operators_reason or self._reason) if self.is_on else None
 
     @property
     def is_on(self) -> bool:
@@ -38,14 +47,28 @@ class GroupPause:
         """Pause because of ``exc``, and probe in ``nursery``. Has no effect during a pause."""
         if self._over is None:
             self._over = trio.Event()
+            self._reason = describe(exc).reason
             nursery.start_soon(self._probe_until_ok, self._over)
             self._reports.pause(exc, self._crashes.count(trio.current_time()))
 
+    def begin_by_operator(self, reason: str) -> None:
+        """Pause until :meth:`end_by_operator`, also through restarts of the directory and successful probes."""
+        if self._over is None:
+            self._over = trio.Event()
+        self.operators_reason = reason
+
+    def end_by_operator(self) -> None:
+        """Resume, whatever the pause began with."""
+        self.operators_reason = None
+        self._crashes.clear()
+        self.end()
+
     def end(self) -> None:
-        """Resume."""
-        over, self._over = self._over, None
-        if over is not None:
-            over.set()
+        """Resume, unless an operator paused the group."""
+        if self.operators_reason is None:
+            over, self._over = self._over, None
+            if over is not None:
+                over.set()
 
     async def wait_over(self) -> None:
         """Wait until the group is not paused."""
@@ -62,7 +85,7 @@ class GroupPause:
                     break
             except Exception as exc:
                 self._reports.pause(exc)
-        if self._over is over:
+        if self._over is over and self.operators_reason is None:
             self._crashes.clear()
             self.end()
             self._reports.resumed()

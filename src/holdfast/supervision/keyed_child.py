@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import trio
@@ -13,6 +13,19 @@ from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
 KeyedState = Literal["asleep", "awake", "backing_off", "quarantined"]
+
+
+OrderKind = Literal["restart", "crash", "quarantine"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndOrder:
+    """Why an operator ends an incarnation. ``for_s``: how long a quarantine lasts."""
+
+    kind: OrderKind
+    reason: str
+    for_s: float | None = None
+    obeyed: trio.Event = field(default_factory=trio.Event)
 
 
 _RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
@@ -58,6 +71,8 @@ class KeyedChild:
 
     __slots__ = (
         "actor",
+        "backoff",
+        "began_at",
         "crashed",
         "crashes",
         "incarnation",
@@ -65,10 +80,14 @@ class KeyedChild:
         "last_used",
         "learned",
         "mailbox",
+        "order",
         "postponed",
+        "quarantine_reason",
         "quarantined_until",
         "quarantines",
+        "scope",
         "state",
+        "task",
         "trial_at",
         "voids_in_row",
         "waiting_on",
@@ -80,20 +99,35 @@ class KeyedChild:
         self.mailbox = Mailbox(mailbox_max)
         self.state: KeyedState = "asleep"
         self.actor: TrioActor | None = None
+        self.task: trio.lowlevel.Task | None = None
+        """The task of its incarnations, while it is awake or backs off."""
+        self.scope: trio.CancelScope | None = None
+        """The scope of its present incarnation."""
+        self.backoff: trio.CancelScope | None = None
+        self.order: EndOrder | None = None
         self.incarnation = 0
+        self.began_at = 0.0
+        """When the present incarnation began to load (trio's clock)."""
         self.last_used = 0.0
         self.window: RestartWindow | None = None
         self.crashes = 0
         self.crashed = False
-        """Whether the last incarnation crashed."""
+        """Whether the last incarnation crashed, or an operator ended it."""
         self.voids_in_row = 0
         self.postponed = 0
         """How many incarnations in a row ended because the database was away."""
         self.quarantines = 0
         self.quarantined_until = 0.0
+        self.quarantine_reason: str | None = None
         self.trial_at: float | None = None
         self.waiting_on: KeyedChild | None = None
         self.learned: list[tuple[IdempotencyProbe, StoredReply]] | None = None
+
+    def end_order(self) -> None:
+        """Record that the incarnation that an operator ended has ended."""
+        order, self.order = self.order, None
+        if order is not None:
+            order.obeyed.set()
 
     @property
     def is_idle(self) -> bool:

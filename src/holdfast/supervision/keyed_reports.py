@@ -8,23 +8,33 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.reports.causes import describe
+from holdfast.ledger.clock import format_time
+from holdfast.reports.causes import Cause, describe
 from holdfast.reports.report import Report, level_of_failure
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
+from holdfast.supervision.restart_history import KeyRestart, RestartHistory
 from holdfast.traces import trace_id
 
 
 class KeyedReports:
     """``path`` is the directory's path in the tree."""
 
-    def __init__(self, name: str, limits: KeyedLimits, reporter: Reporter, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: KeyedLimits,
+        reporter: Reporter,
+        dead_letters: DeadLetters,
+        history: RestartHistory,
+    ) -> None:
         self.path = name
         self._name = name
         self._limits = limits
         self._reporter = reporter
         self._dead_letters = dead_letters
+        self._history = history
 
     def count(self, event: str) -> None:
         """Count an event of an actor."""
@@ -57,6 +67,7 @@ class KeyedReports:
         last = child.actor.last_message if child.actor is not None else None
         oldest = child.mailbox.oldest_sent_at()
         now = trio.current_time()
+        self._remember(child, cause, decision, delay_s)
         failures = child.window.count(now) if child.window is not None else None
         self._reporter.report(
             Report(
@@ -80,6 +91,28 @@ class KeyedReports:
                 trace_id=trace_id(),
             ),
             exc,
+        )
+
+    def ended(self, child: KeyedChild, exc: Exception) -> None:
+        """Record that an operator ended an incarnation; the next one is a restart."""
+        self.count("restarted")
+        self._remember(child, describe(exc), "restart", None)
+        child.crashed = True
+
+    def _remember(self, child: KeyedChild, cause: Cause, decision: str, delay_s: float | None) -> None:
+        last = child.actor.last_message if child.actor is not None else None
+        self._history.add(
+            child.key,
+            KeyRestart(
+                at=format_time(self._reporter.now()),
+                incarnation=child.incarnation,
+                reason_type=cause.reason_type,
+                reason=cause.reason,
+                location=cause.location,
+                last_message_type=last.__name__ if last is not None else None,
+                decision=decision,
+                delay_s=delay_s,
+            ),
         )
 
     def crashed(self, child: KeyedChild) -> None:
@@ -125,6 +158,12 @@ class KeyedReports:
             )
         )
 
-    def resumed(self) -> None:
+    def paused_by_operator(self, reason: str) -> None:
+        """Report that an operator paused the group."""
+        self._reporter.report(
+            Report(kind="pause", at=self._reporter.now(), path=self.path, reason=reason, decision="pause")
+        )
+
+    def resumed(self, reason: str | None = None) -> None:
         """Report that the group has resumed."""
-        self._reporter.report(Report(kind="resume", at=self._reporter.now(), path=self.path))
+        self._reporter.report(Report(kind="resume", at=self._reporter.now(), path=self.path, reason=reason))

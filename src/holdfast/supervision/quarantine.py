@@ -10,7 +10,8 @@ import random
 
 import trio
 
-from holdfast.actors.runtime.faults import Unavailable
+from holdfast.actors.runtime.faults import Quarantined
+from holdfast.reports.causes import describe
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
 
@@ -24,12 +25,13 @@ class Quarantine:
         self._reports = reports
         self._rng = rng
 
-    def put(self, child: KeyedChild, exc: Exception) -> None:
+    def put(self, child: KeyedChild, exc: Exception, *, for_s: float | None = None) -> None:
         """Quarantine a key: waiting messages and new ones are refused until its time is over."""
         child.state = "quarantined"
         child.quarantines += 1
-        delay_s = self._limits.quarantine.delay(child.quarantines, self._rng)
+        delay_s = self._limits.quarantine.delay(child.quarantines, self._rng) if for_s is None else for_s
         child.quarantined_until = trio.current_time() + delay_s
+        child.quarantine_reason = describe(exc).reason
         self._reports.count("quarantined")
         self._reports.crash(child, exc, "quarantine", delay_s)
         self.clear_mailbox(child)
@@ -40,10 +42,10 @@ class Quarantine:
             if not envelope.fail(self.refusal(child)):
                 self._reports.dead_letter("dead", child, envelope)
 
-    def refusal(self, child: KeyedChild) -> Unavailable:
+    def refusal(self, child: KeyedChild) -> Quarantined:
         """Return the fault for an ask; a retry may succeed when the key's time is over."""
         left_s = max(child.quarantined_until - trio.current_time(), 1.0)
-        return Unavailable(f"{self._name} {child.key} is quarantined", retry_after_s=left_s)
+        return Quarantined(f"{self._name} {child.key} is quarantined", retry_after_s=left_s)
 
     def begin_trial(self, child: KeyedChild) -> bool:
         """Let a quarantined key handle messages again if its time is over. Returns whether it is."""
@@ -66,10 +68,10 @@ class Quarantine:
             child.trial_at, child.window, child.quarantines = None, None, 0
             self._reports.released(child, "its trial succeeded")
 
-    def release(self, child: KeyedChild) -> None:
+    def release(self, child: KeyedChild, reason: str) -> None:
         """End a key's quarantine before its time, for an operator."""
         self._reports.count("released")
-        self._reports.released(child, "by an operator")
+        self._reports.released(child, f"by an operator: {reason}")
         child.trial_at, child.window, child.quarantines = None, None, 0
         child.state = "asleep"
 

@@ -8,9 +8,10 @@ from typing import Literal
 
 import trio
 
+from holdfast.ledger.clock import format_time
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
-from holdfast.supervision.status import ChildState, ChildStatus, as_branch
+from holdfast.supervision.status import ChildState, ChildStatus, Works, as_branch, work_of
 
 Phase = Literal["down", "starting", "running", "stopping"]
 EndState = Literal["finished", "failed", "stopped"]
@@ -98,15 +99,19 @@ class SupervisedChild:
 
     def status(self, now: float | None, ending: bool) -> ChildStatus:
         """Return its status at ``now`` (trio's clock; None outside of trio)."""
-        branch = as_branch(self.run.instance)
+        instance: object = self.run.instance
+        branch = as_branch(instance)
         return ChildStatus(
             child_id=self.spec.child_id,
             state=self.state(ending),
             restart=self.spec.restart,
             incarnation=self.incarnation,
             restarts_in_window=0 if now is None else self.window.count(now),
-            since=self.since,
+            since=format_time(self.since),
             retry_in_s=max(0.0, self.due_at - now) if self.timer is not None and now is not None else None,
             last_fault=self.last_fault,
+            work=work_of(instance.actor_inbox, instance, now)
+            if now is not None and isinstance(instance, Works)
+            else None,
             children=() if branch is None else branch.children(),
         )

@@ -166,6 +166,11 @@ class Supervisor:
         """Return one child's state. Raises KeyError for an unknown id."""
         return self._child(child_id).state(self._ending.is_set())
 
+    def below(self, child_id: str) -> Supervisor | None:
+        """Return the supervisor that runs as this child, if one does. Raises KeyError for an unknown id."""
+        instance: object = self._child(child_id).run.instance
+        return instance if isinstance(instance, Supervisor) else None
+
     async def restart_child(self, child_id: str) -> None:
         """Restart a child and the siblings that its strategy includes, regardless of its restart type and history.
 

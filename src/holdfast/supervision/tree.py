@@ -26,6 +26,7 @@
     │   ├── checker                    checks the rows of all accounts
     │   ├── sweeper                    deletes expired rows
     │   └── sampler                    measures the event loop's lag and this process's rates
+    ├── control                        independent: answers operators, also while other parts restart
     └── http            rest_for_one   independent: it responds 503 while other parts restart
         ├── application                the lifespans of the applications
         ├── connections                all open connections
@@ -84,6 +85,7 @@ def build_tree(
     reporter: Reporter,
     *,
     shutdown_s: float,
+    control: Callable[[], Child],
     database: Callable[[], Child],
     journal: Callable[[], Child],
     members: Callable[[], Child],
@@ -119,6 +121,7 @@ def build_tree(
             else []
         ),
         ChildSpec("workers", start_workers, shutdown_s=8.0),
+        ChildSpec("control", control, shutdown_s=1.0, independent=True),
     ]
     # rest_for_one: a part restarts with all parts that were started after it and rely on it.
     return Supervisor(

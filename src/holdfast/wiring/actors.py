@@ -42,6 +42,7 @@ def account_directory(
     journal: Journal,
     reporter: Reporter,
     *,
+    dead_letters: DeadLetters,
     dispatcher: TrioActorRef,
     new_tasks: NewTasks,
     now: Now,
@@ -65,11 +66,11 @@ def account_directory(
             account_id, mailbox, journal, load=load, database=database, announce=announce, now=now, limits=limits
         )
 
-    return _directory("accounts", create, settings, database, journal, reporter=reporter)
+    return _directory("accounts", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
 
 
 def sign_in_directory(
-    settings: Settings, database: Database, journal: Journal, reporter: Reporter
+    settings: Settings, database: Database, journal: Journal, reporter: Reporter, *, dead_letters: DeadLetters
 ) -> KeyedDirectory:
     """Return the directory of sign-in actors, one for each e-mail address and each origin."""
     rules = SignInRules(
@@ -96,7 +97,7 @@ def sign_in_directory(
     def create(key: str, mailbox: Mailbox) -> SignInActor:
         return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
 
-    return _directory("sign-in", create, settings, database, journal, reporter=reporter)
+    return _directory("sign-in", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
 
 
 def task_directory(
@@ -106,6 +107,7 @@ def task_directory(
     reporter: Reporter,
     deps: TaskDependencies,
     *,
+    dead_letters: DeadLetters,
     new_tasks: NewTasks,
 ) -> KeyedDirectory:
     """Return the directory of tasks."""
@@ -117,11 +119,18 @@ def task_directory(
     def create(request_id: str, mailbox: Mailbox) -> TaskActor:
         return TaskActor(request_id, mailbox, journal, load=load, deps=deps)
 
-    return _directory("tasks", create, settings, database, journal, reporter=reporter)
+    return _directory("tasks", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
 
 
 def _directory(
-    name: str, create: Create, settings: Settings, database: Database, journal: Journal, *, reporter: Reporter
+    name: str,
+    create: Create,
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    *,
+    reporter: Reporter,
+    dead_letters: DeadLetters,
 ) -> KeyedDirectory:
     async def probe() -> bool:
         await database.open()
@@ -133,7 +142,7 @@ def _directory(
         gate=WritePath(database.gate, journal),
         probe=probe,
         reporter=reporter,
-        dead_letters=DeadLetters(),
+        dead_letters=dead_letters,
         limits=KeyedLimits(
             mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
         ),

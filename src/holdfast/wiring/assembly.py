@@ -38,11 +38,14 @@ from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import PREFIX, Settings, SettingsFault
+from holdfast.supervision.control.actor import ControlRef
+from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
+from holdfast.wiring.control import control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 from holdfast.wiring.provider_registry import ProviderRegistry
@@ -108,11 +111,21 @@ def assemble(
     samples = SampleRing()
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
+    dead_letters = DeadLetters()
+    control_ref = ControlRef()
+    controls = controls_of_all(control_ref, members)
     local_accounts = account_directory(
-        settings, database, journal, reporter, dispatcher=dispatcher, new_tasks=new_tasks, now=now
+        settings,
+        database,
+        journal,
+        reporter,
+        dead_letters=dead_letters,
+        dispatcher=dispatcher,
+        new_tasks=new_tasks,
+        now=now,
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
-    local_sign_ins = sign_in_directory(settings, database, journal, reporter)
+    local_sign_ins = sign_in_directory(settings, database, journal, reporter, dead_letters=dead_letters)
     sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(
         accounts=accounts,
@@ -128,12 +141,30 @@ def assemble(
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
-    local_tasks = task_directory(settings, database, journal, reporter, task_dependencies, new_tasks=new_tasks)
+    local_tasks = task_directory(
+        settings,
+        database,
+        journal,
+        reporter,
+        task_dependencies,
+        dead_letters=dead_letters,
+        new_tasks=new_tasks,
+    )
     tasks = placed(TASKS, local_tasks, members, place_carried_by)
 
     tree = build_tree(
         reporter,
         shutdown_s=settings.shutdown_s,
+        control=control_child(
+            settings,
+            control_ref,
+            tree=lambda: tree,
+            members=members,
+            database=database,
+            directories=(local_accounts, local_sign_ins, local_tasks),
+            dead_letters=dead_letters,
+            worker=worker,
+        ),
         database=lambda: RunningChild(database.run),
         journal=lambda: RunningChild(journal.run, journal.stop),
         members=lambda: RunningChild(members.run, members.stop),
@@ -181,6 +212,7 @@ def assemble(
             operators=OperatorRecords(database),
             report=reporter.report,
             health=ServiceHealth(database, tree, registry),
+            controls=controls,
             metrics_text=metrics_text,
             urls=urls,
         )

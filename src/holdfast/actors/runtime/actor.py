@@ -25,7 +25,14 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence, Unavailable
+from holdfast.actors.runtime.faults import (
+    AskFault,
+    Crashed,
+    EndedByOperator,
+    OutcomeUnknown,
+    StaleFence,
+    Unavailable,
+)
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import StoppedFlag
@@ -57,6 +64,8 @@ class Ending(Enum):
     PASSIVATED = "passivated"
     STOPPED = "stopped"
     VOIDED = "voided"
+    ENDED = "ended"
+    """By an operator, with messages left in the mailbox."""
 
 
 class Reload(Exception):
@@ -84,6 +93,9 @@ class TrioActor(pykka.Actor):
     is_void = False
     """Whether its state is void, so that it must end before the next turn."""
 
+    is_serving = False
+    """Whether it has started, and handles messages."""
+
     def __init__(self, mailbox: Mailbox | None = None) -> None:
         # Not super().__init__(): it draws a random urn and creates a threading.Event for each incarnation.
         self.actor_urn = f"urn:holdfast:{type(self).__name__}:{id(self):x}"
@@ -91,6 +103,9 @@ class TrioActor(pykka.Actor):
         self.actor_stopped = StoppedFlag()  # type: ignore[assignment]  # the same two methods
         self._actor_ref = IncarnationRef(self)
         self.last_message: type[object] | None = None
+        self.turn: Envelope | None = None
+        """The message that it handles now, or that it crashed on."""
+        self.turn_began_at = 0.0
 
     @classmethod
     def _create_actor_inbox(cls) -> Mailbox:
@@ -118,6 +133,7 @@ class TrioActor(pykka.Actor):
         ``on_start``, which may read rows, has been awaited by the caller. The last call is ``on_stop``, or
         ``on_failure`` after a crash.
         """
+        self.is_serving = True
         try:
             ending = await self._turns()
             await self.on_stop()
@@ -147,10 +163,14 @@ class TrioActor(pykka.Actor):
                 await self._turn(mailbox.get())
 
     async def _ending(self) -> Ending | None:
-        """Return how to end, if a system message says so and the mailbox is empty."""
+        """Return how to end, if a system message says so and, for most of them, the mailbox is empty."""
         message = self.actor_inbox.get_system()
         if message is None:
             return None
+        if message is SystemMessage.CRASH:
+            raise EndedByOperator("an operator crashed it")
+        if message is SystemMessage.END:
+            return Ending.ENDED
         if not self.actor_inbox.empty():
             if message is SystemMessage.STOP:
                 self.actor_inbox.put_system(message)
@@ -166,6 +186,7 @@ class TrioActor(pykka.Actor):
             self.on_expired(envelope)
             return
         self.last_message = type(envelope.message)
+        self.turn, self.turn_began_at = envelope, now
         traceparent.set(envelope.traceparent)
         try:
             result: object = self._handle_receive(envelope.message)
@@ -176,10 +197,11 @@ class TrioActor(pykka.Actor):
             raise
         except Exception as exc:
             self._on_exception(envelope, exc)
-            return
+        else:
+            self._finish(envelope, result)
         finally:
             turns.observe(trio.current_time() - now)
-        self._finish(envelope, result)
+        self.turn = None
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""
@@ -280,7 +302,7 @@ class JournaledActor(TrioActor):
             if self._broken is not None:
                 raise self._broken
             return Ending.VOIDED
-        if ending is not None and not self.actor_inbox.empty():
+        if ending in {Ending.STOPPED, Ending.PASSIVATED} and not self.actor_inbox.empty():
             if ending is Ending.STOPPED:
                 self.actor_inbox.put_system(SystemMessage.STOP)
             return None

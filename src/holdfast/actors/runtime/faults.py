@@ -16,7 +16,11 @@ class Overloaded(AskFault):
 
 
 class Unavailable(AskFault):
-    """The actor is restarting, quarantined or paused; the command was not accepted."""
+    """The actor is restarting or paused; the command was not accepted."""
+
+
+class Quarantined(Unavailable):
+    """The actor crashed too often, or an operator refuses it, for a known time; the command was not accepted."""
 
 
 class OutcomeUnknown(AskFault):
@@ -33,3 +37,7 @@ class Crashed(Exception):
 
 class StaleFence(Exception):
     """A row of the asking actor's own has a newer version, so the joint unit of work is void; reload and retry."""
+
+
+class EndedByOperator(Exception):
+    """An operator ended the incarnation; the text is the operator's reason."""

@@ -20,7 +20,13 @@ class SystemMessage(Enum):
     """A supervisor's message to an actor, read before all others."""
 
     PASSIVATE = "passivate"
+    """End once the mailbox is empty, unless something arrives meanwhile."""
     STOP = "stop"
+    """End once the mailbox is empty."""
+    END = "end"
+    """End after the present turn; the mailbox stays for the next incarnation."""
+    CRASH = "crash"
+    """As END, in the way of a handler that raises."""
 
 
 class MailboxFull(Exception):
@@ -108,6 +114,11 @@ class Mailbox:
     def clear_system(self) -> None:
         """Drop the system messages of an incarnation that has ended."""
         self._system.clear()
+
+    def drop_orders(self) -> None:
+        """Drop what an operator ordered of an incarnation that has ended."""
+        if self._system:
+            self._system = [m for m in self._system if m not in {SystemMessage.END, SystemMessage.CRASH}]
 
     def get(self) -> Envelope:
         """Take the oldest message. Raises IndexError if there is none."""

@@ -145,6 +145,11 @@ class Call:
         reason: str | None = getattr(self._body, "reason", None)
         return (reason or "").strip() or None
 
+    def target(self) -> str:
+        """Return what an operator's action is done to: the values in its path, and the body's field ``path``."""
+        below: str | None = getattr(self._body, "path", None)
+        return "/".join((*self.path.values(), *([] if below is None else [below])))
+
     def concern(self, account_id: str, task_id: str | None = None) -> None:
         """Note whom the operator's action concerns, where its path does not say so."""
         assert self.action is not None

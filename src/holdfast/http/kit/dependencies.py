@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
@@ -17,6 +18,7 @@ from holdfast.http.kit.operators import OperatorFailures
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.operators.sessions import OperatorSession
@@ -26,6 +28,7 @@ from holdfast.providers.media.health import ProviderState
 from holdfast.providers.storage.base import AssetStore
 from holdfast.reports.report import Report
 from holdfast.settings import Settings
+from holdfast.supervision.control.messages import MemberView
 
 T = TypeVar("T")
 
@@ -118,6 +121,27 @@ class CardPayments:
     unmatched: UnmatchedEvents
 
 
+class ProcessControls(Protocol):
+    """The control actors of all processes that serve the database."""
+
+    @property
+    def me(self) -> str:
+        """The id of this process as a member."""
+        ...
+
+    def members(self) -> Sequence[MemberView]:
+        """Return all members, this one first."""
+        ...
+
+    def owner_of(self, group: str, key: str) -> str:
+        """Return the member that serves a key of a group."""
+        ...
+
+    async def ask(self, member_id: str, command: Command[T], *, deadline_s: float) -> T | Refusal:
+        """Ask a member's control actor. Refuses with ``member_not_found``; raises as an ask does."""
+        ...
+
+
 def no_earlier_catalogs(version: str) -> Catalog | None:  # noqa: ARG001 - the signature is that of catalog_of
     """Return None: no earlier catalog is retained."""
     return None
@@ -147,6 +171,7 @@ class Dependencies:
     operators: OperatorWrites
     report: Callable[[Report], None]
     health: Health
+    controls: ProcessControls
     metrics_text: Callable[[], bytes]
     urls: PublicUrls
     now: Now = utc_now

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded, Quarantined
 from holdfast.http.kit.shown import shown
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
@@ -75,6 +75,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "rate_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=1),
     "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
     "overloaded": ErrorRow(503, API, retry_after_s=1),
+    "quarantined": ErrorRow(503, API, retry_after_s=60),
     "internal_error": ErrorRow(500, API),
     "not_implemented": ErrorRow(501, INVALID),
     "http_version_not_supported": ErrorRow(505, INVALID),
@@ -129,6 +130,15 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "asset_expired": ErrorRow(410, NOT_FOUND),
     "invalid_link": ErrorRow(403, PERMISSION),
     "range_not_satisfiable": ErrorRow(416, INVALID),
+    # Operators.
+    "actor_not_found": ErrorRow(404, NOT_FOUND),
+    "actor_not_active": ErrorRow(409, CONFLICT),
+    "actor_not_quarantined": ErrorRow(409, CONFLICT),
+    "group_not_found": ErrorRow(404, NOT_FOUND),
+    "child_not_found": ErrorRow(404, NOT_FOUND),
+    "child_not_stoppable": ErrorRow(409, CONFLICT, final=True),
+    "child_running": ErrorRow(409, CONFLICT),
+    "member_not_found": ErrorRow(404, NOT_FOUND),
     # Signed notifications.
     "missing_signature": ErrorRow(401, AUTHENTICATION),
     "invalid_signature": ErrorRow(401, AUTHENTICATION),
@@ -237,6 +247,12 @@ def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
             return Refusal(
                 code="overloaded",
                 message="Too many requests are waiting. Nothing was changed; try again later.",
+                retry_after_s=math.ceil(fault.retry_after_s),
+            )
+        case Quarantined():
+            return Refusal(
+                code="quarantined",
+                message="This account or task is out of service after repeated failures. Nothing was changed.",
                 retry_after_s=math.ceil(fault.retry_after_s),
             )
         case OutcomeUnknown():

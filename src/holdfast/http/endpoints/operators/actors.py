@@ -1,0 +1,226 @@
+"""Actors: the active and the remembered ones, one of them in detail, and what operators do with it.
+
+A sign-in actor is shown by a digest, because its key is an e-mail address or a client's address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Final, get_args
+
+import msgspec
+
+from holdfast.http.endpoints.operators.controls import ControlAction, ask_all, ask_control
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import read_window
+from holdfast.http.kit.parameters import CURSOR, LIMIT
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.operators import Reason
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import (
+    CrashKey,
+    DeadLetterList,
+    DeadLetterView,
+    DescribeKey,
+    KeyAction,
+    KeyDescription,
+    KeySummary,
+    ListDeadLetters,
+    ListKeys,
+    QuarantineKey,
+    ReleaseKey,
+    RestartKey,
+    ShownState,
+)
+from holdfast.supervision.dead_letters import DeadReason
+
+route = RouteTable("Operators")
+
+QUARANTINE_DEFAULT_S: Final = 3_600.0
+QUARANTINE_MAX_S: Final = 30 * 86_400.0
+_ERRORS: Final = ("group_not_found", "actor_not_found")
+_GROUP: Final = Parameter(
+    name="group",
+    place="query",
+    description="The group of actors.",
+    schema=(("type", "string"), ("enum", ["accounts", "sign-in", "tasks"])),
+    required=True,
+)
+_STATE: Final = Parameter(
+    name="state",
+    place="query",
+    description="Only actors in this state.",
+    schema=(("type", "string"), ("enum", list(get_args(ShownState)))),
+)
+_DEAD_REASON: Final = Parameter(
+    name="reason",
+    place="query",
+    description="Only messages that were not handled for this reason.",
+    schema=(("type", "string"), ("enum", list(get_args(DeadReason)))),
+)
+
+
+class QuarantineGiven(msgspec.Struct, frozen=True):
+    """Why the operator acts, and for how many seconds at most 30 days; an hour if not given."""
+
+    reason: Reason
+    for_s: Annotated[float, msgspec.Meta(ge=1, le=QUARANTINE_MAX_S)] = QUARANTINE_DEFAULT_S
+
+
+class ActorList(msgspec.Struct, frozen=True):
+    """Actors of all processes, in the order of their keys. `unreachable` are the members that did not answer."""
+
+    data: list[KeySummary]
+    next_cursor: str | None
+    unreachable: list[str]
+
+
+@route(
+    "GET",
+    "/ops/api/actors",
+    summary="List the actors of a group in all processes: active, backing off, quarantined",
+    auth=Auth.OPERATOR_READ,
+    reply=ActorList,
+    parameters=(_GROUP, _STATE, CURSOR, LIMIT),
+    errors=("invalid_parameter", "missing_parameter"),
+)
+async def list_actors(call: Call) -> Outcome:
+    """Answered from memory. Asleep are those that crashed lately; idle accounts and tasks are not remembered."""
+    window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE))
+    if isinstance(window, Refusal):
+        return window
+    group = window.filters.get("group")
+    if group is None:
+        return Refusal(code="missing_parameter", message="The parameter group is missing.", param="group")
+    state = msgspec.convert(window.filters.get("state"), ShownState | None)
+    answers = await ask_all(call, ListKeys(group, state, window.cursor or "", window.read_max))
+    found = sorted((key for each in answers.values() if each for key in each.keys), key=lambda each: each.key)
+    page = found[: window.limit]
+    return ActorList(
+        data=page,
+        next_cursor=page[-1].key if len(found) > window.limit else None,
+        unreachable=[member_id for member_id, answer in answers.items() if answer is None],
+    )
+
+
+@route(
+    "GET",
+    "/ops/api/actors/{group}/{key}",
+    summary="Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts",
+    auth=Auth.OPERATOR_READ,
+    reply=KeyDescription,
+    errors=_ERRORS,
+)
+async def read_actor(call: Call) -> Outcome:
+    """The account's or task's owner is asked first, then the other members."""
+    return await _find(call)
+
+
+@route(
+    "POST",
+    "/ops/api/actors/{group}/{key}/restart",
+    summary="Restart an actor: it reads its rows again, and its waiting messages stay",
+    auth=Auth.OPERATOR_ACT,
+    action="restart_actor",
+    is_urgent=True,
+    body=ControlAction,
+    reply=KeyDescription,
+    errors=(*_ERRORS, "actor_not_active"),
+)
+async def restart_actor(call: Call) -> Outcome:
+    """An actor that is stuck in a turn is ended in it; that message's outcome is then unknown to its sender."""
+    return await _act(call, RestartKey, call.body(ControlAction).reason)
+
+
+@route(
+    "POST",
+    "/ops/api/actors/{group}/{key}/crash",
+    summary="End an actor as a crash in its handler would, to see how it recovers",
+    auth=Auth.OPERATOR_ACT,
+    action="crash_actor",
+    is_urgent=True,
+    body=ControlAction,
+    reply=KeyDescription,
+    errors=(*_ERRORS, "actor_not_active"),
+)
+async def crash_actor(call: Call) -> Outcome:
+    """It counts against the actor's restart budget."""
+    return await _act(call, CrashKey, call.body(ControlAction).reason)
+
+
+@route(
+    "POST",
+    "/ops/api/actors/{group}/{key}/quarantine",
+    summary="Quarantine an actor: its messages are refused for a while, and no other's",
+    auth=Auth.OPERATOR_ACT,
+    action="quarantine_actor",
+    is_urgent=True,
+    body=QuarantineGiven,
+    reply=KeyDescription,
+    errors=_ERRORS,
+)
+async def quarantine_actor(call: Call) -> Outcome:
+    """Also an actor that is not active: its next message would start it."""
+    given = call.body(QuarantineGiven)
+    return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
+
+
+@route(
+    "POST",
+    "/ops/api/actors/{group}/{key}/release",
+    summary="Release an actor from quarantine",
+    auth=Auth.OPERATOR_ACT,
+    action="release_actor",
+    is_urgent=True,
+    body=ControlAction,
+    reply=KeyDescription,
+    errors=(*_ERRORS, "actor_not_quarantined"),
+)
+async def release_actor(call: Call) -> Outcome:
+    """Its restart budget starts over."""
+    return await _act(call, ReleaseKey, call.body(ControlAction).reason)
+
+
+@route(
+    "GET",
+    "/ops/api/dead-letters",
+    summary="List the newest messages that no actor handled, by type and reason",
+    auth=Auth.OPERATOR_READ,
+    reply=DeadLetterList,
+    parameters=(_DEAD_REASON, LIMIT),
+    errors=("invalid_parameter",),
+)
+async def list_dead_letters(call: Call) -> Outcome:
+    """Of all processes, newest first, as far as each remembers; the counts are since their starts."""
+    window = read_window(call.query(), kind="dead letters", filters=(_DEAD_REASON,))
+    if isinstance(window, Refusal):
+        return window
+    answers = await ask_all(call, ListDeadLetters(window.filters.get("reason"), window.limit))
+    found: list[DeadLetterView] = []
+    counts: dict[DeadReason, int] = {}
+    for answer in answers.values():
+        if answer is not None:
+            found += answer.data
+            for reason, count in answer.counts.items():
+                counts[reason] = counts.get(reason, 0) + count
+    found.sort(key=lambda each: each.at, reverse=True)
+    return DeadLetterList(found[: window.limit], counts)
+
+
+async def _act(call: Call, action: Callable[[str, str, str], KeyAction], reason: str) -> Outcome:
+    group, key = call.path["group"], call.path["key"]
+    found = await _find(call)
+    member_id = call.deps.controls.owner_of(group, key) if isinstance(found, Refusal) else found.member_id
+    return await ask_control(call, member_id, action(group, key, reason))
+
+
+async def _find(call: Call) -> KeyDescription | Refusal:
+    """Describe an actor by the member that knows it: its owner, or else any other."""
+    group, key = call.path["group"], call.path["key"]
+    question = DescribeKey(group, key)
+    found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
+    if isinstance(found, Refusal) and found.code == "actor_not_found":
+        answers = await ask_all(call, question)
+        found = next((answer for answer in answers.values() if answer is not None), found)
+    return found

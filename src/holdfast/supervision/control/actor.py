@@ -1,0 +1,203 @@
+"""The control actor: answers the commands of operators to one process, from this process or from another member.
+
+Each command has a task of its own, so that an action that waits delays no other, and a description is answered at
+any time. A command that fails ends itself and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S
+from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.ask_deadlines import AskDeadlines
+from holdfast.supervision.control.children import act_on_child, describe_tree
+from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.control.messages import (
+    ControlCommand,
+    CrashKey,
+    DeadLetterList,
+    DeadLetterView,
+    DescribeKey,
+    DescribeProcess,
+    Draining,
+    DrainProcess,
+    ListDeadLetters,
+    ListKeys,
+    PauseGroup,
+    ProcessDescription,
+    QuarantineKey,
+    ReleaseKey,
+    RestartKey,
+    ResumeGroup,
+)
+from holdfast.supervision.dead_letters import DeadLetters
+from holdfast.supervision.supervisor import Supervisor
+from holdfast.traces import traceparent
+
+log = structlog.get_logger(__name__)
+
+COMMANDS_MAX = 100
+"""How many commands may be open at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Which process this is. ``worker`` is its slot below a parent; ``started_at`` is an RFC 3339 time."""
+
+    member_id: str
+    host: str
+    pid: int
+    worker: int | None
+    version: str
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledProcess:
+    """What a control actor describes and acts on. ``drain`` begins an orderly stop of the process."""
+
+    identity: ProcessIdentity
+    tree: Supervisor
+    groups: Mapping[str, ControlledGroup]
+    dead_letters: DeadLetters
+    member_state: Callable[[], str]
+    is_database_open: Callable[[], bool]
+    drain: Callable[[], None]
+
+
+class ControlRef(WorkerRef):
+    """The address of this process's control actor, and the group of one actor that other members may ask."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        super().__init__("control", mailbox_max=COMMANDS_MAX)
+        self._deadlines = AskDeadlines()
+
+    def accept(self, key: str, envelope: Envelope) -> object:  # noqa: ARG002 - as every group
+        """Put a command into the mailbox. Raises :class:`Overloaded`."""
+        try:
+            self.actor_inbox.put(envelope)
+        except MailboxFull as full:
+            raise Overloaded(f"the control actor: {full}") from full
+        return self
+
+    def ref(self, key: str) -> ControlRef:  # noqa: ARG002 - as every group
+        """Return this address, which needs no key."""
+        return self
+
+    async def ask(  # type: ignore[override]  # as in TrioActorRef
+        self, message: Command[object], *, deadline_s: float = ASK_DEADLINE_S
+    ) -> object:
+        """Send a command and return its reply."""
+        now = trio.current_time()
+        future: TrioFuture[object] = TrioFuture()
+        self.accept(
+            "", Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
+        )
+        self._deadlines.add(future, now + deadline_s, deadline_s)
+        try:
+            return await future.wait()
+        finally:
+            self._deadlines.remove(future)
+
+
+class ControlActor(Worker):
+    """One incarnation of the control actor."""
+
+    def __init__(self, ref: ControlRef, process: ControlledProcess) -> None:
+        super().__init__(ref)
+        self._process = process
+        self._since = trio.current_time()
+
+    async def _turn(self, envelope: Envelope) -> None:
+        self.nursery.start_soon(self._answer, envelope)
+
+    async def _answer(self, envelope: Envelope) -> None:
+        traceparent.set(envelope.traceparent)
+        try:
+            envelope.reply(await self._decide(envelope.message))  # type: ignore[arg-type]  # of its codec, or of ours
+        except trio.Cancelled:
+            envelope.fail(OutcomeUnknown("the control actor was stopped"))
+            raise
+        except Exception as exc:
+            log.exception("control command failed", command=type(envelope.message).__name__)
+            crash = Crashed(f"{type(envelope.message).__name__} failed")
+            crash.__cause__ = exc
+            envelope.fail(crash)
+
+    async def _decide(self, message: ControlCommand) -> object:
+        match message:
+            case DescribeProcess():
+                return self._describe()
+            case ListDeadLetters():
+                return self._dead_letters(message)
+            case DrainProcess():
+                log.warning("draining for an operator", reason=message.reason)
+                self._process.drain()
+                return Draining(self._process.identity.member_id)
+            case ListKeys():
+                group = self._group(message.group)
+                return group if isinstance(group, Refusal) else group.list(message)
+            case DescribeKey():
+                group = self._group(message.group)
+                return group if isinstance(group, Refusal) else group.describe_key(message)
+            case PauseGroup() | ResumeGroup():
+                group = self._group(message.group)
+                return group if isinstance(group, Refusal) else group.pause_or_resume(message)
+            case RestartKey() | CrashKey() | QuarantineKey() | ReleaseKey():
+                group = self._group(message.group)
+                return group if isinstance(group, Refusal) else await group.act(message)
+            case _:
+                return await act_on_child(self._process.tree, message)
+
+    def _group(self, name: str) -> ControlledGroup | Refusal:
+        group = self._process.groups.get(name)
+        return Refusal(code="group_not_found", message="The group does not exist.") if group is None else group
+
+    def _describe(self) -> ProcessDescription:
+        process, identity = self._process, self._process.identity
+        return ProcessDescription(
+            member_id=identity.member_id,
+            host=identity.host,
+            pid=identity.pid,
+            worker=identity.worker,
+            version=identity.version,
+            started_at=identity.started_at,
+            uptime_s=round(trio.current_time() - self._since, 1),
+            state=process.member_state(),
+            database_open=process.is_database_open(),
+            tree=describe_tree(process.tree, identity.started_at),
+            groups=[group.describe() for group in process.groups.values()],
+            dead_letters=process.dead_letters.counts(),
+        )
+
+    def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:
+        found = [each for each in self._process.dead_letters.recent() if query.reason in (None, each.reason)]
+        member_id = self._process.identity.member_id
+        return DeadLetterList(
+            data=[
+                DeadLetterView(
+                    at=format_time(each.at),
+                    member_id=member_id,
+                    reason=each.reason,
+                    path=each.path,
+                    key=each.key,
+                    message_type=each.message_type,
+                    trace_id=each.trace_id,
+                )
+                for each in found[: query.limit]
+            ],
+            counts=self._process.dead_letters.counts(),
+        )

@@ -1,0 +1,193 @@
+"""The actors of one keyed group, as operators see them and act on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import nsmallest
+
+import msgspec
+import trio
+
+from holdfast.actors.runtime.faults import EndedByOperator
+from holdfast.actors.runtime.mailbox import SystemMessage
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.await_stack import await_stack
+from holdfast.supervision.control.messages import (
+    CrashKey,
+    DescribeKey,
+    GroupAction,
+    GroupDescription,
+    KeyAction,
+    KeyDescription,
+    KeyList,
+    KeySummary,
+    ListKeys,
+    PauseGroup,
+    QuarantineKey,
+    ReleaseKey,
+    RestartKey,
+    ShownState,
+)
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.keyed_child import EndOrder, KeyedChild
+from holdfast.supervision.status import work_of
+
+END_TURN_S = 1.0
+"""How long an actor may take to finish its turn before an operator's order ends it in the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledGroup:
+    """A directory, and what its keys are shown as: ``show`` returns the same for the same key, in every process."""
+
+    directory: KeyedDirectory
+    member_id: str
+    show: Callable[[str], str]
+
+    # ------------------------------------------------------------------------------------------- descriptions
+
+    def describe(self) -> GroupDescription:
+        """Describe the group."""
+        lives, now = self.directory.lives, trio.current_time()
+        states: Counter[str] = Counter()
+        messages, oldest = 0, now
+        for child in lives.children.values():
+            states[_state(child)] += 1
+            depth = len(child.mailbox)
+            if depth:
+                messages += depth
+                oldest = min(oldest, child.mailbox.oldest_sent_at() or now)
+        by_operator = lives.pause.operators_reason
+        return GroupDescription(
+            name=self.directory.name,
+            paused_by=None if not lives.pause.is_on else "crashes" if by_operator is None else "operator",
+            pause_reason=lives.pause.reason,
+            states=dict(states),
+            messages=messages,
+            oldest_message_age_s=_rounded(now - oldest) if messages else None,
+        )
+
+    def list(self, query: ListKeys) -> KeyList:
+        """Return the keys that a query asks for."""
+        children = self.directory.lives.children.values()
+        wanted = ((self.show(c.key), c) for c in children if query.state in (None, _state(c)))
+        after = (pair for pair in wanted if pair[0] > query.after)
+        first = nsmallest(query.limit, after, key=lambda pair: pair[0])
+        return KeyList([self._summary(child) for _, child in first])
+
+    def describe_key(self, command: DescribeKey) -> KeyDescription | Refusal:
+        """Describe an actor, or what is remembered of it."""
+        child = self._find(command.key)
+        if child is not None:
+            return self._describe(child)
+        if command.key in self.directory.history:
+            # Described as the child it would be with its next message.
+            return self._describe(KeyedChild(command.key, 0))
+        return self._not_found(command.key)
+
+    # ------------------------------------------------------------------------------------------------ actions
+
+    async def act(self, action: KeyAction) -> KeyDescription | Refusal:
+        """Do what an operator asks of one key, and describe it afterwards."""
+        child = self._find(action.key)
+        if isinstance(action, QuarantineKey) and (child is not None or self.show(action.key) == action.key):
+            # Also of a key that is not active: its next message would start an actor.
+            child = self.directory.lives.child(action.key) if child is None else child
+            await self._quarantine(child, action)
+        elif child is None:
+            return self._not_found(action.key)
+        elif isinstance(action, ReleaseKey):
+            if child.state != "quarantined":
+                return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
+            self.directory.lives.release(child, action.reason)
+        elif isinstance(action, RestartKey) and child.backoff is not None:
+            child.backoff.cancel()
+        elif child.actor is None:
+            return Refusal(code="actor_not_active", message=f"The actor is not active: it is {_state(child)}.")
+        else:
+            kind = SystemMessage.CRASH if isinstance(action, CrashKey) else SystemMessage.END
+            order = EndOrder("crash" if isinstance(action, CrashKey) else "restart", action.reason)
+            await self._end(child, order, kind)
+        return self._describe(child)
+
+    def pause_or_resume(self, action: GroupAction) -> GroupDescription:
+        """Pause or resume the group."""
+        if isinstance(action, PauseGroup):
+            self.directory.pause(action.reason)
+        else:
+            self.directory.resume(action.reason)
+        return self.describe()
+
+    async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
+        order = EndOrder("quarantine", action.reason, action.for_s)
+        if child.state == "quarantined" or child.actor is None:
+            self.directory.lives.quarantine.put(child, EndedByOperator(action.reason), for_s=action.for_s)
+            if child.backoff is not None:
+                child.backoff.cancel()
+        else:
+            await self._end(child, order, SystemMessage.END)
+
+    @staticmethod
+    async def _end(child: KeyedChild, order: EndOrder, message: SystemMessage) -> None:
+        """End the present incarnation: after its turn, or in it. Returns when it has ended, or has begun to."""
+        child.order = order
+        child.mailbox.put_system(message)
+        with trio.move_on_after(END_TURN_S):
+            await order.obeyed.wait()
+        if not order.obeyed.is_set() and child.scope is not None:
+            child.scope.cancel(reason=f"an operator ended it: {order.reason}")
+            with trio.move_on_after(END_TURN_S):
+                await order.obeyed.wait()
+
+    # ------------------------------------------------------------------------------------------------- details
+
+    def _find(self, key: str) -> KeyedChild | None:
+        children = self.directory.lives.children
+        found = children.get(key)
+        if found is None or self.show(key) != key:
+            found = next((child for child in children.values() if self.show(child.key) == key), None)
+        return found
+
+    def _not_found(self, key: str) -> Refusal:
+        return Refusal(
+            code="actor_not_found",
+            message=f"No actor of {self.directory.name} is known here by the key {key[:80]!r}.",
+        )
+
+    def _summary(self, child: KeyedChild) -> KeySummary:
+        now = trio.current_time()
+        is_quarantined = child.state == "quarantined"
+        return KeySummary(
+            group=self.directory.name,
+            key=self.show(child.key),
+            member_id=self.member_id,
+            state=_state(child),
+            incarnation=child.incarnation,
+            restarts=child.window.count(now) if child.window is not None else 0,
+            work=work_of(child.mailbox, child.actor, now),
+            quarantined_for_s=_rounded(max(child.quarantined_until - now, 0.0)) if is_quarantined else None,
+            retry_in_s=_rounded(max(child.backoff.deadline - now, 0.0)) if child.backoff is not None else None,
+        )
+
+    def _describe(self, child: KeyedChild) -> KeyDescription:
+        turn = child.actor.turn if child.actor is not None else None
+        return KeyDescription(
+            **msgspec.structs.asdict(self._summary(child)),
+            budget=self.directory.lives.limits.child_restarts,
+            trace_id=turn.trace_id if turn is not None else None,
+            await_stack=await_stack(child.task) if child.task is not None else [],
+            quarantine_reason=child.quarantine_reason if child.state == "quarantined" else None,
+            history=self.directory.history.of(child.key),
+        )
+
+
+def _state(child: KeyedChild) -> ShownState:
+    if child.state == "awake" and (child.actor is None or not child.actor.is_serving):
+        return "starting"
+    return child.state
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)

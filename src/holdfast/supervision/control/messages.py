@@ -1,0 +1,281 @@
+"""The commands to a control actor, and their replies. All are answered from memory, without the database.
+
+The ``key`` of a command is that of the actor, or the one shown for it: a sign-in actor's own is an e-mail address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.actors.runtime.messages import Command
+from holdfast.ledger.public_types import Time
+from holdfast.supervision.dead_letters import DeadReason
+from holdfast.supervision.restart_history import KeyRestart
+from holdfast.supervision.status import ChildStatus, Work
+
+ShownState = Literal["asleep", "starting", "awake", "backing_off", "quarantined"]
+"""asleep: not active, but remembered. starting: it loads its rows, or waits until it may."""
+
+
+# -------------------------------------------------------------------------------------------------- what is shown
+
+
+class MemberView(msgspec.Struct, frozen=True, kw_only=True):
+    """A member as another sees it.
+
+    ``unreachable_for_s`` is how long it has not been reached; null if it answers.
+    """
+
+    member_id: str
+    is_this: bool
+    state: str
+    unreachable_for_s: float | None
+
+
+class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A keyed group of one process.
+
+    ``paused_by`` is ``crashes`` if too many of its actors crashed, and ``operator`` if one paused it. ``messages``
+    is the sum of all mailboxes.
+    """
+
+    name: str
+    paused_by: Literal["crashes", "operator"] | None
+    pause_reason: str | None
+    states: dict[str, int]
+    messages: int
+    oldest_message_age_s: float | None
+
+
+class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A process: who it is, its tree with the state of each child, and its keyed groups.
+
+    ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
+    since the start.
+    """
+
+    member_id: str
+    host: str
+    pid: int
+    worker: int | None
+    version: str
+    started_at: Time
+    uptime_s: float
+    state: str
+    database_open: bool
+    tree: ChildStatus
+    groups: list[GroupDescription]
+    dead_letters: dict[DeadReason, int]
+
+
+class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """An actor, or a key that is remembered without one.
+
+    ``restarts`` are those within the period of its budget. ``quarantined_for_s`` is the time left, and
+    ``retry_in_s`` that of its backoff.
+    """
+
+    group: str
+    key: str
+    member_id: str
+    state: ShownState
+    incarnation: int
+    restarts: int
+    work: Work
+    quarantined_for_s: float | None
+    retry_in_s: float | None
+
+
+class KeyDescription(KeySummary, frozen=True, kw_only=True):
+    """An actor in detail.
+
+    ``await_stack`` is where it waits now, the outermost call first. ``history`` has the newest restarts first; it
+    outlives the actor for a while.
+    """
+
+    budget: int
+    trace_id: str | None
+    await_stack: list[str]
+    quarantine_reason: str | None
+    history: list[KeyRestart]
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    """Keys in their order, at most as many as were asked for."""
+
+    keys: list[KeySummary]
+
+
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was not handled, by type: its content is not stored."""
+
+    at: Time
+    member_id: str
+    reason: DeadReason
+    path: str
+    key: str | None
+    message_type: str
+    trace_id: str | None
+
+
+class DeadLetterList(msgspec.Struct, frozen=True):
+    """Dead letters, the newest first, and all counts by reason since the start."""
+
+    data: list[DeadLetterView]
+    counts: dict[DeadReason, int]
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """The process stops in order: it finishes what it has accepted, and then ends."""
+
+    member_id: str
+
+
+# ----------------------------------------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeProcess(Command["ProcessDescription"]):
+    """Describe the process."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListKeys(Command["KeyList"]):
+    """List a group's keys after ``after``, in their order; only those in ``state`` if given."""
+
+    is_idempotent: ClassVar[bool] = True
+    group: str
+    state: ShownState | None
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeKey(Command["KeyDescription"]):
+    """Describe one actor. Refused: ``actor_not_found``."""
+
+    is_idempotent: ClassVar[bool] = True
+    group: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListDeadLetters(Command["DeadLetterList"]):
+    """List the newest dead letters; only those with ``reason`` if given."""
+
+    is_idempotent: ClassVar[bool] = True
+    reason: str | None
+    limit: int
+
+
+# ------------------------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class RestartKey(Command["KeyDescription"]):
+    """End an actor after its turn, or in it if that takes too long, and start it again; its messages stay."""
+
+    group: str
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CrashKey(Command["KeyDescription"]):
+    """End an actor as if its handler had raised: it counts against its restart budget."""
+
+    group: str
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineKey(Command["KeyDescription"]):
+    """Refuse all messages to a key for ``for_s`` seconds, or until it is released."""
+
+    group: str
+    key: str
+    reason: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKey(Command["KeyDescription"]):
+    """End a key's quarantine. Refused: ``actor_not_quarantined``."""
+
+    group: str
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopChild(Command["ChildStatus"]):
+    """Stop a child of the tree until it is started. ``path`` is such as ``holdfast/workers/outbox``."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild(Command["ChildStatus"]):
+    """Start a child that was stopped or has ended."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartChild(Command["ChildStatus"]):
+    """Restart a child, and the siblings that its supervisor's strategy includes."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseGroup(Command["GroupDescription"]):
+    """Refuse asks to a group until it is resumed; actors that are awake finish what they have."""
+
+    group: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeGroup(Command["GroupDescription"]):
+    """End a group's pause, whether an operator or crashes began it."""
+
+    group: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProcess(Command["Draining"]):
+    """Stop the process in order, as at SIGTERM."""
+
+    reason: str
+
+
+KeyAction: TypeAlias = RestartKey | CrashKey | QuarantineKey | ReleaseKey
+ChildAction: TypeAlias = StopChild | StartChild | RestartChild
+GroupAction: TypeAlias = PauseGroup | ResumeGroup
+ControlCommand: TypeAlias = (
+    DescribeProcess
+    | ListKeys
+    | DescribeKey
+    | ListDeadLetters
+    | RestartKey
+    | CrashKey
+    | QuarantineKey
+    | ReleaseKey
+    | StopChild
+    | StartChild
+    | RestartChild
+    | PauseGroup
+    | ResumeGroup
+    | DrainProcess
+)

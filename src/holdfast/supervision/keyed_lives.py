@@ -1,0 +1,288 @@
+"""The children of a keyed directory, each in a task that runs its incarnations one after the other.
+
+What follows the end of an incarnation is decided here: another incarnation at once (its decisions were void), one
+after a backoff (it crashed), one once the database is back, none (it is idle), or quarantine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from holdfast.actors.runtime.actor import Ending, JournaledActor, TrioActor
+from holdfast.actors.runtime.faults import EndedByOperator
+from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.supervision.ask_cycles import asking_from
+from holdfast.supervision.group_pause import GroupPause
+from holdfast.supervision.intensity import RestartWindow
+from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
+from holdfast.supervision.keyed_reports import KeyedReports
+from holdfast.supervision.quarantine import Quarantine
+
+
+class KeyedLives:
+    """The children of the directory ``name``. They outlive its runs; their tasks are of the run's nursery."""
+
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[[str, Mailbox], TrioActor],
+        *,
+        gate: WriteGate,
+        probe: Callable[[], Awaitable[bool]],
+        reports: KeyedReports,
+        limits: KeyedLimits,
+        rng: random.Random,
+    ) -> None:
+        self.limits = limits
+        self.gate = gate
+        self.pause = GroupPause(limits, reports, probe, rng)
+        self.quarantine = Quarantine(name, limits, reports, rng)
+        self.children: OrderedDict[str, KeyedChild] = OrderedDict()
+        """By key, the least recently used first."""
+        self.nursery: trio.Nursery | None = None
+        self.stopping = trio.Event()
+        self.awake_count = 0
+        self._name = name
+        self._factory = factory
+        self._reports = reports
+        self._rng = rng
+        self._loading = trio.CapacityLimiter(limits.loading_max)
+        self._emptied = trio.Event()
+
+    def child(self, key: str) -> KeyedChild:
+        """Return the child of a key; a new one is asleep."""
+        child = self.children.get(key)
+        if child is None:
+            child = self.children[key] = KeyedChild(key, self.limits.mailbox_max)
+        return child
+
+    def forget(self, child: KeyedChild) -> None:
+        """Remove a child that nothing need be remembered of."""
+        if self.children.get(child.key) is child:
+            del self.children[child.key]
+
+    def activate(self, child: KeyedChild) -> None:
+        """Start the child's next incarnation. The state is tested and set without an await in between."""
+        if self.nursery is None:
+            return
+        child.state = "awake"
+        self.awake_count += 1
+        self._reports.awake(self.awake_count)
+        self.nursery.start_soon(self._live, child, name=f"actor:{self._name}:{child.key}")
+        if self.awake_count > self.limits.awake_max:
+            oldest = next((each for each in self.children.values() if each.is_idle), None)
+            if oldest is not None:
+                oldest.mailbox.put_system(SystemMessage.PASSIVATE)
+
+    def release(self, child: KeyedChild, reason: str) -> None:
+        """End a child's quarantine, for an operator."""
+        self.quarantine.release(child, reason)
+        if child.mailbox.empty():
+            self.forget(child)
+        else:
+            self.activate(child)
+
+    async def drain(self) -> None:
+        """Let every actor handle its messages, await its commits and end."""
+        while self.awake_count:
+            is_blocked = self.pause.is_on or not self.gate.is_open
+            if is_blocked and all(child.actor is None for child in self.children.values()):
+                # No actor works and none can start: the messages stay for the next run.
+                return
+            self._emptied = trio.Event()
+            for child in self.children.values():
+                if child.state == "awake" and not child.mailbox.has_system:
+                    child.mailbox.put_system(SystemMessage.STOP)
+            with trio.move_on_after(0.5):
+                await self._emptied.wait()
+
+    async def sweep(self) -> None:
+        """Passivate idle actors, the longest idle first, and forget what need not be remembered."""
+        while True:
+            await trio.sleep(max(self.limits.idle_s / 8, 0.05))
+            oldest = trio.current_time() - self.limits.idle_s
+            for child in list(self.children.values()):
+                if child.last_used > oldest:
+                    break
+                if child.is_idle:
+                    child.mailbox.put_system(SystemMessage.PASSIVATE)
+                elif child.mailbox.empty() and self._is_forgettable(child):
+                    self.forget(child)
+
+    def _is_forgettable(self, child: KeyedChild) -> bool:
+        if child.state == "quarantined":
+            return self.quarantine.is_long_over(child)
+        return child.state == "asleep" and not child.has_crashed_lately
+
+    # ------------------------------------------------------------------------------------------- incarnations
+
+    async def _live(self, child: KeyedChild) -> None:
+        """Run incarnation after incarnation until the child may sleep. Raises nothing but a cancellation."""
+        asking_from.set(child)
+        child.task = trio.lowlevel.current_task()
+        was_cancelled = True
+        try:
+            while await self._incarnate(child):
+                child.end_order()
+            was_cancelled = False
+        except Exception as exc:
+            # A bug in this module: quarantine this key rather than cancel all others.
+            self.quarantine.put(child, exc)
+        finally:
+            self.awake_count -= 1
+            self._reports.awake(self.awake_count)
+            if was_cancelled and isinstance(child.actor, JournaledActor):
+                # The journal may still return messages, perhaps during another run of the directory.
+                child.actor.on_requeued = partial(self._on_requeued, child)
+            child.actor = child.task = None
+            child.end_order()
+            if child.state != "quarantined":
+                child.state = "asleep"
+                if child.mailbox.empty():
+                    # A cancelled one is retained, since the journal may still return its messages.
+                    if not was_cancelled and not child.has_crashed_lately:
+                        self.forget(child)
+                elif not was_cancelled and not self.stopping.is_set():
+                    self.activate(child)
+            if not self.awake_count:
+                self._emptied.set()
+
+    def _on_requeued(self, child: KeyedChild) -> None:
+        """Handle the messages that the journal returned to a child whose task had been cancelled."""
+        current = self.child(child.key)
+        if current is not child:  # it had been forgotten meanwhile
+            current.mailbox.requeue(child.mailbox.take_all())
+        if current.state == "quarantined":
+            self.quarantine.clear_mailbox(current)
+        elif current.state == "asleep" and not current.mailbox.empty():
+            self.activate(current)
+
+    async def _incarnate(self, child: KeyedChild) -> bool:
+        """Run one incarnation. Returns True if the next one is to follow at once."""
+        child.actor = None
+        await self.pause.wait_over()
+        if not self.gate.is_open:
+            await self.gate.wait_open()
+        if child.state == "quarantined":  # by an operator, meanwhile
+            return False
+        child.mailbox.drop_orders()
+        child.incarnation += 1
+        child.scope = scope = trio.CancelScope()
+        actor: TrioActor | None = None
+        ending = Ending.ENDED
+        try:
+            with scope:
+                async with self._loading:
+                    actor = child.actor = self._factory(child.key, child.mailbox)
+                    if isinstance(actor, JournaledActor) and child.learned:
+                        actor.learn(child.learned)
+                        child.learned = None
+                    await actor.on_start()
+                child.postponed = 0
+                self._reports.activated(child)
+                ending = await actor.serve()
+            if scope.cancelled_caught and isinstance(actor, JournaledActor):
+                await actor.wind_down()
+            order = child.order
+            if order is not None and (ending in {Ending.ENDED, Ending.VOIDED} or order.kind == "quarantine"):
+                return await self._obey(child, actor)
+        except Exception as exc:
+            if isinstance(actor, JournaledActor):
+                await actor.wind_down()
+            order = child.order
+            if order is not None and (isinstance(exc, EndedByOperator) or order.kind == "quarantine"):
+                return await self._obey(child, actor)
+            return await self._on_crash(child, exc)
+        if ending is Ending.VOIDED:
+            assert actor is not None
+            return await self._on_void(child, actor)
+        self.quarantine.recovered(child)
+        self._reports.count(ending.value)
+        return False
+
+    async def _obey(self, child: KeyedChild, actor: TrioActor | None) -> bool:
+        """Do what an operator has ended the incarnation for."""
+        order = child.order
+        assert order is not None
+        if isinstance(actor, JournaledActor):
+            child.learned = actor.learned
+        cause = EndedByOperator(order.reason)
+        if order.kind == "crash":
+            return await self._on_crash(child, cause)
+        if order.kind == "quarantine":
+            self.quarantine.put(child, cause, for_s=order.for_s)
+            return False
+        self._reports.ended(child, cause)
+        return True
+
+    async def _on_void(self, child: KeyedChild, actor: TrioActor) -> bool:
+        self._reports.count("voided")
+        assert isinstance(actor, JournaledActor)
+        child.learned = actor.learned
+        # A reply found in rows is progress too: its message will be answered next.
+        if actor.committed_any or actor.learned:
+            child.voids_in_row = 0
+            self.quarantine.recovered(child)
+        elif actor.was_stale:
+            child.voids_in_row += 1
+        else:
+            return await self._postpone(child)
+        if child.voids_in_row > self.limits.voids_in_row_max:
+            child.voids_in_row = 0
+            return await self._on_crash(child, RuntimeError("its decisions were void too many times in a row"))
+        if child.voids_in_row > 3:
+            # Two processes that serve one key: a random wait lets one of them commit.
+            await trio.sleep(self._rng.uniform(0, 0.002 * min(child.voids_in_row, 20)))
+        return True
+
+    async def _on_crash(self, child: KeyedChild, exc: Exception) -> bool:
+        if isinstance(exc, DatabaseAway) or not self.gate.is_open:
+            return await self._postpone(child)
+        self._reports.crashed(child)
+        now = trio.current_time()
+        if isinstance(exc, UnreadableRow) or self.quarantine.is_on_trial(child):
+            # An early retry would fail in the same way, and the cause is not the group's.
+            self.quarantine.put(child, exc)
+            return False
+        if child.window is None:
+            child.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
+        within_budget = child.window.record(now)
+        if not self.pause.note_crash():
+            if self.nursery is not None:
+                self.pause.begin(self.nursery, exc)
+            self._reports.crash(child, exc, "pause")
+            return not child.mailbox.empty()
+        if not within_budget:
+            self.quarantine.put(child, exc)
+            return False
+        child.crashes = child.window.count(now)
+        delay_s = self.limits.backoff.delay(child.crashes, self._rng)
+        self._reports.crash(child, exc, "backoff", delay_s)
+        await self._back_off(child, delay_s)
+        return not child.mailbox.empty()
+
+    async def _postpone(self, child: KeyedChild) -> bool:
+        """Start the next incarnation later, for the database ended this one. Its messages wait, or expire."""
+        self._reports.count("put_off")
+        if self.stopping.is_set():
+            return False
+        child.postponed += 1
+        if self.gate.is_open and child.postponed > 1:
+            await self._back_off(child, self.limits.backoff.delay(child.postponed - 1, self._rng))
+        return not child.mailbox.empty()
+
+    async def _back_off(self, child: KeyedChild, delay_s: float) -> None:
+        child.state, child.actor = "backing_off", None
+        child.end_order()
+        with trio.move_on_after(delay_s) as child.backoff:
+            await self.stopping.wait()
+        child.backoff = None
+        if child.state == "backing_off":
+            child.state = "awake"

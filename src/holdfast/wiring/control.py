@@ -1,0 +1,80 @@
+"""The control actor of this process: what it describes, and what its keys are shown as."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from socket import gethostname
+from typing import Final
+
+from holdfast import __version__
+from holdfast.cluster.controls import Controls
+from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
+from holdfast.cluster.members import Members
+from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.persistence.server.database import Database
+from holdfast.settings import Settings
+from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef, ProcessIdentity
+from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.dead_letters import DeadLetters
+from holdfast.supervision.directory import KeyedDirectory
+from holdfast.supervision.supervisor import Supervisor
+
+_SHOWN_DIGITS: Final = 16
+
+
+def controls_of_all(ref: ControlRef, members: Members) -> Controls:
+    """Return the control actors of all members; others may ask the one at ``ref``."""
+    members.serve(CONTROL, ref)
+    return Controls(members, ref, {ACCOUNTS: place_of, SIGN_INS: place_of, TASKS: place_carried_by})
+
+
+def control_child(
+    settings: Settings,
+    ref: ControlRef,
+    *,
+    tree: Callable[[], Supervisor],
+    members: Members,
+    database: Database,
+    directories: tuple[KeyedDirectory, ...],
+    dead_letters: DeadLetters,
+    worker: int | None,
+) -> Callable[[], ControlActor]:
+    """Return the function that starts an incarnation of the control actor. ``tree`` is called at its start."""
+    identity = ProcessIdentity(
+        member_id=members.me,
+        host=gethostname(),
+        pid=os.getpid(),
+        worker=worker,
+        version=__version__,
+        started_at=format_time(utc_now()),
+    )
+    show_sign_in = partial(shown_sign_in, key=settings.derived_key("shown keys"))
+    groups = {
+        each.name: ControlledGroup(each, members.me, show_sign_in if each.name == SIGN_INS else str)
+        for each in directories
+    }
+
+    def start() -> ControlActor:
+        process = ControlledProcess(
+            identity=identity,
+            tree=tree(),
+            groups=groups,
+            dead_letters=dead_letters,
+            member_state=lambda: members.state,
+            is_database_open=lambda: database.gate.is_open,
+            drain=partial(signal.raise_signal, signal.SIGTERM),
+        )
+        return ControlActor(ref, process)
+
+    return start
+
+
+def shown_sign_in(actor_key: str, *, key: bytes) -> str:
+    """Return what a sign-in actor's key is shown as: its kind, and a digest of the e-mail address or the origin."""
+    kind, _, address = actor_key.partition(":")
+    return f"{kind}:{hmac.digest(key, address.encode(errors='replace'), 'sha256').hex()[:_SHOWN_DIGITS]}"

@@ -1,0 +1,211 @@
+"""The endpoints of processes and actors: whom they ask, and what they return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.actors.runtime.faults import Quarantined, Unavailable
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import (
+    DeadLetterList,
+    DeadLetterView,
+    DescribeKey,
+    DescribeProcess,
+    Draining,
+    DrainProcess,
+    KeyDescription,
+    KeyList,
+    KeySummary,
+    ListDeadLetters,
+    ListKeys,
+    MemberView,
+    PauseGroup,
+    ProcessDescription,
+    QuarantineKey,
+    RestartChild,
+)
+from holdfast.supervision.status import ChildStatus, Work
+
+if TYPE_CHECKING:
+    from tests.http.conftest import FakeControls, Stage
+
+CHILD = ChildStatus(
+    child_id="holdfast",
+    state="running",
+    restart="permanent",
+    incarnation=1,
+    restarts_in_window=0,
+    since="2026-11-20T12:00:00.000Z",
+    children=(),
+)
+PROCESS = ProcessDescription(
+    member_id="proc_1",
+    host="here",
+    pid=1,
+    worker=None,
+    version="1",
+    started_at="2026-11-20T12:00:00.000Z",
+    uptime_s=1.0,
+    state="ready",
+    database_open=True,
+    tree=CHILD,
+    groups=[],
+    dead_letters={"dead": 1},
+)
+AWAY = MemberView(member_id="proc_3", is_this=False, state="ready", unreachable_for_s=7.5)
+OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)
+
+
+def summary(key: str, member_id: str = "proc_1") -> KeySummary:
+    return KeySummary(
+        group="accounts",
+        key=key,
+        member_id=member_id,
+        state="awake",
+        incarnation=1,
+        restarts=0,
+        work=Work(mailbox_depth=0),
+        quarantined_for_s=None,
+        retry_in_s=None,
+    )
+
+
+def detail(key: str, member_id: str) -> KeyDescription:
+    fields = {name: getattr(summary(key, member_id), name) for name in KeySummary.__struct_fields__}
+    return KeyDescription(**fields, budget=5, trace_id=None, await_stack=[], quarantine_reason=None, history=[])
+
+
+def controls_of(stage: Stage) -> FakeControls:
+    controls: Any = stage.deps.controls
+    controls.others = (OTHER, AWAY)
+    return controls  # type: ignore[no-any-return]
+
+
+async def call(stage: Stage, method: str, path: str, json: Any = None) -> Any:
+    token = stage.deps.settings.operator_token
+    given = {} if json is None else {"json": json}
+    return await stage.call(method, path, headers={"Authorization": f"Bearer {token}"}, **given)
+
+
+async def test_the_tree_names_members_that_do_not_answer(stage: Stage) -> None:
+    controls = controls_of(stage)
+
+    def answer(command: Any) -> Any:
+        assert command == DescribeProcess()
+        if controls.asked[-1][0] == "proc_2":
+            raise Unavailable("the link closed")
+        return PROCESS
+
+    controls.answer = answer
+    body = await (await call(stage, "GET", "/ops/api/tree")).get_json()
+    assert [(each["member_id"], each["unreachable_for_s"]) for each in body["members"]] == [
+        ("proc_1", None), ("proc_2", None), ("proc_3", 7.5)
+    ]  # fmt: skip
+    assert [each["process"] is None for each in body["members"]] == [False, True, True]
+    assert body["members"][0]["process"]["tree"]["child_id"] == "holdfast"
+    assert {member for member, _ in controls.asked} == {"proc_1", "proc_2"}
+
+
+async def test_actors_of_all_members_are_one_list_in_pages(stage: Stage) -> None:
+    controls = controls_of(stage)
+
+    def answer(command: Any) -> Any:
+        assert isinstance(command, ListKeys)
+        member = controls.asked[-1][0]
+        keys = ["a", "c"] if member == "proc_1" else ["b", "d"]
+        return KeyList([summary(key, member) for key in keys if key > command.after][: command.limit])
+
+    controls.answer = answer
+    first = await (await call(stage, "GET", "/ops/api/actors?group=accounts&limit=3")).get_json()
+    assert [(each["key"], each["member_id"]) for each in first["data"]] == [
+        ("a", "proc_1"), ("b", "proc_2"), ("c", "proc_1")
+    ]  # fmt: skip
+    assert (first["next_cursor"], first["unreachable"]) == ("c", ["proc_3"])
+    rest = await (await call(stage, "GET", "/ops/api/actors?group=accounts&limit=3&cursor=c")).get_json()
+    assert ([each["key"] for each in rest["data"]], rest["next_cursor"]) == (["d"], None)
+    for query, code in (("", "missing_parameter"), ("?group=x", "invalid_parameter")):
+        await stage.refused(await call(stage, "GET", f"/ops/api/actors{query}"), 400, code)
+
+
+async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: Stage) -> None:
+    controls = controls_of(stage)
+
+    def answer(command: Any) -> Any:
+        member = controls.asked[-1][0]
+        if isinstance(command, DescribeKey) and member != "proc_2":
+            return Refusal(code="actor_not_found", message="Not here.")
+        return detail(command.key, member)
+
+    controls.answer = answer
+    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    assert (found["key"], found["member_id"]) == ("acct_1", "proc_2")
+    path = "/ops/api/actors/accounts/acct_1/quarantine"
+    done = await call(stage, "POST", path, {"reason": "damaged", "for_s": 60})
+    assert done.status_code == 200
+    assert controls.asked[-1] == ("proc_2", QuarantineKey("accounts", "acct_1", "damaged", 60))
+    for body in ({}, {"reason": " "}, {"reason": "x", "for_s": 0}):
+        assert (await call(stage, "POST", path, body)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "command", "reply"),
+    [
+        (
+            "children/restart",
+            {"path": "holdfast/workers/outbox", "reason": "why"},
+            RestartChild("holdfast/workers/outbox", "why"),
+            CHILD,
+        ),
+        ("groups/tasks/pause", {"reason": "why"}, PauseGroup("tasks", "why"), CHILD),
+        ("drain", {"reason": "why"}, DrainProcess("why"), Draining("proc_2")),
+    ],
+)
+async def test_an_action_on_a_process_is_asked_of_that_process(
+    stage: Stage, path: str, body: Any, command: Any, reply: Any
+) -> None:
+    controls = controls_of(stage)
+    controls.answer = lambda _command: reply
+    done = await call(stage, "POST", f"/ops/api/processes/proc_2/{path}", body)
+    assert done.status_code == 200
+    assert controls.asked == [("proc_2", command)]
+    [report] = stage.reports
+    assert (report.kind, report.operator is not None) == ("action", True)
+    assert (report.key or "").startswith("proc_2")
+    assert ("holdfast/workers/outbox" in (report.key or "")) == ("children" in path)
+
+
+async def test_dead_letters_of_all_members_are_summed_up(stage: Stage) -> None:
+    controls = controls_of(stage)
+
+    def answer(command: Any) -> Any:
+        assert command == ListDeadLetters("full", 20)
+        member = controls.asked[-1][0]
+        letter = DeadLetterView(
+            at=f"2026-11-20T12:00:0{member[-1]}.000Z",
+            member_id=member,
+            reason="full",
+            path="accounts",
+            key="acct_1",
+            message_type="Capture",
+            trace_id=None,
+        )
+        return DeadLetterList([letter], {"full": 2})
+
+    controls.answer = answer
+    body = await (await call(stage, "GET", "/ops/api/dead-letters?reason=full")).get_json()
+    assert [each["member_id"] for each in body["data"]] == ["proc_2", "proc_1"]
+    assert body["counts"] == {"full": 4}
+
+
+async def test_a_quarantined_actor_has_its_own_code_and_time(stage: Stage) -> None:
+    def refuse(_key: str, _command: Any) -> Any:
+        raise Quarantined("accounts acct_1 is quarantined", retry_after_s=117.2)
+
+    stage.know_key()
+    stage.accounts.answer = refuse
+    body = {"model": "studio/image-1", "input": {"prompt": "x"}}
+    response = await stage.as_key("POST", "/v2/task/create", json=body)
+    await stage.refused(response, 503, "quarantined")
+    assert response.headers["Retry-After"] == "118"
