@@ -32,6 +32,7 @@ from holdfast.parent.process_slot import ProcessSlot
 from holdfast.parent.protocol import EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
 from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.revisions import is_migrated
 from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import PREFIX, Settings, environment
@@ -91,6 +92,9 @@ class Parent:
         self._sockets = sockets
         self._metrics_dir = metrics_dir
         self._variables = variables
+        url = settings.database_url if embedded is None else embedded.url
+        assert url is not None, "without a configured database there is an embedded one"
+        self._database_url = url
         self._code = CLEAN
         self._rolls_wanted = trio.Event()
         self._preparing = trio.CancelScope()
@@ -183,7 +187,9 @@ class Parent:
                 log.info("roll complete", workers=self._workers.count)
 
     async def _migrate(self) -> int:
-        """Migrate the database by the code that is installed now, in a process of its own."""
+        """Migrate the database by the code that is installed now, in a process of its own if there is need."""
+        if await trio.to_thread.run_sync(is_migrated, self._database_url, abandon_on_cancel=True):
+            return CLEAN
         try:
             done = await trio.run_process(
                 [sys.executable, "-m", "holdfast.children.migration"],

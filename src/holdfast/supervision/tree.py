@@ -41,14 +41,17 @@ a crash that reaches this tree is a defect of the runtime, and three of them wit
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from holdfast.reports.reporter import Reporter
-from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    # Only a name here: the emulators have a tree too, and no actors.
+    from holdfast.supervision.directory import KeyedDirectory
 
 HTTP_SHUTDOWN_S = 10.0
 """Longer than the HTTP server's own bounded drain."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+
+import trio
 
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.settings import Settings
-from holdfast.standins.card.service import serve_card_emulator
 from holdfast.supervision.tree import RunningChild
 
 PROVIDER = "cardprovider"
@@ -43,16 +45,22 @@ def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
     port = card_emulator_port(settings)
     if port is None:
         return None
-    run = partial(
-        serve_card_emulator,
-        api_key=_emulator_key(settings),
-        webhook_secret=_emulator_webhook_secret(settings),
-        webhook_url=lambda: local_url + WEBHOOK_PATH,
-        files_dir=settings.data_dir / "card",
-        host=EMULATOR_HOST,
-        port=port,
-    )
-    return _emulated(settings, port, emulator=partial(RunningChild, run))
+
+    async def run_emulator(*, task_status: trio.TaskStatus[Any]) -> None:
+        # Imported here: workers, and production, run without it.
+        from holdfast.standins.card.service import serve_card_emulator
+
+        await serve_card_emulator(
+            api_key=_emulator_key(settings),
+            webhook_secret=_emulator_webhook_secret(settings),
+            webhook_url=lambda: local_url + WEBHOOK_PATH,
+            files_dir=settings.data_dir / "card",
+            host=EMULATOR_HOST,
+            port=port,
+            task_status=task_status,
+        )
+
+    return _emulated(settings, port, emulator=partial(RunningChild, run_emulator))
 
 
 def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
