@@ -56,6 +56,37 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout.strip() == holdfast.__version__
 
 
+def test_the_option_version_prints_the_version_alone(data_dir: Path) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"{holdfast.__version__}\n")
+
+
+def test_the_shell_completes_commands(data_dir: Path) -> None:
+    words = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast au", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(app, [], env=words, prog_name="holdfast")
+    assert result.output.split() == ["audit"]
+
+
+def test_options_of_serve_replace_settings(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
+    served: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        served.append(settings)
+        return 0
+
+    stub(monkeypatch, "holdfast.single_process", serve=serve)
+    # So that what the command puts there is undone.
+    for name in ("HOST", "LOG_LEVEL", "PROCESSES"):
+        monkeypatch.setenv(f"HOLDFAST_{name}", "")
+    monkeypatch.setenv("HOLDFAST_PORT", "9000")
+    options = ("--port", "9100", "--host", "127.0.0.2", "--log-level", "debug", "--processes", "0")
+    assert run("serve", *options).exit_code == 0
+    [settings] = served
+    assert (settings.port, settings.host, settings.log_level) == (9100, "127.0.0.2", "debug")
+    wrong = run("serve", "--port", "70000")
+    assert (wrong.exit_code, wrong.stderr.split()[0]) == (2, "HOLDFAST_PORT")
+
+
 @pytest.mark.parametrize("code", [0, 1, 2])
 def test_serve_exits_with_the_services_code(monkeypatch: pytest.MonkeyPatch, data_dir: Path, code: int) -> None:
     served: list[Settings] = []

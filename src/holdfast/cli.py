@@ -6,6 +6,8 @@ Commands import what they need: the parent of worker processes is started here, 
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ import holdfast
 from holdfast.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.logs import configure_logging
 from holdfast.scrubbing import register_secrets
-from holdfast.settings import PREFIX, Locations, SettingsFault, environment, load_locations, load_settings
+from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings, prefer
 
 if TYPE_CHECKING:
     from holdfast.persistence.audit.checks import Check
@@ -25,26 +27,49 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="holdfast",
-    help="A prepaid-credit service in which no credit is ever lost, doubled or spent twice.",
+    help="A prepaid-credit service in which no credit is ever lost, doubled or spent twice. Settings are "
+    "environment variables that begin with HOLDFAST_; docs/operating.md lists them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+RUN, CHECK = "Run the service", "Check what is stored and configured"
 catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
-app.add_typer(catalog_app, name="catalog")
+app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
 
 
-@app.command("serve")
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(holdfast.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options of the program itself."""
+    del version
+
+
+@app.command("serve", rich_help_panel=RUN)
 def serve_command(
     processes: Annotated[
         int | None,
         typer.Option(help="Worker processes below a parent; 0: one process without a parent.", show_default=False),
     ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0: any.", show_default=False)] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="The least level of log lines: debug, info, warning, …", show_default=False)
+    ] = None,
 ) -> None:
-    """Run the service until it is stopped."""
-    given = {} if processes is None else {f"{PREFIX}PROCESSES": str(processes)}
+    """Run the service until it is stopped. Options take precedence over the settings of their names."""
+    given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
     with _report_faults():
-        settings = load_settings({**environment(), **given})
+        prefer({name: str(value) for name, value in given.items() if value is not None})
+        settings = load_settings(environment())
         if settings.processes:
             from holdfast.parent.parent import serve
         else:
@@ -53,7 +78,7 @@ def serve_command(
     raise typer.Exit(code)
 
 
-@app.command("demo")
+@app.command("demo", rich_help_panel=RUN)
 def demo_command() -> None:
     """Run the service with emulated providers and walk through it once."""
     with _report_faults():
@@ -63,7 +88,7 @@ def demo_command() -> None:
     raise typer.Exit(code)
 
 
-@app.command("migrate")
+@app.command("migrate", rich_help_panel=RUN)
 def migrate_command() -> None:
     """Migrate the database's tables."""
     from holdfast.persistence.server.migrate import migrate
@@ -74,7 +99,7 @@ def migrate_command() -> None:
     typer.echo(f"database at revision {report.after}: {done}")
 
 
-@app.command("audit")
+@app.command("audit", rich_help_panel=CHECK)
 def audit_command(
     recent: Annotated[
         bool, typer.Option("--recent", help="Read history only from each account's checkpoint.")
@@ -82,8 +107,19 @@ def audit_command(
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Write checkpoints if every check passes.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Check account by account, again and again until interrupted.")
+    ] = False,
 ) -> None:
-    """Check the invariants of credit against the rows, one line per check."""
+    """Check the invariants of credit against the rows, one line per check.
+
+    Exits with 1 if a check fails.
+    """
+    if watch:
+        if recent or checkpoint:
+            _fail("--watch checks all history, without --recent and --checkpoint.", BAD_CONFIGURATION)
+        _watch_audit()
+        return
     from holdfast.persistence.audit.audit import run_audit
     from holdfast.persistence.server.connections import connected
 
@@ -98,7 +134,7 @@ def audit_command(
         _fail(f"{failed} of {len(checks)} checks failed.", GAVE_UP)
 
 
-@app.command("reconcile")
+@app.command("reconcile", rich_help_panel=CHECK)
 def reconcile_command(
     every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,
 ) -> None:
@@ -144,7 +180,7 @@ def catalog_check_command(
     )
 
 
-@app.command("places")
+@app.command("places", rich_help_panel=RUN)
 def places_command(
     servers: Annotated[
         list[str] | None,
@@ -181,9 +217,9 @@ def places_command(
             _fail(str(exc), GAVE_UP)
 
 
-@app.command("version")
+@app.command("version", hidden=True)
 def version_command() -> None:
-    """Print the version."""
+    """Print the version, as --version does."""
     typer.echo(holdfast.__version__)
 
 
@@ -191,6 +227,21 @@ def main() -> None:
     """The entry point of the script ``holdfast``. Commands log to stderr, scrubbed of secrets."""
     configure_logging("console", level="WARNING")
     app()
+
+
+def _watch_audit() -> None:
+    from holdfast.terminal.audit_watch import AuditWatch
+    from holdfast.terminal.progress_line import ProgressLine
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _report_faults(), _database(load_locations(environment()), create=False) as url:
+        _refuse_old_tables(url)
+        watch = AuditWatch(url, ProgressLine(sys.stdout))
+        try:
+            watch.run()
+        except KeyboardInterrupt:
+            typer.echo()
+    raise typer.Exit(GAVE_UP if watch.has_found else 0)
 
 
 def _line(check: Check) -> str:

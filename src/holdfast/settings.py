@@ -38,7 +38,16 @@ from holdfast.settings_values import (
     TextList,
 )
 
-__all__ = ["PREFIX", "Locations", "Settings", "SettingsFault", "environment", "load_locations", "load_settings"]
+__all__ = [
+    "PREFIX",
+    "Locations",
+    "Settings",
+    "SettingsFault",
+    "environment",
+    "load_locations",
+    "load_settings",
+    "prefer",
+]
 
 PREFIX = "HOLDFAST_"
 SHOWN_CHARS_MAX = 20
@@ -233,6 +242,11 @@ class Settings(Locations):
 def environment() -> Mapping[str, str]:
     """Return this process's environment; no other module reads it."""
     return os.environ
+
+
+def prefer(options: Mapping[str, str]) -> None:
+    """Let options of the command line replace the settings of these names, in this process and its children."""
+    os.environ.update({f"{PREFIX}{name}": value for name, value in options.items()})
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:

@@ -14,8 +14,7 @@ from holdfast.persistence.audit.checks import Check
 from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import ORDER_RULES
 from holdfast.persistence.audit.rules import RULES
-from holdfast.persistence.audit.scope import next_accounts
-from holdfast.persistence.audit.slices import AccountsCheck
+from holdfast.persistence.audit.slices import check_accounts
 from holdfast.persistence.audit.spread import SPREAD_RULES
 from holdfast.persistence.server.connections import connected
 
@@ -57,15 +56,10 @@ def broken(url: str) -> dict[str, str]:
 def broken_in_slices(url: str) -> set[str]:
     """The rules that are broken when the accounts are checked two at a time, in slices."""
     names: set[str] = set()
-    after = ""
     with connected(url) as connection:
-        while accounts := next_accounts(connection, after, accounts_max=2, operations_max=100):
-            check = AccountsCheck(accounts)
-            for _, slice_ in check.slices():
-                slice_(connection)
-            assert {broken.account_id for broken in check.found} <= accounts.keys()
+        for check in check_accounts(connection, accounts_max=2, operations_max=100):
+            assert {broken.account_id for broken in check.found} <= check.accounts.keys()
             names |= {broken.rule for broken in check.found}
-            after = [*accounts][-1]
     return names
 
 

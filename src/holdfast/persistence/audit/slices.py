@@ -18,6 +18,7 @@ from holdfast.persistence.audit.checks import EXAMPLES_MAX, Difference, summary
 from holdfast.persistence.audit.history import HistoryPage, check_histories, check_history
 from holdfast.persistence.audit.orders import Position, check_orders
 from holdfast.persistence.audit.rules import Rule, find_differences
+from holdfast.persistence.audit.scope import next_accounts
 
 ACCOUNTS_MAX = 100
 """How many accounts are checked together."""
@@ -45,6 +46,7 @@ class AccountsCheck:
         self.accounts = accounts
         self.operations = 0
         self.newest: Operation | None = None
+        self.is_done = False
         self._scope = list(accounts)
         self._examples: dict[BrokenRule, list[str]] = {}
         self._totals: Counter[BrokenRule] = Counter()
@@ -54,6 +56,7 @@ class AccountsCheck:
         yield from self._histories()
         yield from self._orders()
         yield from self.rules()
+        self.is_done = True
 
     def rules(self) -> Iterator[tuple[str, Slice]]:
         """Yield the slices of the rules that are one query, without the history and the orders."""
@@ -114,6 +117,23 @@ class AccountsCheck:
             examples = self._examples.setdefault(broken, [])
             if len(examples) < EXAMPLES_MAX:
                 examples.append(each.what)
+
+
+def check_accounts(
+    connection: Connection, *, accounts_max: int = ACCOUNTS_MAX, operations_max: int = OPERATIONS_MAX
+) -> Iterator[AccountsCheck]:
+    """Check all accounts, a few at a time; yield their check after each slice. Blocks.
+
+    The connection must be in autocommit mode, so that no snapshot lasts longer than a slice.
+    """
+    after = ""
+    while accounts := next_accounts(connection, after, accounts_max=accounts_max, operations_max=operations_max):
+        check = AccountsCheck(accounts)
+        for _, slice_ in check.slices():
+            slice_(connection)
+            yield check
+        yield check
+        after = [*accounts][-1]
 
 
 def _broken_by(difference: Difference) -> BrokenRule:

@@ -188,7 +188,7 @@ def _lock_all(connection: psycopg.Connection[Any]) -> None:
 def connected(url: str, *, statement_timeout_ms: int = 0) -> Iterator[Connection]:
     """Open one SQLAlchemy connection for a command (audit), by default without time limits on its queries. Blocks.
 
-    Raises :class:`DatabaseAway` when the database cannot be reached.
+    Raises :class:`DatabaseAway` when the database cannot be reached, or is lost while the connection is in use.
     """
     engine = make_engine(url, pool_size=1, statement_timeout_ms=statement_timeout_ms, read_only=False)
     try:
@@ -198,5 +198,9 @@ def connected(url: str, *, statement_timeout_ms: int = 0) -> Iterator[Connection
             raise DatabaseAway(reason_of(exc)) from exc
         with connection:
             yield connection
+    except DBAPIError as exc:
+        if trouble_of(exc) is None:
+            raise
+        raise DatabaseAway(reason_of(exc)) from exc
     finally:
         engine.dispose()
